@@ -2,20 +2,25 @@
 
 Invariants:
 - One deployment for each sandbox, stopped with it. A folder goes there as one archive, an image is the deployment's.
-- Commands are one-shot (`runtime.execute`), never a session of a shell: a small script there bounds their time, ends
-  what they started, and gives them an environment that has only PATH and HOME of its own.
+- Its server answers one request at a time: a command runs beside it, and each request waits a second for its end. So a
+  command can be stopped, may take longer than a request, and the run's sign of life gets through.
+- A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
+- A container of docker that hears nothing from its run for sandbox.lease_s ends by itself, from its start on.
 - The library is imported when the first of them is made; no call of it runs on this event loop that blocks it.
 """
 
 import asyncio
 import base64
+import contextlib
 import importlib
+import math
+import os
 import shlex
 import shutil
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +30,18 @@ from swe_rl.sandbox.base import TIMEOUT_EXIT
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
 _KILLED = 137
-_MARGIN_S = 20.0  # for the library's own limit, beyond that of the script
-# $1: workdir, $2: seconds, $3: the command, then NAME=VALUE. `timeout` leads a process group of its own; what left the
-# group is found by a variable of this command.
+_MARGIN_S = 20.0  # beyond a command's own time, for its end
+_BEATS_IN_A_LEASE = 4
+_CONTAINERS = ("docker", "podman")
+_OF_SERVER = 32  # processes and threads of SWE-ReX's own, beside sandbox.max_processes
+# $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, then NAME=VALUE. `timeout` leads a process
+# group of its own; what left the group is found by a variable of this command.
 _RUN = r"""
-cd -- "$1" || exit 125
-seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4; shift 4
-out=$(mktemp)
+cd -- "$1" && mkdir -m 700 -- "$5" || { echo 125; exit; }
+seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5; shift 5
+(
 env -i PATH="$PATH" HOME="${HOME:-/}" LANG=C.UTF-8 "$mark" "$@" \
-  timeout -s KILL "$seconds" bash -c "$command" > "$out" 2>&1 < /dev/null &
+  timeout -s KILL "$seconds" bash -c "$command" > "$place/out" 2>&1 < /dev/null &
 pid=$!
 wait "$pid" 2> /dev/null; status=$?
 kill -KILL -- "-$pid" 2> /dev/null
@@ -42,10 +50,39 @@ for tries in 1 2 3; do
   [ -n "$left" ] || break
   kill -KILL $left 2> /dev/null
 done
-if [ "$(wc -c < "$out")" -gt 2097152 ]; then head -c 1048576 "$out"; echo; tail -c 1048576 "$out"; else cat "$out"; fi
-rm -f "$out"
-exit "$status"
+echo "$status" > "$place/ended"; mv "$place/ended" "$place/status"
+) > /dev/null 2>&1 < /dev/null &
+echo $! > "$place/pid"
+set -- "$place"
 """
+# $1: the folder. The first line is the status; it is empty while the command runs.
+_WAIT = r"""
+for pause in .01 .01 .02 .04 .08 .1 .1 .1 .1 .1 .1 .1 .1; do
+  [ -e "$1/status" ] && break
+  kill -0 "$(cat "$1/pid")" 2> /dev/null || { [ -e "$1/status" ] || echo 137 > "$1/status"; break; }
+  sleep "$pause"
+done
+[ -e "$1/status" ] || { echo; exit; }
+cat "$1/status"
+if [ "$(wc -c < "$1/out")" -gt 2097152 ]; then
+  head -c 1048576 "$1/out"; echo; tail -c 1048576 "$1/out"
+else
+  cat "$1/out"
+fi
+rm -rf -- "$1"
+"""
+# $1: the mark, $2: the folder
+_END = r"""
+kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc '0-9\n') 2> /dev/null
+rm -rf -- "$2"
+"""
+_BEAT = "/tmp/swe_rl-beat"  # its time: the run's last sign of life
+# What docker runs in a container again and again, from its start on. Its first process gets no signal from inside: it
+# ends when all others have.
+_LEASE = (
+    "grep -qa swerex-remote /proc/1/cmdline || exit 0; [ -e {beat} ] || touch {beat}; "
+    "[ $(($(date +%s) - $(stat -c %Y {beat}))) -le {seconds} ] || while :; do kill -KILL -1; sleep 0.2; done"
+)
 _INSIDE = r"""
 cd -- "$1" || exit 125
 path=$(realpath -m -- "$2"); here=$(realpath -- .)
@@ -70,6 +107,7 @@ class SweRex:
         self._deployment = deployment
         self._options = dict(options or {})
         self._local = deployment == "local"
+        os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "WARNING")  # below it, it prints its servers' keys
         try:
             self._kinds = importlib.import_module("swerex.deployment.config")
             importlib.import_module(f"swerex.deployment.{'local' if self._local else 'docker'}")
@@ -84,7 +122,9 @@ class SweRex:
             raise UserError(f"{owner}: a folder is copied into an image: sandbox.image=IMAGE with bash and coreutils")
         name = f"swe_rex-{uuid.uuid4().hex[:12]}"
         workdir = str(self._scratch / name) if self._local else workspace.workdir
-        made = Deployed(name, workdir, self._made(image), self._scratch, local=self._local)
+        deployment = self._made(image, name, owner)
+        lease_s = self._config.lease_s if self._deployment == "docker" else 0.0
+        made = Deployed(name, workdir, deployment, self._scratch, lease_s, local=self._local)
         try:
             await made.start(workspace.path)
         except BaseException:
@@ -92,7 +132,7 @@ class SweRex:
             raise
         return made
 
-    def _made(self, image: str | None) -> Any:
+    def _made(self, image: str | None, sandbox_id: str, owner: str) -> Any:
         name = "Docker" if self._deployment == "podman" else self._deployment.capitalize()
         of = getattr(self._kinds, f"{name}DeploymentConfig", None)
         if of is None:
@@ -100,29 +140,61 @@ class SweRex:
         options = dict(self._options)
         if "image" in of.model_fields:
             options.setdefault("image", image)
-        if self._deployment in ("docker", "podman"):
+        if self._deployment in _CONTAINERS:
             options.setdefault("container_runtime", self._deployment)
             options.setdefault("pull", str(self._config.pull))
+            labels = ("--label", f"swe_rl.sandbox={sandbox_id}", "--label", f"swe_rl.owner={owner}")
+            watch = self._watch() if self._deployment == "docker" else []
+            options["docker_args"] = [*self._limits(), *watch, *labels, *options.get("docker_args", ())]
         try:
             return of(**options).get_deployment()
         except ValueError as error:
             raise UserError(f"sandbox.params.options of deployment={self._deployment}: {error}") from error
 
+    def _limits(self) -> list[str]:
+        """As words of the engine's command line."""
+        config = self._config
+        if config.host is not None:
+            raise UserError(
+                "sandbox.host is not read by sandbox=swe_rex: SWE-ReX starts containers by the command docker or "
+                "podman. Set DOCKER_HOST or CONTAINER_HOST, which that command reads, and leave sandbox.host out"
+            )
+        words = ["--cpus", f"{config.cpus:g}", "--memory", f"{int(config.memory_gb * 1024**3)}"]
+        words += ["--pids-limit", str(config.max_processes + _OF_SERVER)]
+        for mount in config.mounts:
+            words += ["--volume", mount if mount.endswith(":rw") else f"{mount}:ro"]
+        return words
+
+    def _watch(self) -> list[str]:
+        seconds = math.ceil(self._config.lease_s)
+        check = _LEASE.format(beat=_BEAT, seconds=seconds)
+        return ["--health-cmd", check, "--health-interval", f"{math.ceil(seconds / _BEATS_IN_A_LEASE)}s"]
+
     async def close(self) -> None: ...
 
 
 class Deployed:
-    def __init__(self, sandbox_id: str, workdir: str, deployment: Any, scratch: Path, *, local: bool) -> None:
+    """`lease_s`: 0 where nothing there ends a deployment that its run left."""
+
+    def __init__(
+        self, sandbox_id: str, workdir: str, deployment: Any, scratch: Path, lease_s: float, *, local: bool
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.workdir = workdir
         self._deployment = deployment
         self._scratch = scratch
         self._local = local
+        self._lease_s = lease_s
         self._mark = uuid.uuid4().hex
+        self._starting: asyncio.Future[None] | None = None
+        self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None) -> None:
         """Raises SandboxError."""
-        await self._deployment.start()
+        self._starting = asyncio.ensure_future(_aside(self._deployment.start()))
+        await asyncio.shield(self._starting)
+        if self._lease_s:
+            self._beating = asyncio.ensure_future(self._beat())
         if folder is not None:
             with tempfile.TemporaryDirectory(dir=self._scratch) as place:
                 archive = Path(place) / "folder.tar"
@@ -130,22 +202,34 @@ class Deployed:
                 there = await self._upload(archive)
             await self._script(_UNPACK, self.workdir, there)
 
-    async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
-        given = [f"{name}={value}" for name, value in env.items()]
-        began_s = asyncio.get_running_loop().time()
-        words = (self.workdir, f"{timeout_s:g}", command, self._mark, *given)
-        try:
-            status, output = await self._ran(_RUN, words, timeout_s + _MARGIN_S)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._end())
-            raise
-        late = status == _KILLED and asyncio.get_running_loop().time() - began_s >= timeout_s
-        return ExecResult(TIMEOUT_EXIT if late else status, output, timed_out=late)
+    async def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):  # the next command says what is wrong
+                await self._ran('touch -- "$1"', (_BEAT,), _MARGIN_S)
+            await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
 
-    async def _end(self) -> None:
-        """Of a command that nobody waits for any more: its mark finds it."""
-        find = 'kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc "0-9\\n")'
-        await self._ran(find, (self._mark,), _MARGIN_S)
+    async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
+        began_s = asyncio.get_running_loop().time()
+        place = f"/tmp/swe_rl-{uuid.uuid4().hex}"
+        given = [f"{name}={value}" for name, value in env.items()]
+        words = (self.workdir, f"{timeout_s:g}", command, self._mark, place, *given)
+        try:
+            status, output = await self._answer(_RUN + _WAIT, words)
+            while not status:
+                if asyncio.get_running_loop().time() - began_s > timeout_s + _MARGIN_S:
+                    raise SandboxError(f"{self.sandbox_id}: a command did not end {_MARGIN_S:g} s after its time")
+                status, output = await self._answer(_WAIT, (place,))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(self._ran(_END, (self._mark, place), _MARGIN_S))
+            raise
+        late = int(status) == _KILLED and asyncio.get_running_loop().time() - began_s >= timeout_s
+        return ExecResult(TIMEOUT_EXIT if late else int(status), output, timed_out=late)
+
+    async def _answer(self, script: str, words: tuple[str, ...]) -> tuple[str, str]:
+        _, said = await self._ran(script, words, _MARGIN_S)
+        status, _, output = said.partition("\n")
+        return status, output
 
     async def write_file(self, path: str, content: bytes) -> None:
         with tempfile.TemporaryDirectory(dir=self._scratch) as place:
@@ -158,7 +242,12 @@ class Deployed:
         return base64.b64decode(await self._script(_READ, self.workdir, path))
 
     async def close(self) -> None:
-        await self._deployment.stop()
+        if self._beating is not None:
+            self._beating.cancel()
+        await _aside(self._deployment.stop())
+        if self._starting is not None and not self._starting.done():  # it was given up: what it starts now ends, too
+            await asyncio.wait({self._starting})
+            await _aside(self._deployment.stop())
         if self._local:
             await asyncio.to_thread(shutil.rmtree, self.workdir, ignore_errors=True)
 
@@ -184,8 +273,13 @@ class Deployed:
         argv = ["bash", "-c", script, "swe_rl", *words]
         command = Command(command=argv, timeout=limit_s, merge_output_streams=True)
         call = self._deployment.runtime.execute(command)
-        done = await (asyncio.to_thread(asyncio.run, call) if self._local else call)  # the local one blocks its loop
+        done = await (_aside(call) if self._local else call)  # the local one blocks its loop
         return int(done.exit_code or 0), str(done.stdout)
+
+
+async def _aside(call: Coroutine[Any, Any, Any]) -> Any:
+    """What blocks its loop, on one of its own."""
+    return await asyncio.to_thread(asyncio.run, call)
 
 
 def _pack(folder: Path, archive: Path) -> None:

@@ -209,8 +209,12 @@ def test_ended_from_outside_it_leaves_nothing(oracle, command, watch, signal_num
 
 
 def test_harbor_tasks_are_proven_and_a_process_left_behind_is_not_paid(oracle, command, watch):
-    """The second task's solution goes on writing a reward while its verifier, which says no, is at work."""
+    """The second task's solution goes on writing a reward while its verifier, which says no, is at work.
+
+    Its image is named by no file: it is what its Dockerfile was built as.
+    """
     image = oracle.instances[0].image
+    oracle.client.images.get(image).tag("hb__forged")
     waits = "sleep 1; echo 0 > /logs/verifier/reward.txt; sleep 1\n"
     forever = "while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done"
     tasks = {
@@ -220,7 +224,8 @@ def test_harbor_tasks_are_proven_and_a_process_left_behind_is_not_paid(oracle, c
     for name, (test, solution) in tasks.items():
         for file, text in {
             "instruction.md": "Make a file with the name answer.\n",
-            "task.toml": f'[environment]\ndocker_image = "{image}"\n',
+            "task.toml": f'[environment]\ndocker_image = "{image}"\n' if name == "answered" else "",
+            "environment/Dockerfile": f"FROM {image}\nWORKDIR /app\n",
             "tests/test.sh": test,
             "solution/solve.sh": solution,
         }.items():
@@ -242,3 +247,18 @@ def test_harbor_tasks_are_proven_and_a_process_left_behind_is_not_paid(oracle, c
     refused = command.run("job=eval", *chosen, *few, "env.unproven=refuse", small=False)
     assert refused.exit_status == 2 and "1 of 2 instances of train are not proven: forged: with" in refused.text
     assert watch.nothing_left()
+
+
+def test_tasks_of_others_are_proven_and_stay_as_they_are(command):
+    """A folder of tasks whose images are on the engine of DOCKER_HOST: each is proven and has its files as before."""
+    from swe_rl.env.harbor.task import digest_of
+
+    given = os.environ.get("SWE_RL_HARBOR_TASKS")
+    if not given:
+        pytest.skip("SWE_RL_HARBOR_TASKS names no folder of Harbor tasks")
+    before = digest_of(Path(given))
+    done = command.run(
+        "job=validate", "env=harbor", f"env.dataset={given}", "sandbox=docker", "sandbox.pull=never", small=False
+    )
+    assert done.exit_status == 0, done.text
+    assert digest_of(Path(given)) == before

@@ -52,11 +52,6 @@ class HarborEnv(ProvenEnv):
         task = read_task(folder)
         if self._by_folder:
             check_folder(task)
-        elif not task.docker_image:
-            raise InstanceError(
-                f"{folder}: task.toml names no environment.docker_image; build environment/Dockerfile (docker build -t "
-                f"NAME {folder}/environment) and write the name there, or use sandbox=process where that is enough"
-            )
         self._tasks[task.name] = task
         return Instance(
             instance_id=task.name,
@@ -67,7 +62,7 @@ class HarborEnv(ProvenEnv):
             test_patch="",
             fail_to_pass=(TEST,),
             pass_to_pass=(),
-            image=task.docker_image,
+            image="" if self._by_folder else task.docker_image,
         )
 
     def workspace(self, instance: Instance) -> Workspace:

@@ -6,6 +6,7 @@ Invariants:
 """
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,12 @@ from swe_rl.env.instance import InstanceError
 DEFAULT_WORKDIR = "/app"
 _DEFAULT_S = 600.0
 _NEEDED = ("instruction.md", "task.toml", "tests/test.sh")
-_NOT_GIVEN = (("environment", "env"), ("environment", "gpus"), ("environment", "mcp_servers"), ("solution", "env"))
+_NOT_GIVEN = {
+    "environment": ("env", "gpus", "tpu", "mcp_servers", "healthcheck"),
+    "solution": ("env",),
+    "agent": ("user",),
+    "verifier": ("user", "environment", "collect"),
+}
 _BY_FOLDER = ("FROM", "WORKDIR", "COPY")
 _OF_A_START = ("CMD", "EXPOSE", "LABEL")  # a sandbox starts in its own way
 
@@ -29,7 +35,7 @@ class Task:
     agent_timeout_s: float
     verifier_timeout_s: float
     verifier_env: tuple[tuple[str, str], ...]
-    docker_image: str  # empty: none is named
+    docker_image: str  # of task.toml, else what its Dockerfile was built as
     workdir: str
     copies: tuple[tuple[str, str], ...]  # of the Dockerfile: a path below environment/, and where it goes
     needs_build: str  # the first instruction of the Dockerfile that only a build can do; empty: there is none
@@ -49,7 +55,8 @@ def read_task(folder: Path) -> Task:
         )
     config = _toml(folder / "task.toml")
     _refuse(config, folder)
-    image = str(_section(config, "environment", folder).get("docker_image") or "")
+    environment = _section(config, "environment", folder)
+    image = str(environment.get("docker_image") or "")
     dockerfile = folder / "environment" / "Dockerfile"
     if not image and not dockerfile.is_file():
         raise InstanceError(
@@ -62,11 +69,16 @@ def read_task(folder: Path) -> Task:
         agent_timeout_s=_seconds(config, "agent", folder),
         verifier_timeout_s=_seconds(config, "verifier", folder),
         verifier_env=_variables(config, folder),
-        docker_image=image,
-        workdir=workdir,
+        docker_image=image or built_image(folder),
+        workdir=str(environment.get("workdir") or workdir),
         copies=copies,
         needs_build=needs_build,
     )
+
+
+def built_image(folder: Path) -> str:
+    """What the image of environment/Dockerfile has to be called where task.toml names none: hb__TASK."""
+    return "hb__" + re.sub(r"[^a-z0-9._-]", "-", folder.name.lower())
 
 
 def digest_of(folder: Path) -> str:
@@ -109,7 +121,14 @@ def _section(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str,
 
 def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     """What a verdict would be wrong without. Raises InstanceError."""
-    asked = [f"{section}.{key}" for section, key in _NOT_GIVEN if _section(config, section, folder).get(key)]
+    asked = [
+        f"{section}.{key}"
+        for section, keys in _NOT_GIVEN.items()
+        for key in keys
+        if _section(config, section, folder).get(key)
+    ]
+    if _section(config, "environment", folder).get("os", "linux") != "linux":
+        asked.append("environment.os")
     if config.get("steps"):
         asked.append("steps")
     if _section(config, "verifier", folder).get("environment_mode", "shared") != "shared":
@@ -119,7 +138,7 @@ def _refuse(config: Mapping[str, Any], folder: Path) -> None:
     if asked:
         raise InstanceError(
             f"{folder}: it asks for {', '.join(asked)}, which env=harbor does not give: a task here has one step, one "
-            "container and no GPU. Leave the folder out"
+            "container of Linux, the image's user, and no GPU. Leave the folder out"
         )
 
 
