@@ -163,15 +163,11 @@ def test_with_containers_a_task_has_the_image_of_its_file(tasks):
         (tasks / name / "task.toml").write_text(TOML + '[environment]\ndocker_image = "a/b:1"\nworkdir = "/w"\n')
     env = env_of(tasks, SandboxKind.docker)
     workspace = env.workspace(env.instances("train")[0])
-<<<<<<< HEAD
-    assert (workspace.image, workspace.workdir, workspace.path) == ("a/b:1", "/app", None)
+    assert (workspace.image, workspace.workdir, workspace.path) == ("a/b:1", "/w", None)
     untried = env_of(tasks, SandboxKind.docker, unproven=Unproven.skip)
     assert len(untried.instances("train")) == 2, "as an image of others that nobody tried"
     with pytest.raises(InstanceError, match="2 of 2 instances of train are not proven: sum: nobody tried"):
         env_of(tasks, SandboxKind.docker, unproven=Unproven.refuse).instances("train")
-=======
-    assert (workspace.image, workspace.workdir, workspace.path) == ("a/b:1", "/w", None)
->>>>>>> rex-9
 
 
 @pytest.mark.parametrize(
