@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
