@@ -101,7 +101,7 @@ def test_a_job_has_a_place_for_what_it_starts_alone(job, engines, tp, trainer, n
         return
     used = {gpu for gpus in (*placed.engines, placed.trainer) for gpu in gpus}
     assert len(used) == (0 if uses_no_gpu(config.layout) else gpus_needed(config))
-    away = {gpus[0].node for gpus in (*placed.engines, placed.trainer) if gpus} - {home(placed)}
+    away = {gpu.node for gpus in (*placed.engines, placed.trainer) for gpu in gpus} - {home(placed)}
     if placed.engines:
         assert leaves_host(config) == bool(away)
 
