@@ -77,7 +77,7 @@ def test_there_are_exactly_two_commands_of_one_line():
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "ends_with"), [("train", "cpu", "-m swe_rl"), ("test", "test", "-m pytest -n 2")]
+    ("name", "extra", "ends_with"), [("train", "cpu", "-m swe_rl"), ("test", "test", "-m pytest -n 3")]
 )
 def test_a_command_installs_an_extra_that_exists(name, extra, ends_with):
     command = readme_command(name)
