@@ -50,8 +50,8 @@ def project(tmp_path):
     (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text(encoding="utf-8"), encoding="utf-8")
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    # Three workers take seconds to come and go: `-n 3` is said, and `-n 0` is done.
-    python.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "${{@/#3/0}}"\n', encoding="utf-8")
+    # Two workers take seconds to come and go: `-n 2` is said, and `-n 0` is done.
+    python.write_text(f'#!/bin/bash\nexec {shlex.quote(sys.executable)} "${{@/#2/0}}"\n', encoding="utf-8")
     python.chmod(0o755)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n slurm\n vllm\n gpu\n long\n", encoding="utf-8")
     (tmp_path / "README.md").write_text(README.format(more=""), encoding="utf-8")
@@ -129,7 +129,7 @@ def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
         "gpu": ("0", "0", "1", ""),
     }
     workers = re.findall(r"^== (\w+): .* -m pytest .* -n (\d)", done.stdout, re.MULTILINE)
-    assert workers == [("slow", "3"), ("slurm", "3"), ("gpu", "0"), ("vllm", "0")]
+    assert workers == [("slow", "2"), ("slurm", "2"), ("gpu", "0"), ("vllm", "0")]
 
 
 MEETING = """
