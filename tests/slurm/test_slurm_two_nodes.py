@@ -49,7 +49,7 @@ def steps_of(cluster, job):
 
 
 def test_engines_stay_with_a_run_that_has_no_trainer(run):
-    """The trainer of this layout would be on one node and its engine on the other; a rollout starts the engine alone."""
+    """By the layout the trainer is on one node and the engine on the other; a rollout starts the engine alone."""
     run.submit("job=rollout", "trainer.steps=2", *TWO, "layout.engines=1", "layout.trainer_gpus=1")
     run.wait_for_end()
     said = run.events("rollout")
