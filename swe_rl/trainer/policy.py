@@ -308,7 +308,7 @@ class Trainer:
             self._until_unread()  # here, not at the step's start: all passes before it only read the weights
             update = self._optimizer.apply(lr)
             if not update.is_finite and attention.without_cudnn(self._compute.device):
-                accumulate(StepStats())  # the same passes: what they measure is counted already
+                accumulate(StepStats())  # the same passes again: only the experts' load counts them twice
                 update = self._optimizer.apply(lr)
                 stats.repeated_updates += 1
             stats.record(update)
