@@ -72,20 +72,19 @@ def _rows(root: Path) -> Any:
     return replace(facts, traces={**facts.traces, **there}), rows
 
 
-def _same_rows(job: DiskJob, found: Any, reference: Any) -> Iterator[Violation]:
-    yield from _same_facts(job, found[0], reference[0])
-    if found[1] != reference[1]:
-        yield Violation("lost", f"rows/ has {found[1]}, uninterrupted {reference[1]}")
-
-
 def _prefixes(root: Path) -> Any:
     return _facts(root), sorted(path.name for path in run_folder(root).prefixes.glob("*"))
 
 
-def _same_prefixes(job: DiskJob, found: Any, reference: Any) -> Iterator[Violation]:
-    yield from _same_facts(job, found[0], reference[0])
-    if found[1] != reference[1]:
-        yield Violation("lost", f"prefixes/ has {found[1]}, uninterrupted {reference[1]}")
+def _same_facts_and(folder: str) -> Callable[[DiskJob, Any, Any], Iterator[Violation]]:
+    """For facts with what is in a folder of the run."""
+
+    def compare(job: DiskJob, found: Any, reference: Any) -> Iterator[Violation]:
+        yield from _same_facts(job, found[0], reference[0])
+        if found[1] != reference[1]:
+            yield Violation("lost", f"{folder}/ has {found[1]}, uninterrupted {reference[1]}")
+
+    return compare
 
 
 def _content(*names: str) -> Callable[[Path], dict[str, str]]:
@@ -106,10 +105,10 @@ def _same_content(job: DiskJob, found: Any, reference: Any) -> Iterator[Violatio
 
 def _warm_start(root: Path) -> dict[str, Any]:
     steps = read_jsonl(run_folder(root).steps_jsonl)
-    told = {f"step {record['step']}": record["loss"] for record in steps}
+    losses = {f"step {record['step']}": record["loss"] for record in steps}
     status = run_folder(root).status()
     model = {name: digest for name, digest in _content("model")(root).items() if "warm_start" not in name}
-    return {**model, **told, "steps": len(steps), "status": status and status.status.value}
+    return {**model, **losses, "steps": len(steps), "status": status and status.status.value}
 
 
 def _served(root: Path) -> tuple[int, int]:
@@ -163,8 +162,8 @@ _PREPARE = Job(
 _SERVE = Job("serve", (), ("job=serve",))
 _OTHERS = (
     *(DiskJob(job, _facts, _same_facts, has_model=False) for job in (_EVAL, _SHORT)),
-    DiskJob(_ROWS, _rows, _same_rows),
-    DiskJob(_PREFIXES, _prefixes, _same_prefixes),
+    DiskJob(_ROWS, _rows, _same_facts_and("rows")),
+    DiskJob(_PREFIXES, _prefixes, _same_facts_and("prefixes")),
     DiskJob(_EXPORT, _content("exported"), _same_content, before=_checkpoint),
     DiskJob(_PREPARE, _content("cache"), _same_content, has_model=False),
     DiskJob(_SFT, _warm_start, _same_content),
