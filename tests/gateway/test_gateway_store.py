@@ -346,6 +346,19 @@ def test_a_lock_of_somebody_else_is_waited_for(store):
     assert not flushing.is_alive() and [one.turn for one in store.traces("s")] == [0, 1]
 
 
+async def test_a_caller_who_gives_up_does_not_end_the_writer(store):
+    other = sqlite3.connect(store.path, isolation_level=None)
+    with contextlib.closing(other):
+        other.execute("BEGIN IMMEDIATE")  # the writer waits for this lock with the flush in its hands
+        store.append(trace(turn=0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(store.flush(), 0.3)
+        other.execute("ROLLBACK")
+    store.append(trace(turn=1))
+    await asyncio.wait_for(store.flush(), 20)
+    assert [one.turn for one in store.traces("s")] == [0, 1]
+
+
 def test_many_threads_may_append(store):
     def write(name):
         for turn in range(50):

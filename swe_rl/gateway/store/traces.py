@@ -213,7 +213,7 @@ class TraceStore:
     def _refuse_latecomers(self) -> None:
         """Whoever passed the check while the store closed must not wait for ever."""
         for item in self._queue.take_now():
-            if isinstance(item, _Flush):
+            if isinstance(item, _Flush) and item.done.set_running_or_notify_cancel():
                 item.done.set_exception(TraceStoreError(f"the trace store {self.path} is closed"))
 
     def _put(self, item: _Item) -> None:
@@ -286,6 +286,8 @@ class TraceStore:
             self._commit_s += self._clock() - started_s
 
     def _answer(self, flush: _Flush) -> None:
+        if not flush.done.set_running_or_notify_cancel():
+            return  # the caller gave up: an answer would raise here and end the writer
         if self._error is None:
             flush.done.set_result(None)
         else:
