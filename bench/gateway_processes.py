@@ -2,6 +2,7 @@
 
     python -m bench.gateway_processes                       # 1 and 2 processes in turn, three times
     python -m bench.gateway_processes --processes 1 2 4 --tokens 16384
+    python -m bench.gateway_processes --tokenizer FILE      # with the tokenizer.json of a real model, for its memory
     python -m bench.gateway_processes --shared              # at one address, as with job=serve: about half of them
                                                             # have a connection of another process
 
@@ -10,6 +11,7 @@ them make `--calls` calls more, at the same time, each with 16 sampled tokens an
 
 Invariants:
 - Processor time is each process's own, all threads; agents and engine are other processes, and none of theirs is in it.
+- Memory is what would be free without the process (its private pages), after the last call.
 - `full core`: calls a second once the busiest process has a core to itself and no more to give. `cores`: calls a second
   for each core that all of its processes use together. Both are computed from processor time; `seen` is what this
   machine gave, with agents and engine beside it.
@@ -19,6 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import statistics
 import sys
@@ -43,11 +46,12 @@ _MAX_MODEL_LEN = 131072
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Milliseconds of processor time a call, of the driver and of each other process; calls a second."""
+    """Milliseconds of processor time a call and memory, of the driver and of each other process; calls a second."""
 
     driver_ms: float
     worker_ms: tuple[float, ...]
     seen_rps: float
+    memory_mb: tuple[float, ...]
 
     @property
     def full_core_rps(self) -> float:
@@ -76,13 +80,20 @@ async def measured(model: Path, engine_url: str, processes: int, arguments: argp
         await asyncio.sleep(0.1)  # the trace store writes within 20 ms
         calls = arguments.calls * len(agents)
         spent = [(processor_ns(pid) - ns) / calls / 1e6 for pid, ns in zip(pids, before_ns, strict=True)]
+        memory_mb = tuple(private_mb(pid) for pid in pids)
         for agent in agents:
             agent.close()
-        return Cost(spent[0], tuple(spent[1:]), calls / took_s)
+        return Cost(spent[0], tuple(spent[1:]), calls / took_s, memory_mb)
     finally:
         with contextlib.suppress(ProcessLookupError):
             child.send_signal(signal.SIGTERM)
         await child.wait()
+
+
+def private_mb(pid: int) -> float:
+    """Of the process's pages, those that no other process shares."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024 / 1e6
 
 
 def _agent(url: str) -> Agent:
@@ -123,6 +134,8 @@ async def _main(arguments: argparse.Namespace) -> None:
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-processes-")))
         write_model(folder / "model", "tiny")
+        if arguments.tokenizer is not None:
+            shutil.copyfile(arguments.tokenizer, folder / "model" / "tokenizer.json")
         echo = [sys.executable, "-m", "bench.echo_engine", "--port", "{port}"]
         engine = await stack.enter_async_context(process(echo, free_port(), folder / "engine.log"))
         for _ in range(arguments.repeats):
@@ -134,8 +147,9 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 
 def table(costs: dict[int, list[Cost]]) -> str:
-    lines = ["| processes | driver ms | each other ms | full core, calls/s | a core, calls/s | seen, calls/s |"]
-    lines.append("|---|---|---|---|---|---|")
+    titles = ("driver ms", "each other ms", "full core, calls/s", "a core, calls/s", "seen, calls/s")
+    titles += ("driver MB", "each other MB")
+    lines = [f"| processes | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
     for processes, repeats in costs.items():
         columns = (
             [cost.driver_ms for cost in repeats],
@@ -143,6 +157,8 @@ def table(costs: dict[int, list[Cost]]) -> str:
             [cost.full_core_rps for cost in repeats],
             [cost.rps_per_core for cost in repeats],
             [cost.seen_rps for cost in repeats],
+            [cost.memory_mb[0] for cost in repeats],
+            [statistics.mean(cost.memory_mb[1:] or (0.0,)) for cost in repeats],
         )
         cells = [f"{statistics.median(column):.3g} ({min(column):.3g} - {max(column):.3g})" for column in columns]
         lines.append(f"| {processes} | {' | '.join(cells)} |")
@@ -158,6 +174,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--shared", action="store_true", help="all processes at one address")
+    parser.add_argument("--tokenizer", type=Path, help="the model's, instead of a small made-up vocabulary")
     parser.add_argument("--serve", help="be the gateway, in front of this engine")
     parser.add_argument("--model-dir", type=Path)
     return parser.parse_args(words)
