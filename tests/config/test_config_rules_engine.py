@@ -88,6 +88,16 @@ def test_what_vllm_has_no_name_for_yet_is_no_exact_acceptance():
     assert found(inexact_drafts, config) == [(Severity.error, "engine.extra_arguments", "--speculative-config")]
 
 
+@pytest.mark.parametrize(
+    "settings", ["", "null", '{"method": null}', '{"rejection_sample_method": []}', '{"model": {}}', "[" * 100_000]
+)
+def test_strange_settings_raise_nothing(settings):
+    config = config_of("-sc", settings)
+    for rule in (cpu_drafts, draft_weights, inexact_drafts, quantised_rollouts, quantised_weights):
+        assert all(one.fix for one in rule(config, HOST))
+    assert found(draft_weights, config) == []
+
+
 def test_servers_of_others_and_the_engine_of_this_process_have_arguments_of_their_own():
     extra = ("--spec-method", "mtp", "-q", "awq", "--kv-cache-dtype", "fp8")
     for kind in (EngineKind.external, EngineKind.embedded):

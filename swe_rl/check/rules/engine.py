@@ -174,7 +174,7 @@ def drafting(given: Mapping[str, Argument]) -> Drafting | None:
         return None
     try:
         settings = json.loads(given[DRAFTS].value) if DRAFTS in given else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         settings = {}  # vLLM does not start with it
     settings = dict(settings) if isinstance(settings, dict) else {}
     for flag in flags:
@@ -207,7 +207,7 @@ def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
     whatever the model thinks of them; `standard` and `block` sample what the model alone would sample.
     """
     asked = drafting(arguments(config, host))
-    method = asked.settings.get("rejection_sample_method", "standard") if asked else "standard"
+    method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
     if asked and method not in EXACT_ACCEPTANCE:
         yield error(
             "inexact_drafts",
@@ -225,10 +225,9 @@ def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
     `sleep` at level 2 gives the memory of both away. Drafts from old weights are still verified by the new ones.
     """
     asked = drafting(arguments(config, host))
-    if not asked or not asked.settings.keys() & {"method", "model"}:
-        return
-    method = str(asked.settings.get("method") or asked.settings["model"]).strip("[]")
-    if method in DRAFTS_WITHOUT_WEIGHTS:
+    drafter = asked and (asked.settings.get("method") or asked.settings.get("model"))
+    method = str(drafter or "").strip("[]")
+    if not asked or not method or method in DRAFTS_WITHOUT_WEIGHTS:
         return
     without = f"leave {asked.flag} out, or draft without weights: --spec-method ngram --spec-tokens 4"
     if shares_gpus(config):
