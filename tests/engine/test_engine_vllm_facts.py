@@ -76,8 +76,12 @@ def test_acceptance_methods_are_vllms(facts):
 
 
 def test_the_cpu_build_loses_what_each_drafted_token_needs(facts):
-    """The reason of `cpu_drafts`. Once this fails, vLLM is mended and the rule can ask for the version."""
-    assert facts["temperatures"] != [0.5, 2.0, 2.0] or facts["top_k"] != [7, 9, 9]
+    """The reason of `cpu_drafts`. Once this and the next test fail, the rule can ask for vLLM's version."""
+    assert facts["temperatures"] != [0.5, 2.0, 2.0] and facts["top_k"] != [7, 9, 9]
+
+
+def test_the_cpu_build_fails_at_top_k_where_nothing_was_drafted(facts):
+    assert "numel() == 0" in facts["without_drafts"]
 
 
 def test_exact_acceptance_samples_what_the_model_alone_would(facts, exact):

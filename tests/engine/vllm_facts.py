@@ -31,6 +31,15 @@ def expanded(values):
     return rejection_sampler.expand_batch_to_tokens(values, counts, 3).tolist()
 
 
+def without_drafts():
+    """What top_k makes of a step in which nothing was drafted."""
+    try:
+        rejection_sampler.apply_top_k_top_p(torch.zeros(0, VOCABULARY), torch.zeros(0, dtype=torch.int32), None)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def mended(values, ends, num_tokens, replace_from=0, replace_to=0):
     values = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return values.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long(), output_size=num_tokens)
@@ -101,6 +110,7 @@ def main():
         "temperatures": expanded(torch.tensor([0.5, 2.0])),
         "top_k": expanded(torch.tensor([7, 9], dtype=torch.int32)),
     }
+    facts["without_drafts"] = without_drafts()
     rejection_sampler.expand_batch_to_tokens = mended
     facts["exact"] = figures()
     rejection_sampler.generate_uniform_probs = lambda count, *_: torch.zeros(count, dtype=torch.float64)

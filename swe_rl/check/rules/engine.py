@@ -185,9 +185,10 @@ def drafting(given: Mapping[str, Argument]) -> Drafting | None:
 
 @about(Part.engines)
 def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
-    """vLLM's CPU build copies temperature, top_k and top_p of each request to its drafted tokens by
-    `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`), which writes into a copy: all that is no int64 is lost,
-    and `rejection_sampler.py` divides the logits by memory that nobody wrote. Greedy requests alone do not need it.
+    """Two faults of vLLM without Triton, seen in 0.32. `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`, equal
+    in 0.26) gives drafted tokens their request's temperature, top_k and top_p, but writes into a copy: what is no int64
+    is lost, and logits are divided by memory that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a
+    step without drafts, so that the first request with top_k ends the server. Greedy requests need neither.
     """
     asked = drafting(arguments(config, host))
     if asked and uses_no_gpu(config.layout):
