@@ -357,7 +357,7 @@ class EngineConfig:
     urls: tuple[str, ...] = ()  # external: the servers' addresses
     command: str | None = None  # vllm: interpreter or whole command; None: SWE_RL_VLLM_COMMAND, or what is installed
     kv_cache_tokens: ZeroOrMore = 0  # vllm: of one engine; 0: what fits
-    extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others: [--kv-cache-dtype,fp8]
+    extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others: [--block-size,"32"]
     start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
     max_away_s: Seconds = 600.0  # external: without any engine for so long, the run ends

@@ -1,19 +1,29 @@
-"""Rules of the engines' addresses and command line: each address once, nothing secret, nothing that other keys decide.
+"""Rules of the engines' addresses and command line: each address once, nothing secret, nothing that other keys decide,
+nothing that quietly changes what is sampled.
 
 Invariants:
 - `engine.extra_arguments` come last and win in vLLM; what swe_rl sets itself is refused there, with the key to use.
+- Arguments that change what is sampled (drafted tokens, quantised weights, a quantised KV cache) are read as vLLM reads
+  them: the command's first, then `engine.extra_arguments`; the last of a flag wins. Refused is what vLLM accepts and
+  what breaks a promise in silence: sampled tokens have the log-probabilities that the server says, and new weights
+  reach all that samples. What is said of vLLM is in its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm`
+  asks the installed one.
 """
 
+import json
+import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
-from swe_rl.check.findings import Finding, Host, about, error
-from swe_rl.config.choices import EngineKind
+from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.config.choices import Capture, Correction, EngineKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.plan.sizes import VLLM_COMMAND, serves_adapter, shares_gpus, uses_no_gpu
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {
@@ -45,6 +55,21 @@ _SET_BY = {
     "--uds": None,
     "--generation-config": None,
 }  # flag: the key that decides it; None: no key does
+_SHORT = {"-sc": "--speculative-config", "-q": "--quantization"}
+DRAFTS = "--speculative-config"
+DRAFT_FLAGS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
+DRAFTS_WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})  # they look tokens up
+EXACT_ACCEPTANCE = frozenset({"standard", "block"})
+WEIGHTS, WEIGHTS_CONFIG, CACHE = "--quantization", "--quantization-config", "--kv-cache-dtype"
+PLAIN_CACHES = frozenset({"auto", "bfloat16", "float16"})
+QUANTISED_ON_ARRIVAL = frozenset(
+    {
+        *("fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8", "mxfp4", "nvfp4_per_token"),
+        *("int8_per_channel_weight_only", "experts_int8", "online"),
+        "fp8",  # 0.26: fp8_per_tensor; 0.32 refuses it at its start, and names fp8_per_tensor
+    }
+)
+_ON_ARRIVAL = "fp8_per_tensor"
 
 
 @about(Part.engines)
@@ -100,6 +125,165 @@ def _plain(word: str) -> str:
     """As vLLM's parser reads it: `--max_model_len=5`, `--no-enforce-eager` and `--seed` all name a flag."""
     flag = word.partition("=")[0].replace("_", "-")
     return flag.replace("--no-", "--", 1) if flag.replace("--no-", "--", 1) in _SET_BY else flag
+
+
+class Argument(NamedTuple):
+    value: str
+    key: str  # of the configuration, where it is written
+
+
+def arguments(config: Config, host: Host) -> dict[str, Argument]:
+    """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
+
+    The value is empty where none follows.
+    """
+    engine = config.engine
+    if engine.kind is not EngineKind.vllm:
+        return {}
+    try:
+        command = shlex.split(engine.command or host.environment.get(VLLM_COMMAND, ""))
+    except ValueError:
+        command = []  # no server can be started with it, which is said elsewhere
+    words = [Argument(word, "engine.command") for word in command]
+    words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
+    flags = {}
+    for (word, key), (following, _) in pairwise([*words, Argument("", "")]):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            flags[_long(name)] = Argument(value if equals else "" if following.startswith("-") else following, key)
+    return flags
+
+
+def _long(name: str) -> str:
+    flag, dot, inside = name.partition(".")
+    flag = flag.replace("_", "-")
+    return f"{_SHORT.get(flag, flag)}{dot}{inside}"
+
+
+class Drafting(NamedTuple):
+    """What vLLM is asked for of speculative decoding. `flag` names it."""
+
+    settings: Mapping[str, object]
+    flag: str
+    key: str
+
+
+def drafting(given: Mapping[str, Argument]) -> Drafting | None:
+    flags = [flag for flag in given if flag.partition(".")[0] in (DRAFTS, *DRAFT_FLAGS)]
+    if not flags:
+        return None
+    try:
+        settings = json.loads(given[DRAFTS].value) if DRAFTS in given else {}
+    except (ValueError, RecursionError):
+        settings = {}  # vLLM does not start with it
+    settings = dict(settings) if isinstance(settings, dict) else {}
+    for flag in flags:
+        name = DRAFT_FLAGS.get(flag) or flag.partition(".")[2]
+        settings |= {name: given[flag].value} if name else {}
+    return Drafting(settings, flags[0].partition(".")[0], given[flags[0]].key)
+
+
+@about(Part.engines)
+def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
+    """Two faults of vLLM without Triton, seen in 0.32. `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`, equal
+    in 0.26) gives drafted tokens their request's temperature, top_k and top_p, but writes into a copy: what is no int64
+    is lost, and logits are divided by memory that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a
+    step without drafts, so that the first request with top_k ends the server. Greedy requests need neither.
+    """
+    asked = drafting(arguments(config, host))
+    if asked and uses_no_gpu(config.layout):
+        yield error(
+            "cpu_drafts",
+            asked.key,
+            "vLLM's CPU build loses the temperature and top_k of drafted tokens: it samples from another distribution "
+            "than it says, or dies",
+            f"leave {asked.flag} out, or choose a layout with GPUs: layout=dp4",
+            value=asked.flag,
+        )
+
+
+@between(Part.engines, Part.evaluation)
+def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
+    """`rejection_sample_method=synthetic` (`vllm/config/speculative.py`) accepts drafted tokens at a given rate,
+    whatever the model thinks of them; `standard` and `block` sample what the model alone would sample.
+    """
+    asked = drafting(arguments(config, host))
+    method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
+    if asked and method not in EXACT_ACCEPTANCE:
+        yield error(
+            "inexact_drafts",
+            asked.key,
+            f"rejection_sample_method={method} takes drafted tokens that the model did not sample, while their "
+            "log-probabilities are the model's",
+            "leave rejection_sample_method out: vLLM's default is exact",
+            value=asked.flag,
+        )
+
+
+@between(Part.engines, Part.trainer)
+def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
+    """New weights are loaded into the target alone (`reload_weights` and the weight transfer of `gpu_worker.py`), and
+    `sleep` at level 2 gives the memory of both away. Drafts from old weights are still verified by the new ones.
+    """
+    asked = drafting(arguments(config, host))
+    drafter = asked and (asked.settings.get("method") or asked.settings.get("model"))
+    method = str(drafter or "").strip("[]")
+    if not asked or not method or method in DRAFTS_WITHOUT_WEIGHTS:
+        return
+    without = f"leave {asked.flag} out, or draft without weights: --spec-method ngram --spec-tokens 4"
+    if shares_gpus(config):
+        words = f"layout={config.layout.name} puts servers to sleep, which forget the weights of {method} for good"
+        yield error("draft_weights", asked.key, words, without, value=asked.flag)
+    else:
+        words = f"no update reaches the weights of {method}: the more the policy learns, the fewer drafts are accepted"
+        yield warning("draft_weights", asked.key, words, without, value=asked.flag)
+
+
+@between(Part.engines, Part.trainer)
+def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
+    """Engines with fewer bits than the trainer sample from another policy than the one that is trained. NeMo-RL asks
+    for its correction too, where engines are FP8 (its pages on FP8).
+    """
+    given, algo = arguments(config, host), config.algo
+    flags = [flag for flag in (WEIGHTS, WEIGHTS_CONFIG) if flag in given]
+    flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
+    traced = config.rollout.capture is Capture.traced
+    corrected = algo.correction is not Correction.none and algo.stale_correction is not Correction.none
+    if not flags or (traced and corrected):
+        return
+    fixes = [
+        *([] if algo.correction is not Correction.none else ["algo.correction=token_tis"]),
+        *(["algo.stale_correction=null"] if algo.stale_correction is Correction.none else []),
+        *([] if traced else ["rollout.capture=traced"]),
+    ]
+    yield error(
+        "quantised_rollouts",
+        given[flags[0]].key,
+        "engines compute with fewer bits than the trainer, so that tokens come from another policy than the trained "
+        "one, and nothing corrects for it",
+        f"{' '.join(fixes)}, or leave {' and '.join(flags)} out",
+        value=flags[0],
+    )
+
+
+@between(Part.engines, Part.trainer)
+def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
+    """The trainer sends plain weights, by whatever `trainer.weight_sync`. vLLM quantises them again, layer by layer
+    (`model_loader/reload/layerwise.py`), where the method does so at the start (`ONLINE_QUANT_SHORTHAND_NAMES` of
+    `config/quantization.py`, and `experts_int8`). Most other methods have parameters for weights that somebody
+    quantised before. bitsandbytes (0.26) has a loader of its own without `get_all_weights`, which a reload from a
+    folder calls.
+    """
+    given = arguments(config, host)
+    method = given[WEIGHTS].value if WEIGHTS in given else _ON_ARRIVAL
+    if method not in QUANTISED_ON_ARRIVAL and not serves_adapter(config):
+        yield error(
+            "quantised_weights",
+            given[WEIGHTS].key,
+            f"the trainer sends plain weights, and vLLM does not quantise those of an update with {method}",
+            f"{WEIGHTS} {_ON_ARRIVAL}, which quantises what arrives, or leave {WEIGHTS} out",
+            value=WEIGHTS,
+        )
 
 
 @about(Part.engines)

@@ -1,0 +1,119 @@
+"""How vLLM's own arguments are read, and what follows from them, in each way to write them."""
+
+from dataclasses import replace
+
+import pytest
+
+from swe_rl.check.findings import Host, Severity
+from swe_rl.check.rules.engine import (
+    arguments,
+    cpu_drafts,
+    draft_weights,
+    drafting,
+    inexact_drafts,
+    quantised_rollouts,
+    quantised_weights,
+)
+from swe_rl.config.choices import Correction, EngineKind
+from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
+from swe_rl.plan.sizes import VLLM_COMMAND
+
+HOST = Host(environment={})
+GPUS = LayoutConfig(name="dp4", engines=4, trainer_gpus=4, colocated=False)
+PYTHON = "/opt-of-mine/bin/python"
+
+
+def config_of(*extra, command=PYTHON, layout=GPUS, kind=EngineKind.vllm, correction=Correction.token_tis):
+    engine = EngineConfig(kind=kind, command=command, extra_arguments=extra)
+    return Config(engine=engine, layout=layout, algo=AlgoConfig(correction=correction))
+
+
+def found(rule, config, host=HOST):
+    return [(one.severity, one.key, one.value) for one in rule(config, host)]
+
+
+def settings_of(*extra, command=PYTHON):
+    asked = drafting(arguments(config_of(*extra, command=command), HOST))
+    return asked and dict(asked.settings)
+
+
+def test_the_last_of_a_flag_wins_and_the_commands_come_first():
+    config = config_of("--quantization=mxfp8", "--block-size", "32", command="vllm serve -q awq --async-scheduling -x")
+    given = arguments(config, HOST)
+    assert given["--quantization"] == ("mxfp8", "engine.extra_arguments")
+    assert given["--block-size"] == ("32", "engine.extra_arguments")
+    assert given["--async-scheduling"] == ("", "engine.command")
+
+
+def test_the_command_may_come_from_the_environment():
+    host = Host(environment={VLLM_COMMAND: "vllm serve -q bitsandbytes"})
+    assert found(quantised_weights, config_of(command=None), host) == [
+        (Severity.error, "engine.command", "--quantization")
+    ]
+    assert found(quantised_weights, config_of(command=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "settings"),
+    [
+        ((), None),
+        (("--speculative-config", "no json"), {}),
+        (("--speculative-config", "[1]"), {}),
+        (("-sc", '{"method": "ngram"}'), {"method": "ngram"}),
+        (('--speculative-config={"model": "a=b"}',), {"model": "a=b"}),
+        (("--speculative_config.method", "mtp", "-sc.model=/draft"), {"method": "mtp", "model": "/draft"}),
+        (("--spec-method", "ngram", "--spec-tokens", "4"), {"method": "ngram", "num_speculative_tokens": "4"}),
+        (("--spec_model=/draft", "-sc", '{"draft_tensor_parallel_size": 2}'),
+         {"model": "/draft", "draft_tensor_parallel_size": 2}),
+    ],
+)  # fmt: skip
+def test_drafts_in_each_way_to_ask_for_them(extra, settings):
+    assert settings_of(*extra) == settings
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "[ngram]"])
+def test_drafts_without_weights_need_no_update(method):
+    assert found(draft_weights, config_of("--spec-method", method)) == []
+
+
+def test_weights_of_drafts_are_lost_only_where_servers_sleep():
+    config = config_of("--spec-method", "mtp")
+    assert found(draft_weights, config) == [(Severity.warning, "engine.extra_arguments", "--spec-method")]
+    shared = replace(config, layout=replace(GPUS, colocated=True))
+    assert found(draft_weights, shared) == [(Severity.error, "engine.extra_arguments", "--spec-method")]
+
+
+def test_what_vllm_has_no_name_for_yet_is_no_exact_acceptance():
+    config = config_of("-sc", '{"method": "ngram", "rejection_sample_method": "fly"}')
+    assert found(inexact_drafts, config) == [(Severity.error, "engine.extra_arguments", "--speculative-config")]
+
+
+@pytest.mark.parametrize(
+    "settings", ["", "null", '{"method": null}', '{"rejection_sample_method": []}', '{"model": {}}', "[" * 100_000]
+)
+def test_strange_settings_raise_nothing(settings):
+    config = config_of("-sc", settings)
+    for rule in (cpu_drafts, draft_weights, inexact_drafts, quantised_rollouts, quantised_weights):
+        assert all(one.fix for one in rule(config, HOST))
+    assert found(draft_weights, config) == []
+
+
+def test_servers_of_others_and_the_engine_of_this_process_have_arguments_of_their_own():
+    extra = ("--spec-method", "mtp", "-q", "awq", "--kv-cache-dtype", "fp8")
+    for kind in (EngineKind.external, EngineKind.embedded):
+        config = config_of(*extra, kind=kind, layout=LayoutConfig(), correction=Correction.none)
+        for rule in (cpu_drafts, draft_weights, inexact_drafts, quantised_rollouts, quantised_weights):
+            assert found(rule, config) == []
+
+
+@pytest.mark.parametrize("cache", ["fp8", "fp8_e5m2", "int8_per_token_head", "nvfp4", ""])
+def test_a_cache_with_fewer_bits_needs_a_correction(cache):
+    extra = (f"--kv-cache-dtype={cache}",)
+    assert found(quantised_rollouts, config_of(*extra, correction=Correction.none))
+    assert not found(quantised_rollouts, config_of(*extra))
+
+
+def test_a_configuration_of_quantised_layers_needs_a_correction_too():
+    extra = ("--quantization-config", '{"moe": "mxfp8"}')
+    assert found(quantised_rollouts, config_of(*extra, correction=Correction.none))
+    assert not found(quantised_weights, config_of(*extra))

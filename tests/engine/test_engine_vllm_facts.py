@@ -1,0 +1,104 @@
+"""What the rules of vLLM's own arguments say of vLLM, held against the installed one. Skipped where there is none."""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from swe_rl.check.rules.engine import EXACT_ACCEPTANCE, QUANTISED_ON_ARRIVAL
+from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
+
+try:
+    COMMAND = vllm_command(os.environ)
+except NoVllmError:
+    COMMAND = ()
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not COMMAND, reason="no vLLM here; SWE_RL_VLLM_COMMAND can name one"),
+]
+SCRIPT = Path(__file__).with_name("vllm_facts.py")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "TORCH_COMPILE_DISABLE": "1"}
+    done = subprocess.run(
+        [COMMAND[0], str(SCRIPT)],
+        env=environment,
+        cwd=tmp_path_factory.mktemp("facts"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def exact(facts):
+    """The probability of each reply, and the log-probabilities of its tokens: as many drafts as are sampled, and one
+    token more."""
+    logits = torch.tensor(facts["logits"])
+    kept = logits.masked_fill(logits < logits.topk(facts["kept"]).values[:, -1:], -math.inf)
+    table = (kept / facts["temperature"]).log_softmax(-1)
+    replies = {}
+    for ids in itertools.product(range(logits.shape[1]), repeat=len(logits)):
+        refused = [at for at, draft in enumerate(facts["drafts"]) if ids[at] != draft]
+        reply = ids[: min(refused) + 1] if refused else ids
+        logprobs = [float(table[at, token]) for at, token in enumerate(reply)]
+        replies[",".join(map(str, reply))] = (math.exp(sum(logprobs)), logprobs)
+    return {reply: told for reply, told in replies.items() if told[0] > 0}
+
+
+def chi_square(found, exact):
+    """Over the replies that can be sampled; infinite where another one was."""
+    if found.keys() - exact.keys():
+        return math.inf
+    count = sum(one["count"] for one in found.values())
+    counts = {reply: found.get(reply, {"count": 0})["count"] for reply in exact}
+    return sum((counts[reply] - count * share) ** 2 / (count * share) for reply, (share, _) in exact.items())
+
+
+def test_methods_that_quantise_what_arrives_are_vllms(facts):
+    assert set(facts["on_arrival"]) <= QUANTISED_ON_ARRIVAL
+    assert QUANTISED_ON_ARRIVAL - set(facts["on_arrival"]) <= set(facts["methods"])
+
+
+def test_acceptance_methods_are_vllms(facts):
+    assert set(facts["acceptance"]) == EXACT_ACCEPTANCE | {"synthetic"}
+
+
+def test_the_cpu_build_loses_what_each_drafted_token_needs(facts):
+    """The reason of `cpu_drafts`. Once this and the next test fail, the rule can ask for vLLM's version."""
+    assert facts["temperatures"] != [0.5, 2.0, 2.0] and facts["top_k"] != [7, 9, 9]
+
+
+def test_the_cpu_build_fails_at_top_k_where_nothing_was_drafted(facts):
+    assert "numel() == 0" in facts["without_drafts"]
+
+
+def test_exact_acceptance_samples_what_the_model_alone_would(facts, exact):
+    """Ten replies, nine degrees of freedom: above 33.7 in one of 10,000 tries."""
+    assert len(exact) == 10 and math.isclose(sum(share for share, _ in exact.values()), 1.0, rel_tol=1e-5)
+    assert chi_square(facts["exact"], exact) < 33.7
+    assert facts["exact"]["1,3,2"]["count"] > 500  # both drafts accepted
+
+
+def test_log_probabilities_of_drafted_tokens_are_those_they_were_sampled_with(facts, exact):
+    for reply, (_, logprobs) in exact.items():
+        for side in ("low", "high"):
+            assert facts["exact"][reply][side] == pytest.approx(logprobs, abs=1e-5), reply
+
+
+def test_acceptance_at_a_given_rate_is_another_distribution_with_the_same_log_probabilities(facts, exact):
+    """The reason of `inexact_drafts`."""
+    assert chi_square(facts["all_accepted"], exact) > 1000
+    for reply, told in facts["all_accepted"].items():
+        assert told["low"] == pytest.approx(exact[reply][1], abs=1e-5)
