@@ -365,6 +365,7 @@ def _close(session: Session, state: RunState, reason: str | None, exit_status: i
             with suppress(DiskError):
                 session.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
             raise
-        session.progress.message(f"the summary and the report could not be written: {error}")
+        what = "the summary and the report" if session.reports else "how it ended"
+        session.progress.message(f"{what} could not be written: {error}")
     finally:
         session.mirrors.finish(exit_status)
