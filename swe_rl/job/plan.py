@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"engine": "cyan", "trainer": "magenta", "idle": "dim"}
 _WIDE = 110
+NOT_KNOWN = "not known"  # in the place of a number
 FLOW_TURNS = 3000  # of each simulated training: half a second
 _SHOWN_KEYS = ("model.path", "engine.urls", "paths.outputs", "paths.sync_to")
 _APART = ("gpus", "environment")
@@ -70,7 +71,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise
-            made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}
+            made[name] = {NOT_KNOWN: str(error) if isinstance(error, PlacementError) else "see the errors"}
         if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
             of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
             made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
@@ -194,14 +195,14 @@ def _time(config: Config) -> dict[str, Any]:
     return {
         "rollouts_s_per_step": _round(rollouts.seconds),
         "rollouts_from": rollouts.source,
-        "training_s_per_step": _round(duration.train_s(config)),
+        "training_s_per_step": _round(duration.train_s(config)) or NOT_KNOWN,
         "layers_compiled": "yes" if duration.compiles(config) else "no",
         **_weights(config),
         "step": duration.text(duration.step_s(config, rollouts.seconds)),
         "run": duration.text(duration.run_s(config, rollouts.seconds)),
         **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
         "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
-        "assuming": "training takes no time: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
+        "assuming": "no time for training: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
     }
 
 
@@ -346,7 +347,7 @@ def _in_short(made: dict[str, Any]) -> str:
     batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
     parts = []
     if "trajectories_per_step" in batch and "step" in time:
-        note = "" if time["training_s_per_step"] else " without training"  # a CPU's is not estimated
+        note = "" if time["training_s_per_step"] != NOT_KNOWN else " without training"
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
     if "updates" in batch:
@@ -368,8 +369,8 @@ def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":
 
     if not gpus:
         return Text("no GPU: engine, trainer and sandboxes on this machine's CPU", style="dim")
-    if "not known" in gpus:
-        return Text(f"GPUs: {gpus['not known']}", style="dim")
+    if NOT_KNOWN in gpus:
+        return Text(f"GPUs: {gpus[NOT_KNOWN]}", style="dim")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     for node, members in groupby(gpus.items(), key=lambda item: item[0].split(" gpu ")[0]):
         cells = [_cell(name, roles) for name, roles in members]
