@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.text import Text
 
-_COLORS = {"engine": "cyan", "trainer": "magenta", "idle": "dim"}
+_IDLE = "idle"
+_COLORS = {"engine": "cyan", "trainer": "magenta", _IDLE: "dim"}
 _WIDE = 110
 NOT_KNOWN = "not known"  # in the place of a number
 FLOW_TURNS = 3000  # of each simulated training: half a second
@@ -80,7 +81,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
 
 def _gpus(config: Config) -> dict[str, Any]:
     roles = place(config).roles()
-    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or "idle" for gpu, parts in roles.items()}
+    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or _IDLE for gpu, parts in roles.items()}
 
 
 def _batch(config: Config) -> dict[str, Any]:
@@ -354,7 +355,8 @@ def _in_short(made: dict[str, Any]) -> str:
         length = f": {time['run']} in all" if "run" in time else ""
         parts.append(f"{batch['updates']} updates of {batch['tokens_per_update_at_least']} tokens{length}")
     if "gpu_hours" in time:
-        parts.append(f"{len(gpus)} GPUs, {time['gpu_hours']:g} GPU-hours")
+        used = sum(roles != _IDLE for roles in gpus.values())
+        parts.append(f"{used} GPUs, {time['gpu_hours']:g} GPU-hours")
     if "checkpoints_gb_at_most" in disk:
         images = disk["images_gb_at_most"]
         size = "images of unknown size" if images == "unknown" else f"{images:g} GB of images"

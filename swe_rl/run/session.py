@@ -224,7 +224,9 @@ def _work(config: Config, time: Mapping[str, Any]) -> str:
     if config.job.name is JobName.eval:
         return f"{rollout.eval_n} trajectories for each instance of {config.env.eval_split}"
     steps = f"{config.trainer.steps} steps of {rollout.prompts_per_step} instances x {rollout.n} trajectories"
-    known = "run" in time and (config.job.name is not JobName.train or isinstance(time.get("training_s_per_step"), float))
+    known = "run" in time and (
+        config.job.name is not JobName.train or isinstance(time.get("training_s_per_step"), float)
+    )
     return f"{steps}, about {time['run']}" if known else steps
 
 

@@ -119,7 +119,7 @@ class BaseSandbox(ABC):
 
 
 def _heard(closing: "asyncio.Task[None]") -> None:
-    """Takes the error of a close whose caller was cancelled meanwhile: asyncio prints a traceback of what nobody took."""
+    """Takes the error where the caller was cancelled meanwhile: asyncio prints a traceback of what nobody takes."""
     if not closing.cancelled():
         closing.exception()
 
