@@ -228,6 +228,19 @@ async def test_a_beginning_that_goes_wrong_in_the_process_is_answered(serve, say
             await asyncio.wait_for(far.replayed(), 20)
 
 
+async def test_a_server_that_cannot_be_asked_from_the_process_is_an_answer(serve, says):
+    class Strange(ScriptedEngine):
+        async def generate(self, prompt_ids, params, **named):
+            return await prompt_ids.carrier.post(HttpClient("http://127.0.0.1:9"), 5, {"prompt": prompt_ids})
+
+    async with serve(Strange(says("no")), **settings_of(2)) as (gateway, _, _):
+        gateway.open_session("s", SETTINGS)
+        async with agent_of(gateway, "s") as client:
+            asked = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Well?"}])
+            with pytest.raises(APIStatusError, match="the gateway failed: TypeError"):
+                await asyncio.wait_for(asked, 20)
+
+
 async def test_a_port_in_use_is_the_users_to_change(serve, says):
     port = free_port()
     with socket.socket() as taken:

@@ -169,6 +169,10 @@ class _FarSampler:
             answer["status"], body = reply.status, reply.body
         except EngineError as error:
             answer |= {"error": type(error).__name__, "message": str(error)}
+        except Exception as error:  # of ours: the driver waits for an answer, whatever it is
+            _log.exception("a server could not be asked")
+            message = f"the gateway failed: {type(error).__name__}: {error}"
+            answer |= {"error": EngineError.__name__, "message": message}
         finally:
             if self._posts.get(call) is this:
                 del self._posts[call]
