@@ -87,6 +87,11 @@ def engine_failure(status: int, message: str) -> ApiError:
     return ApiError(status, message, kind="engine_error", code="engine_error")
 
 
+def internal_failure(error: Exception) -> ApiError:
+    """Of an error that nobody foresaw; its text may be nobody's to read."""
+    return ApiError(500, f"The gateway failed: {type(error).__name__}.", kind="server_error", code="internal_error")
+
+
 def no_reply(reply_id: str) -> ApiError:
     message = f"Response with id {reply_id[:600]!r} not found: replies are kept while their session is open."
     return ApiError(404, message, code="response_not_found")
@@ -142,4 +147,4 @@ def _refusal(request: web.Request, error: Exception) -> ApiError:
         raise error
     resource = request.match_info.route.resource  # its pattern: a path has a session's secret
     _log.error("%s %s failed", request.method, resource.canonical if resource else "of no route", exc_info=error)
-    return ApiError(500, f"The gateway failed: {type(error).__name__}.", kind="server_error", code="internal_error")
+    return internal_failure(error)

@@ -3,12 +3,14 @@
 Invariants:
 - Every request that arrived is finished exactly once, also when its caller is cancelled while it is held.
 - All router events come from the event loop's thread, in order; the first is a look at the engines' load.
+- A router that fails at a tick fails what is held, with its own error, and gets the next tick.
 - An engine that dies or serves again tells the router at once, not at the next tick. When none will serve again, what
   is held fails.
 """
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
@@ -29,6 +31,8 @@ from swe_rl.router.core import (
     SyncEnded,
     Tick,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Placed:
@@ -125,7 +129,16 @@ class Placement:
     async def _tick(self, tick_s: float) -> None:
         while True:
             await asyncio.sleep(tick_s)
-            self._look()
+            try:
+                self._look()
+            except Exception as error:  # of ours: without ticks, those who wait for one would wait for ever
+                _log.exception("the router failed at a tick")
+                self._fail_held(error)
+
+    def _fail_held(self, error: Exception) -> None:
+        for waiting in self._held.values():
+            if not waiting.done():
+                waiting.set_exception(error)
 
     def _look(self) -> None:
         self._feed(Tick(tuple(self._load(engine) for engine in self._engines.values())))

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.text import Text
 
-_COLORS = {"engine": "cyan", "trainer": "magenta", "idle": "dim"}
+_IDLE = "idle"
+_COLORS = {"engine": "cyan", "trainer": "magenta", _IDLE: "dim"}
 _WIDE = 110
+NOT_KNOWN = "not known"  # in the place of a number
 FLOW_TURNS = 3000  # of each simulated training: half a second
 _SHOWN_KEYS = ("model.path", "engine.urls", "paths.outputs", "paths.sync_to")
 _APART = ("gpus", "environment")
@@ -70,7 +72,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise
-            made[name] = {"not known": str(error) if isinstance(error, PlacementError) else "see the errors"}
+            made[name] = {NOT_KNOWN: str(error) if isinstance(error, PlacementError) else "see the errors"}
         if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
             of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
             made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
@@ -79,7 +81,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
 
 def _gpus(config: Config) -> dict[str, Any]:
     roles = place(config).roles()
-    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or "idle" for gpu, parts in roles.items()}
+    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or _IDLE for gpu, parts in roles.items()}
 
 
 def _batch(config: Config) -> dict[str, Any]:
@@ -194,14 +196,14 @@ def _time(config: Config) -> dict[str, Any]:
     return {
         "rollouts_s_per_step": _round(rollouts.seconds),
         "rollouts_from": rollouts.source,
-        "training_s_per_step": _round(duration.train_s(config)),
+        "training_s_per_step": _round(duration.train_s(config)) or NOT_KNOWN,
         "layers_compiled": "yes" if duration.compiles(config) else "no",
         **_weights(config),
         "step": duration.text(duration.step_s(config, rollouts.seconds)),
         "run": duration.text(duration.run_s(config, rollouts.seconds)),
         **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
         "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
-        "assuming": "training takes no time: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
+        "assuming": "no time for training: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
     }
 
 
@@ -346,14 +348,15 @@ def _in_short(made: dict[str, Any]) -> str:
     batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
     parts = []
     if "trajectories_per_step" in batch and "step" in time:
-        note = "" if time["training_s_per_step"] else " without training"  # a CPU's is not estimated
+        note = "" if time["training_s_per_step"] != NOT_KNOWN else " without training"
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
     if "updates" in batch:
         length = f": {time['run']} in all" if "run" in time else ""
         parts.append(f"{batch['updates']} updates of {batch['tokens_per_update_at_least']} tokens{length}")
     if "gpu_hours" in time:
-        parts.append(f"{len(gpus)} GPUs, {time['gpu_hours']:g} GPU-hours")
+        used = sum(roles != _IDLE for roles in gpus.values())
+        parts.append(f"{used} GPUs, {time['gpu_hours']:g} GPU-hours")
     if "checkpoints_gb_at_most" in disk:
         images = disk["images_gb_at_most"]
         size = "images of unknown size" if images == "unknown" else f"{images:g} GB of images"
@@ -368,8 +371,8 @@ def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":
 
     if not gpus:
         return Text("no GPU: engine, trainer and sandboxes on this machine's CPU", style="dim")
-    if "not known" in gpus:
-        return Text(f"GPUs: {gpus['not known']}", style="dim")
+    if NOT_KNOWN in gpus:
+        return Text(f"GPUs: {gpus[NOT_KNOWN]}", style="dim")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     for node, members in groupby(gpus.items(), key=lambda item: item[0].split(" gpu ")[0]):
         cells = [_cell(name, roles) for name, roles in members]

@@ -224,7 +224,9 @@ def _work(config: Config, time: Mapping[str, Any]) -> str:
     if config.job.name is JobName.eval:
         return f"{rollout.eval_n} trajectories for each instance of {config.env.eval_split}"
     steps = f"{config.trainer.steps} steps of {rollout.prompts_per_step} instances x {rollout.n} trajectories"
-    known = "run" in time and (config.job.name is not JobName.train or time.get("training_s_per_step"))
+    known = "run" in time and (
+        config.job.name is not JobName.train or isinstance(time.get("training_s_per_step"), float)
+    )
     return f"{steps}, about {time['run']}" if known else steps
 
 
@@ -365,6 +367,7 @@ def _close(session: Session, state: RunState, reason: str | None, exit_status: i
             with suppress(DiskError):
                 session.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
             raise
-        session.progress.message(f"the summary and the report could not be written: {error}")
+        what = "the summary and the report" if session.reports else "how it ended"
+        session.progress.message(f"{what} could not be written: {error}")
     finally:
         session.mirrors.finish(exit_status)

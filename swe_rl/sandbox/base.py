@@ -12,6 +12,7 @@ Invariants:
 
 import asyncio
 import codecs
+import logging
 import math
 import re
 from abc import ABC, abstractmethod
@@ -26,6 +27,7 @@ from swe_rl.sandbox.working_copy import remove_tree
 
 TIMEOUT_EXIT = 124  # as `timeout` of coreutils
 MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+_log = logging.getLogger(__name__)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 Result = TypeVar("Result")
@@ -61,12 +63,22 @@ class BaseSandbox(ABC):
         self._closing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Raises SandboxError when something of it cannot be removed, to whoever closes it first; others wait."""
+        """Raises SandboxError when something of it cannot be removed, to whoever closes it first; others wait.
+
+        Who is being cancelled hears nothing of it.
+        """
         if self._closing is not None:
             await asyncio.wait([self._closing])
             return
         self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        self._closing.add_done_callback(_heard)
+        try:
+            await asyncio.shield(self._closing)
+        except SandboxError as error:
+            caller = asyncio.current_task()
+            if not (caller and caller.cancelling()):
+                raise
+            _log.warning("%s", error)  # an error in place of the cancellation would let the caller go on
 
     @abstractmethod
     async def _close(self) -> None:
@@ -104,6 +116,12 @@ class BaseSandbox(ABC):
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def _heard(closing: "asyncio.Task[None]") -> None:
+    """Takes the error where the caller was cancelled meanwhile: asyncio prints a traceback of what nobody takes."""
+    if not closing.cancelled():
+        closing.exception()
 
 
 class LocalSandbox(BaseSandbox):

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import threading
@@ -170,7 +171,7 @@ def _exit_of(process: "subprocess.Popen[bytes]") -> "asyncio.Future[int]":
         os.close(pidfd)
         # Whoever killed the leader may have left its group. The group's number is its own until the leader is reaped.
         kill_group(process.pid)
-        exited.set_result(process.wait())
+        _settle(exited, process.wait())
 
     loop.add_reader(pidfd, reap)
     return exited
@@ -180,4 +181,11 @@ def _wait_in_thread(
     process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: "asyncio.Future[int]"
 ) -> None:
     status = process.wait()
-    loop.call_soon_threadsafe(exited.set_result, status)
+    with contextlib.suppress(RuntimeError):  # the loop was closed
+        loop.call_soon_threadsafe(_settle, exited, status)
+
+
+def _settle(exited: "asyncio.Future[int]", status: int) -> None:
+    """Where a loop ends, it cancels whoever waits."""
+    if not exited.done():
+        exited.set_result(status)

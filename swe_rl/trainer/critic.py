@@ -12,6 +12,7 @@ Invariants:
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from swe_rl.trainer.compute import Compute, of_tokens, per_token
 from swe_rl.trainer.minibatch import MiniBatch
 from swe_rl.trainer.optimizer import CriticMetrics, Optimizer, RowsOf
 from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.sharded.attention import again_without_cudnn
 
 PREFIX = "critic."
 _MODEL, _OPTIMIZER = f"{PREFIX}model.", f"{PREFIX}optimizer."
@@ -99,13 +101,15 @@ class Critic:
     def update(self, minis: Sequence[MiniBatch], lr: float, until_unread: Callable[[], None]) -> CriticMetrics:
         """`algo.critic_epochs` times over the mini-batches of rows that `credited` gave."""
         explained = self._explained()
-        losses, norms = [], []
+        losses, updates = [], []
         for mini in [mini for _ in range(self._algo.critic_epochs) for mini in minis]:
-            losses.append(self._accumulate(mini))
+            passes = partial(self._accumulate, mini)
+            losses.append(passes())
             until_unread()
-            norms.append(self._optimizer.apply(lr).grad_norm)
+            updates.append(self._optimizer.apply(lr, partial(again_without_cudnn, self._compute.device, passes)))
         count = max(1, len(losses))
-        return CriticMetrics(sum(losses) / count, explained, sum(norms) / count)
+        norm = sum(update.grad_norm for update in updates) / count
+        return CriticMetrics(sum(losses) / count, explained, norm, sum(update.repeated for update in updates))
 
     def _accumulate(self, mini: MiniBatch) -> float:
         sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]

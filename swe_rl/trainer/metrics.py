@@ -45,7 +45,8 @@ class TrainMetrics:
       critic_grad_norm: of a critic (`CriticMetrics`). None of the other algorithms.
     - trained_rows + skipped_rows = all rows; skipped are those masked as a whole or without advantage and other term.
     - updates: optimizer updates applied; nonfinite_updates: those dropped; repeated_updates: those whose gradient was
-      finite only when it was computed again without cuDNN's attention, or not even then (`attention.without_cudnn`);
+      finite only when it was computed again without cuDNN's attention, or not even then (`attention.without_cudnn`),
+      the critic's among them;
       idle_updates: mini-batches without any gradient (masked as a whole), which move neither weights nor moments.
     """
 
@@ -186,6 +187,7 @@ class StepStats:
         self.attempts += 1
         self.updates += update.applied
         self.nonfinite_updates += not update.is_finite
+        self.repeated_updates += update.repeated
         self.grad_norms += update.grad_norm if update.applied else 0.0
 
     def join(self, mesh: Mesh) -> None:
@@ -251,7 +253,7 @@ class StepStats:
             lr=lr,
             updates=self.updates,
             nonfinite_updates=self.nonfinite_updates,
-            repeated_updates=self.repeated_updates,
+            repeated_updates=self.repeated_updates + (self.critic.repeated_updates if self.critic else 0),
             idle_updates=self.attempts - self.updates - self.nonfinite_updates,
             train_s=train_s,
         )

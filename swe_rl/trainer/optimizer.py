@@ -30,10 +30,14 @@ RowsOf = Callable[[str, int, int], Tensor]  # rows first .. last + 1 of a named 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`grad_norm` is the global L2 norm before clipping; `applied` is False where it was not finite or 0."""
+    """`grad_norm` is the global L2 norm before clipping; `applied` is False where it was not finite or 0.
+
+    `repeated`: the gradient was computed a second time, and all else is said of the second.
+    """
 
     grad_norm: float
     applied: bool
+    repeated: bool = False
 
     @property
     def is_finite(self) -> bool:
@@ -45,12 +49,13 @@ class CriticMetrics:
     """Of PPO's critic in one step.
 
     loss: mean over its updates. explained: 1 - variance of target less value over that of targets, before them.
-    grad_norm: mean over its updates, before clipping.
+    grad_norm: mean over its updates, before clipping. repeated_updates: as in `TrainMetrics`.
     """
 
     loss: float
     explained: float | None
     grad_norm: float
+    repeated_updates: int
 
 
 class Optimizer:
@@ -89,13 +94,19 @@ class Optimizer:
         self.lr = lr
         self.nonfinite_in_a_row = 0
 
-    def apply(self, lr: float) -> Update:
+    def apply(self, lr: float, again: Callable[[], bool] | None = None) -> Update:
         """Clips, updates with this learning rate and clears the gradients.
 
-        Raises TrainerError at the third non-finite gradient norm in a row.
+        `again` is asked where the norm is not finite, and accumulates the gradients anew, or returns False. Raises
+        TrainerError at the third update in a row that is not finite in the end.
         """
+        norm = self._clip()
+        repeated = False
+        if again is not None and not math.isfinite(norm):
+            self._adamw.zero_grad(set_to_none=True)
+            if repeated := again():
+                norm = self._clip()
         with torch_threads(self._offload_threads or torch.get_num_threads()):
-            norm = _clipped(self._kinds, self._max_norm)
             finite = math.isfinite(norm)
             applied = finite and norm > 0.0
             if applied:
@@ -110,7 +121,11 @@ class Optimizer:
                 "was applied, so the weights are still those of the last good update. Lower trainer.lr or "
                 "trainer.grad_clip, and look for extreme values in the step's rewards and log-probabilities."
             )
-        return Update(grad_norm=norm, applied=applied)
+        return Update(grad_norm=norm, applied=applied, repeated=repeated)
+
+    def _clip(self) -> float:
+        with torch_threads(self._offload_threads or torch.get_num_threads()):
+            return _clipped(self._kinds, self._max_norm)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Detached views of the state, empty before the first update."""

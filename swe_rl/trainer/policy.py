@@ -194,6 +194,7 @@ class Trainer:
             "steps_done": self.steps_done,
             "updates_done": self.updates_done,
             "nonfinite_in_a_row": self._optimizer.nonfinite_in_a_row,
+            "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled(),
             **(self.critic.counters if self.critic else {}),
         }
         adapter = self.adapter.described() if self.adapter else None
@@ -226,6 +227,8 @@ class Trainer:
         self.steps_done = int(counters["steps_done"])
         self.updates_done = int(counters["updates_done"])
         self._optimizer.nonfinite_in_a_row = int(counters["nonfinite_in_a_row"])
+        if not counters.get("cudnn_attention", True):  # given up for good; checkpoints of before do not say
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if self.critic:
             self.critic.load_counters(counters)
 
@@ -306,11 +309,9 @@ class Trainer:
             accumulate = partial(self._accumulate, works, old_logprobs, ratios, pull, version, len(plan) == 1)
             accumulate(stats)
             self._until_unread()  # here, not at the step's start: all passes before it only read the weights
-            update = self._optimizer.apply(lr)
-            if not update.is_finite and attention.without_cudnn(self._compute.device):
-                accumulate(StepStats())  # the same passes again: only the experts' load counts them twice
-                update = self._optimizer.apply(lr)
-                stats.repeated_updates += 1
+            # The same passes where they run again: only the experts' load counts them twice.
+            again = partial(attention.again_without_cudnn, self._compute.device, partial(accumulate, StepStats()))
+            update = self._optimizer.apply(lr, again)
             stats.record(update)
             self.updates_done += update.applied
 

@@ -1,5 +1,6 @@
 """A server is lost by its own silence, never by ours."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -35,6 +36,13 @@ class Clock:
         for _ in range(round(seconds / TICK_S)):
             self.now_s += TICK_S
             lag.beat()
+
+
+class Punctual(LoopLag):
+    """For a clock that is not the loop's."""
+
+    def total_s(self):
+        return 0.0
 
 
 class Silent:
@@ -110,6 +118,25 @@ async def test_what_was_late_before_the_last_answer_buys_a_server_nothing(watche
     clock.run(lag, SILENT_S + 0.5)
     await monitor.look()
     assert lost == ["no answer"]
+
+
+async def test_a_look_that_goes_wrong_is_said_and_a_later_one_still_finds_the_loss(caplog):
+    """A monitor that ends is a server that is never lost: requests would be sent to it for ever."""
+    clock, client, lost = Clock(), Silent(), asyncio.Event()
+    client.error = None
+    answers = [ValueError("what is this?"), UnreachableError("refused"), UnreachableError("refused")]
+
+    async def get(path, *, timeout_s=None):
+        clock.now_s += REFUSED_S
+        raise answers.pop(0) if len(answers) > 1 else answers[0]
+
+    client.get = get
+    watcher = Watcher(lost=lambda _: lost.set(), back=lambda: None, restarted=lambda: None)
+    monitor = Monitor(client, watcher, clock=clock, period_s=0.001, lag=Punctual(clock))
+    monitor.start()
+    await asyncio.wait_for(lost.wait(), 20)
+    await monitor.close()
+    assert "what is this?" in caplog.text
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ class Holding:
 
     def __init__(self):
         self.events = []
+        self.failures = []
 
     def initial(self, engines):
         return {"engine": engines[-1], "held": []}
@@ -28,6 +29,8 @@ class Holding:
         if not isinstance(event, Tick):
             return []
         held, state["held"] = state["held"], []
+        if held and self.failures:
+            raise self.failures.pop()
         return [Place(one, state["engine"]) for one in [*held, "nobody"]]
 
 
@@ -67,6 +70,17 @@ async def test_a_held_request_that_is_given_up_is_finished(held):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert placement.held == 0 and policy.events[-1] == RequestFinished("p", "r", 7)
+
+
+async def test_a_router_that_fails_at_a_tick_is_the_error_of_those_who_wait_and_ticks_on(held):
+    placement, policy = held
+    placement.start()
+    policy.failures = [ZeroDivisionError("of the router")]
+    with pytest.raises(ZeroDivisionError, match="of the router"):
+        async with asyncio.timeout(20), placement.place("p", "r", 7):
+            raise AssertionError("never placed")
+    async with asyncio.timeout(20), placement.place("p", "again", 7) as placed:
+        assert placed.engine.name == "e1"
 
 
 async def test_a_failing_request_is_finished(held):

@@ -1,6 +1,7 @@
 """`gateway.processes`: conversations in processes of their own give what the driver alone gives, and die alone."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, InternalServerError
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.external import ExternalEngine
@@ -22,7 +23,7 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.features import Needs
-from swe_rl.gateway.errors import GatewayConfigError
+from swe_rl.gateway.errors import GatewayConfigError, GatewayError
 from swe_rl.gateway.processes.link import packed_completion, unpacked_completion
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.host.addresses import free_port
@@ -167,6 +168,77 @@ async def test_what_is_refused_and_paused_in_a_process_of_its_own(serve, says):
                 await other.chat.completions.create(model="tiny", messages=[user])
         pids = gateway.process_ids
     assert len(pids) == 2 and not any(map(alive, pids))
+
+
+class Unlikely(ScriptedEngine):
+    """Its answers have no log-probabilities, which nobody looks for."""
+
+    async def generate(self, *args, **named):
+        completion = await super().generate(*args, **named)
+        return replace(completion, logprobs=(None,) * len(completion.token_ids))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_an_error_that_nobody_foresaw_is_an_answer_and_no_silence(serve, says, processes):
+    async with serve(Unlikely(says("It is done.")), **settings_of(processes)) as (gateway, _, _):
+        gateway.open_session("s", SETTINGS)
+        async with agent_of(gateway, "s") as client:
+            asked = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Well?"}])
+            with pytest.raises(InternalServerError, match="The gateway failed: TypeError"):
+                await asyncio.wait_for(asked, 20)
+        assert (await gateway.close_session("s")).sampled_tokens == 0
+
+
+async def test_a_turn_that_cannot_be_kept_for_an_unforeseen_reason_loses_its_session(serve, says, monkeypatch):
+    async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, store, _):
+        gateway.open_session("s", SETTINGS)
+
+        async def fails(trace):
+            raise MemoryError("no room for a trace")
+
+        monkeypatch.setattr(store, "append_async", fails)
+        async with agent_of(gateway, "s") as client:
+            with contextlib.suppress(APIError):  # its answer may be faster than the loss
+                await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Well?"}])
+        summary = await gateway.close_session("s")
+        assert "a turn could not be kept: MemoryError: no room for a trace" in summary.lost
+
+
+async def test_a_question_that_goes_wrong_at_the_driver_is_answered(serve, says, monkeypatch):
+    async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, _, _):
+        workers, said = gateway._workers, []
+        process = next(iter(workers._processes.values()))
+        monkeypatch.setattr(process.link, "send", said.append)
+
+        async def goes_wrong():
+            raise KeyError("s")
+
+        workers._answer(process, {"question": 7}, goes_wrong())
+        await until(lambda: said, 20)
+        assert said == [{"kind": "answer", "question": 7, "problem": "the gateway failed: KeyError: 's'"}]
+        monkeypatch.undo()
+
+
+async def test_a_beginning_that_goes_wrong_in_the_process_is_answered(serve, says):
+    async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, _, _):
+        gateway.open_session("s", SETTINGS)
+        process, far = gateway._workers._sessions["s"]
+        process.link.send({"kind": "replay", "session": "s", "beginning": {"strange": 1}})
+        with pytest.raises(GatewayError, match="the gateway failed: TypeError"):
+            await asyncio.wait_for(far.replayed(), 20)
+
+
+async def test_a_server_that_cannot_be_asked_from_the_process_is_an_answer(serve, says):
+    class Strange(ScriptedEngine):
+        async def generate(self, prompt_ids, params, **named):
+            return await prompt_ids.carrier.post(HttpClient("http://127.0.0.1:9"), 5, {"prompt": prompt_ids})
+
+    async with serve(Strange(says("no")), **settings_of(2)) as (gateway, _, _):
+        gateway.open_session("s", SETTINGS)
+        async with agent_of(gateway, "s") as client:
+            asked = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Well?"}])
+            with pytest.raises(APIStatusError, match="the gateway failed: TypeError"):
+                await asyncio.wait_for(asked, 20)
 
 
 async def test_a_port_in_use_is_the_users_to_change(serve, says):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from swe_rl.job.plan import plan
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import trainer_of
+from swe_rl.run.session import banner
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +248,19 @@ def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
     monkeypatch.setattr(simulate, "PLAN_TURNS", 10)
     rest = simulate.step_rollouts(config)
     assert rest.source.startswith("at least") and rest.seconds == bound_s(config)
+
+
+@pytest.mark.parametrize(
+    "overrides", [[], ["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "hardware.gpu_bf16_tflops=0"]]
+)
+def test_a_time_of_training_that_nothing_is_known_of_is_no_time_of_zero(overrides):
+    """Neither on a CPU nor on GPUs of unknown speed; and what a run says first names no time then."""
+    config = compose(overrides).config
+    made = plan(config)
+    assert made["time"]["training_s_per_step"] == "not known" and duration.train_s(config) == 0.0
+    assert "takes no time" not in made["time"]["assuming"]
+    assert "without training" in job._in_short(made)
+    assert not any("about" in line for line in banner(config, made, Path("/runs/a")))
 
 
 def test_what_cannot_be_simulated_is_bounded_and_said():

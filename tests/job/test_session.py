@@ -13,6 +13,7 @@ import pytest
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
+from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
 from swe_rl.run.session import session
@@ -112,6 +113,21 @@ def test_a_disk_that_takes_no_report_ends_no_run(make, fresh, capsys):
     said = capsys.readouterr()
     assert f"{path / 'report.html'} is not written, and the run goes on without it" in said.err
     assert "report:" not in said.out
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_end_that_cannot_be_written_names_the_files_that_there_would_be(make, fresh, capsys, reports):
+    path = fresh()
+
+    def then_fails(one):
+        one.status.finish = lambda *_, **__: write_text_atomic(path / "events.jsonl" / "status.json", "")
+        raise RunError("the real one")
+
+    with pytest.raises(RunError, match="the real one"), session(make(), path, total_steps=0, reports=reports) as one:
+        then_fails(one)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the summary and the report could not be written" in said) is reports
+    assert ("how it ended could not be written" in said) is not reports and "status.json" in said
 
 
 def test_auto_continues_the_newest_unfinished_run_in_its_own_folder(make, fresh):

@@ -20,11 +20,14 @@ from swe_rl.config.parts import reads
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
+from swe_rl.job.plan import _in_short, plan
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState
+from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
+from swe_rl.plan import duration
 from swe_rl.plan.warm_start import trained
 from swe_rl.run.warm_start import WarmStart
 from swe_rl.trainer.metrics import TrainMetrics
@@ -66,6 +69,39 @@ def test_it_leaves_a_model_that_loads(run, tmp_path):
     assert figures["seed"] == 0 and 0 < figures["loss_skill"] < 10 and 0 < figures["loss_beginner"] < 10
     assert RunFolder(tmp_path / "run_0_model").status().status is RunState.done
     assert not list(tmp_path.glob(".*aside"))
+
+
+def test_the_plan_has_the_updates_tokens_and_checkpoints_of_the_run(run, tmp_path):
+    more = ("sft.checkpoint_every_steps=1", "trainer.keep_checkpoints=2")
+    run("model", *more)
+    folder = RunFolder(tmp_path / "run_0_model")
+    model = ("model.params_b=" + str(build_model(compose([*SMALL]).config.model, 0).num_parameters() / 1e9),)
+    made = plan(compose([*SMALL, *more, *model]).config)
+    steps, batch = list(iter_jsonl(folder.steps_jsonl)), made["batch"]
+    assert len(steps) == sum(step["updates"] for step in steps) == batch["updates"] == 3
+    least = batch["tokens_per_update_at_least"]
+    assert all(least <= step["fed_tokens"] < 2 * least for step in steps)  # the last demonstration goes over it
+    assert batch["data_parallel_ranks"] == 1
+    kept = [checkpoint for checkpoint in folder.checkpoints.iterdir() if checkpoint.is_dir()]
+    on_disk_gb = [sum(file.stat().st_size for file in one.rglob("*.safetensors")) / 1e9 for one in kept]
+    assert len(kept) == made["disk"]["checkpoints_kept"] == 2
+    assert on_disk_gb == pytest.approx([made["disk"]["checkpoint_gb"]] * 2, rel=0.1)
+    assert made["disk"]["checkpoints_gb_at_most"] == pytest.approx(3 * made["disk"]["checkpoint_gb"], rel=0.01)
+    assert made["time"] == {"update": "not estimated: no GPU, or its speed is not known"}
+
+
+def test_the_plans_time_on_gpus_by_hand():
+    """Six operations a parameter and token, a third more where activations are computed again, at 35 % of the peak."""
+    config = compose(["job=sft", "model=qwen3_0_6b", "layout=dp4", "hardware=h100x8", "sft.start=/m"]).config
+    made, gpus = plan(config), config.layout.trainer_gpus
+    passes = 8 if config.trainer.activation_checkpointing else 6
+    operations = passes * config.model.active_params_b * 1e9 * config.sft.tokens_per_batch
+    update_s = operations / (gpus * config.hardware.gpu_bf16_tflops * 1e12 * 0.35)
+    assert made["time"]["training_s_per_update"] == pytest.approx(update_s, rel=0.1)  # compiled layers take a tenth off
+    updates = config.sft.steps + config.sft.beginner_steps
+    hours = (duration.START_S + updates * update_s) / 3600
+    assert made["time"]["gpu_hours"] == pytest.approx(gpus * hours, rel=0.1)
+    assert f"; {gpus} GPUs, {made['time']['gpu_hours']:g} GPU-hours" in _in_short(made)  # of those that are not idle
 
 
 def test_with_experts_it_is_a_mixture(run):

@@ -41,15 +41,15 @@ def archive() -> bytes:
     return made.getvalue()
 
 
-def load(address: str) -> str:
-    """Puts the image on the engine and returns its name."""
+def load(address: str, image: str = IMAGE, variables: tuple[str, ...] = ()) -> str:
+    """Puts the image on the engine and returns its name; `variables` are NAME=VALUE."""
     client = pytest.importorskip("docker").APIClient(base_url=address, timeout=60)
-    changes = [f"ENV PATH={search_path()}", "WORKDIR /testbed"]
-    name, _, tag = IMAGE.rpartition(":")
+    changes = [f"ENV PATH={search_path()}", *(f"ENV {pair}" for pair in variables), "WORKDIR /testbed"]
+    name, _, tag = image.rpartition(":")
     said = client.import_image_from_data(archive(), repository=name, tag=tag, changes=changes)
     client.tag(json.loads(str(said).splitlines()[-1])["status"], name, tag, force=True)  # podman drops the tag
     client.close()
-    return IMAGE
+    return image
 
 
 def _add(

@@ -136,6 +136,25 @@ async def test_a_look_takes_a_tenth_of_a_core_at_most(tmp_path: Path, monkeypatc
     assert min(after - before for before, after in zip(looks, looks[1:], strict=False)) >= 0.45
 
 
+async def test_a_look_that_fails_is_said_and_the_next_one_still_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    watcher = Watcher(Bounds(None, None, DiskUse(_MIB, 1000)), every_s=0.01)
+    look, failures = watcher._look, [OSError("no answer"), OSError("no answer")]
+
+    def fails_first(waiting: list[object]) -> object:
+        if failures:
+            raise failures.pop()
+        return look(waiting)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(watcher, "_look", fails_first)
+    watched = watcher.watch(os.getpid(), watcher.folder(tmp_path), isolated=False)
+    (tmp_path / "big").write_bytes(bytes(2 * _MIB))
+    assert "GB of disk" in await asyncio.wait_for(watched.over, LONG_S)
+    watcher.forget(watched)
+    assert sum("no answer" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_usage_of_this_process():
     own = Processes().of(os.getpid())
     assert os.getpid() in {process.pid for process in own}

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ import psutil
 import pytest
 
 from swe_rl.sandbox.base import HeadTail
-from swe_rl.sandbox.command import CommandSpec, run_command
+from swe_rl.sandbox.command import CommandSpec, _exit_of, run_command
+from tests.support.waiting import until
 
 
 def is_zombie(process):
@@ -153,3 +155,15 @@ def test_many_commands_share_descriptors_without_mixing_them_up(run, tmp_path):
             await asyncio.gather(*(one(number) for number in range(32)))
 
     run(main())
+
+
+async def test_the_end_of_a_command_that_nobody_waits_for_any_more_is_no_error():
+    """As where a loop ends: it cancels whoever waits, and the process ends a moment later."""
+    unheard: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context["message"]))
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)  # noqa: ASYNC220
+    _exit_of(process).cancel()
+    process.kill()
+    await until(lambda: process.returncode is not None)
+    await asyncio.sleep(0)
+    assert unheard == []

@@ -29,6 +29,7 @@ from swe_rl.sandbox.container.engine import (
 )
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from tests.sandbox import host_image
 from tests.sandbox.test_sandbox_door import Heard
 from tests.support.waiting import until
 
@@ -86,6 +87,18 @@ async def test_no_network_few_capabilities_and_no_new_privileges(make: ProviderO
     assert interface.strip() == "lo"
     assert int(capabilities.split()[1], 16).bit_count() == 7
     assert privileges.split()[1] == "1"
+
+
+async def test_commands_have_the_variables_of_the_image_but_for_those_that_every_sandbox_sets(
+    make: ProviderOf, kind: SandboxKind, engine_addresses: Callable[[SandboxKind], str]
+):
+    """As the `ENV` lines of a Harbor task's Dockerfile leave them."""
+    image = host_image.load(engine_addresses(kind), "localhost/swe_rl_variables:1", ("FLAVOUR=lemon", "PAGER=more"))
+    sandbox = await make().create(Workspace(image=image, workdir="/testbed"), owner="x")
+    said = await sandbox.exec("echo $FLAVOUR $PAGER; bash -c 'echo $FLAVOUR'", timeout_s=20)
+    assert said.output == "lemon cat\nlemon\n"
+    given = await sandbox.exec("echo $FLAVOUR", timeout_s=20, env={"FLAVOUR": "lime"})
+    assert given.output == "lime\n"
 
 
 async def test_memory_ends_the_command_and_not_the_sandbox(make: ProviderOf, workspace: Workspace):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -245,6 +247,46 @@ async def test_what_cannot_be_removed_spoils_one_sandbox_and_not_the_provider(
     assert sum("second-2 cannot be removed" in text for text in said) == 1
     with pytest.raises(SandboxError, match="closed"):
         await second.exec("true", timeout_s=1)
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_who_is_cancelled_hears_nothing_of_what_cannot_be_removed(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+):
+    """An error in place of the cancellation would let an attempt go on; one that nobody takes prints a traceback."""
+    loop, unheard, begun, let_go = asyncio.get_running_loop(), [], asyncio.Event(), threading.Event()
+    loop.set_exception_handler(lambda _, context: unheard.append(context["message"]))
+    provider = ProcessProvider(SandboxConfig(isolation=Isolation.none), tmp_path / "scratch", warn=lambda _: None)
+
+    def refuse_later(path: Path, **_: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        let_go.wait(30)
+        _refuse(path)
+
+    async def used() -> None:
+        sandbox = await provider.create(workspace, owner="used")
+        try:
+            if when == "before":
+                working.set()
+                await asyncio.Event().wait()
+        finally:
+            await sandbox.close()
+
+    working = asyncio.Event()
+    with monkeypatch.context() as stubborn:
+        stubborn.setattr("swe_rl.sandbox.base.remove_tree", refuse_later)
+        attempt = asyncio.ensure_future(used())
+        await (working if when == "before" else begun).wait()
+        attempt.cancel()
+        if when == "before":
+            let_go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        let_go.set()
+        await provider.close()
+    del attempt
+    gc.collect()
+    assert unheard == []
 
 
 def _refuse(path: Path, **_: object) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.choices import Isolation
+from swe_rl.config.choices import Isolation, SandboxKind
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.isolation import package_folders
 from swe_rl.sandbox.protocol import Door, SandboxError, Toolchain, Workspace
+from swe_rl.sandbox.remote.client import RemoteProvider
+from swe_rl.sandbox.remote.server import ServerOptions, serving
 from tests.sandbox.test_sandbox_door import GET, PATH, gateway
 from tests.sandbox.test_sandbox_process import folders
 
@@ -52,6 +55,23 @@ async def test_commands_find_it_under_its_name_with_its_settings(make, owned: Wo
     assert result.output == f"{SEEN_AS}/bin/python\nown python\nthere 7 /tmp\n/testbed\n"
     given = await sandbox.exec("echo $TOOLS", timeout_s=10, env={"TOOLS": "given"})
     assert given.output == "given\n"
+
+
+@needs_bwrap
+async def test_it_travels_to_a_sandbox_server(make, owned: Workspace, tmp_path: Path):
+    options = ServerOptions(slots=2, lease_s=60.0, key=None)
+    async with serving(make(Isolation.bubblewrap), tmp_path / "server", options) as url:
+        provider = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
+        for owner in ("first", "second"):
+            sandbox = await provider.create(owned, owner=owner)
+            result = await sandbox.exec("command -v python; python; echo $TOOLS $PYTHONHASHSEED; pwd", timeout_s=10)
+            assert result.output == f"{SEEN_AS}/bin/python\nown python\nthere 7\n/testbed\n"
+        await provider.close()
+    async with serving(make(Isolation.none), tmp_path / "plain", options) as url:
+        provider = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
+        with pytest.raises(UserError, match=f"its commands need its own Python at {SEEN_AS}"):
+            await provider.create(owned, owner="third")
+        await provider.close()
 
 
 @needs_bwrap

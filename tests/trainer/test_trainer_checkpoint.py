@@ -367,3 +367,17 @@ def test_rank_0_alone_prunes(tmp_path, monkeypatch, rank, prunes):
     mesh = Mesh(dp=2, sp=1, rank=rank, device=torch.device("cpu"), shards=None, sp_group=None)
     checkpoints.Checkpoints(mesh)._write(tmp_path / "step_000001", {}, {}, 2)
     assert bool(pruned) is prunes
+
+
+def test_what_resumes_does_without_cudnns_attention_where_the_run_before_gave_it_up(tmp_path):
+    cudnn = torch.backends.cuda
+    before = cudnn.cudnn_sdp_enabled()
+    try:
+        for given_up in (False, True):
+            cudnn.enable_cudnn_sdp(not given_up)
+            saved = save(tmp_path / str(given_up), step=1)
+            cudnn.enable_cudnn_sdp(True)  # as a new process has it
+            load(saved)
+            assert cudnn.cudnn_sdp_enabled() is not given_up
+    finally:
+        cudnn.enable_cudnn_sdp(before)

@@ -10,11 +10,13 @@ import torch
 
 from swe_rl.config.choices import Advantage
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.trainer import critic
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, newest
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.mesh import alone
 from tests.trainer.test_trainer_checkpoint import Killed, die_at, raise_killed
 
@@ -206,3 +208,28 @@ def test_a_checkpoint_without_a_critic_is_refused_by_name(make, rows, rank_cases
     saved = Checkpoints(mesh).save(tmp_path, plain, keep=1, background=False, **state)
     with pytest.raises(CorruptCheckpointError, match="critic"):
         Checkpoints(mesh).load(saved, make())
+
+
+@pytest.mark.parametrize("kernel_is_at_fault", [True, False])
+def test_a_critics_non_finite_gradient_is_computed_again_without_cudnns_attention(
+    make, rows, monkeypatch, kernel_is_at_fault
+):
+    one, other, original, asked = make(), make(), critic.value_loss, []
+
+    def bad_kernel(*args):
+        return original(*args) * (1.0 if asked and kernel_is_at_fault else float("nan"))
+
+    def without_cudnn(device):
+        asked.append(device)
+        return len(asked) == 1
+
+    expected = other.train_step(rows, 1)
+    monkeypatch.setattr(critic, "value_loss", bad_kernel)
+    monkeypatch.setattr(attention, "without_cudnn", without_cudnn)
+    before = copy.deepcopy(one.critic.model.state_dict())
+    metrics = one.train_step(rows, 1)
+    assert metrics.repeated_updates == 1 and asked == [torch.device("cpu")]
+    wanted = other.critic.model.state_dict() if kernel_is_at_fault else before
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in one.critic.model.state_dict().items())
+    if kernel_is_at_fault:
+        assert metrics.critic_grad_norm == expected.critic_grad_norm

@@ -55,6 +55,23 @@ def test_a_non_finite_update_is_dropped_and_the_third_stops(value):
     assert bool(torch.isfinite(model.weight).all())
 
 
+@pytest.mark.parametrize("second", [math.nan, 1.0])
+def test_an_update_that_is_computed_again_counts_as_one(second):
+    model, optimizer = pair()
+    gradients(model, math.nan)
+
+    def again():
+        assert model.weight.grad is None  # nothing of the first gradient is in the second
+        gradients(model, second)
+        return True
+
+    update = optimizer.apply(0.1, again)
+    assert update.repeated and update.applied is math.isfinite(second)
+    assert optimizer.nonfinite_in_a_row == (0 if update.applied else 1)
+    gradients(model, 1.0)
+    assert not optimizer.apply(0.1, again).repeated  # what is finite is not asked about
+
+
 def test_a_zero_gradient_moves_nothing():
     """Momentum and decay would: what a mini-batch without a trained token has learned is nothing."""
     model, optimizer = pair()

@@ -1,5 +1,6 @@
 """The port where ranks of other nodes come in: whoever has the key, whatever others do there."""
 
+import errno
 import os
 import socket
 import threading
@@ -62,3 +63,19 @@ def test_a_closed_door(door):
         if thread.name == "rank-door":
             thread.join(5.0)
             assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EMFILE])
+def test_a_connection_that_cannot_be_taken_does_not_shut_the_door(monkeypatch, number):
+    accept, failures = socket.socket.accept, [OSError(number, "not this one")]
+
+    def fails_first(of):
+        if failures:
+            raise failures.pop()
+        return accept(of)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_first)
+    door = RankDoor()
+    threading.Thread(target=come_in, args=(HERE, door.port, door.key, 3), daemon=True).start()
+    assert door.take(3, 10.0) is not None
+    door.close()

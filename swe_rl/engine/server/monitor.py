@@ -13,6 +13,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient, UnreachableError
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_log = logging.getLogger(__name__)
 _GAUGES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -247,5 +249,8 @@ class Monitor:
 
     async def _run(self) -> None:
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # of ours: a server whose monitor has ended would never be lost
+                _log.exception("a look at the server %s went wrong, the next one follows", self._client.url)
             await asyncio.sleep(self._period_s)

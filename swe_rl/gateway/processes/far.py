@@ -10,9 +10,10 @@ Invariants:
 """
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,14 @@ from swe_rl.engine.server.client import (
     UnreachableError,
 )
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.errors import ApiError, GatewayError, GatewayLostError, refusal_of
+from swe_rl.gateway.errors import ApiError, GatewayError, GatewayLostError, internal_failure, refusal_of
 from swe_rl.gateway.live import SessionSummary, Waits
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
 from swe_rl.gateway.session import Recorded
 from swe_rl.gateway.trace import Break, TraceStoreError
 
+_log = logging.getLogger(__name__)
 _FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
 _KEPT = 4  # turns whose ids are held: sub-agents take turns
 
@@ -90,6 +92,7 @@ class FarSession:
         self._keeping: set[asyncio.Task[None]] = set()
         self._in_order = asyncio.Lock()
         self._unkept: TraceStoreError | None = None
+        self._gap = ""  # why a turn of it is not with the store
         self._replay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -159,6 +162,11 @@ class FarSession:
         times_s = dict.fromkeys(("queue", "prefill", "decode"), 0.0)
         self._end(SessionSummary(0, 0, {}, times_s, lost=reason))
 
+    def summary(self) -> SessionSummary:
+        """Once it has ended and is settled; its last turn may have been lost after the end."""
+        ended = self.ended.result()
+        return replace(ended, lost=self._gap) if self._gap else ended
+
     async def settle(self) -> None:
         """Its calls have ended and its turns are with the store when this returns."""
         for task in list(self._calls.values()):
@@ -177,8 +185,10 @@ class FarSession:
                 raise refusal_of(self._unkept)
             sampled = await self._sampling.answer(wanted)
         except ApiError as error:
-            fields = {name: getattr(error, name) for name in ("status", "message", "kind", "code", "param")}
-            self._link.send({"kind": "refusal", "call": call, "error": fields})
+            self._refuse(call, error)
+        except Exception as error:  # of ours: the call waits in its process for an answer, whatever it is
+            _log.exception("a call of session %s failed", self.session_id)
+            self._refuse(call, internal_failure(error))
         else:
             self._answered[call] = _Answered(wanted.prompt_ids, sampled)
             completion, body = packed_completion(sampled.completion, logprobs)
@@ -187,12 +197,20 @@ class FarSession:
         finally:
             self._calls.pop(call, None)
 
+    def _refuse(self, call: int, error: ApiError) -> None:
+        fields = {name: getattr(error, name) for name in ("status", "message", "kind", "code", "param")}
+        self._link.send({"kind": "refusal", "call": call, "error": fields})
+
     async def _keep(self, answered: _Answered, turn: Recorded, call_s: float) -> None:
         async with self._in_order:
             try:
                 await self._sampling.keep(self.session_id, answered.prompt_ids, turn, answered.sampled, call_s)
             except TraceStoreError as error:  # the store keeps it, for whoever closes the session
                 self._unkept = error
+            except Exception as error:  # of ours: without the turn the session is not what its agent saw
+                _log.exception("a turn of session %s could not be kept", self.session_id)
+                self._gap = f"a turn could not be kept: {type(error).__name__}: {error}"
+                self.lose(self._gap)
 
     @staticmethod
     def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -12,6 +12,7 @@ Invariants:
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -43,6 +44,7 @@ from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import make_tool_parser
 
+_log = logging.getLogger(__name__)
 _COUNTED_S = 1.0  # answers are counted here, and told so often
 
 
@@ -167,6 +169,10 @@ class _FarSampler:
             answer["status"], body = reply.status, reply.body
         except EngineError as error:
             answer |= {"error": type(error).__name__, "message": str(error)}
+        except Exception as error:  # of ours: the driver waits for an answer, whatever it is
+            _log.exception("a server could not be asked")
+            message = f"the gateway failed: {type(error).__name__}: {error}"
+            answer |= {"error": EngineError.__name__, "message": message}
         finally:
             if self._posts.get(call) is this:
                 del self._posts[call]
@@ -275,6 +281,9 @@ class Worker:
             tokens = await self._sessions.replay(head["session"], Beginning(**head["beginning"]))
         except GatewayError as error:
             self.link.send(answer | {"error": str(error)})
+        except Exception as error:  # of ours: the driver waits for an answer, whatever it is
+            _log.exception("a session's beginning could not be taken over")
+            self.link.send(answer | {"error": f"the gateway failed: {type(error).__name__}: {error}"})
         else:
             self.link.send(answer | {"prompt_tokens": tokens})
 

@@ -242,7 +242,7 @@ class Workers:
             process.sessions.pop(session_id, None)
             self._placement.release(session_id)
         await self._store.flush()
-        return far.ended.result()
+        return far.summary()
 
     def pause(self, paused: bool) -> None:
         self._paused = paused
@@ -331,6 +331,9 @@ class Workers:
                 said = await answering
             except TraceStoreError as error:
                 said = {"problem": str(error)}
+            except Exception as error:  # of ours: a caller waits for an answer, whatever it is
+                _log.exception("a question of process %d of gateway.processes went wrong", process.index)
+                said = {"problem": f"the gateway failed: {type(error).__name__}: {error}"}
             process.link.send({"kind": "answer", "question": head["question"], **said})
 
         task = asyncio.get_running_loop().create_task(answer())

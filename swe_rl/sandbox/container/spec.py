@@ -3,7 +3,7 @@
 Invariants:
 - No network unless `sandbox.network`; no capability beyond what files, users and signals inside need; no new privilege.
 - Output is not logged by the engine: a command that prints without end fills no disk.
-- The image's own PATH, HOME and user stay; everything else of the environment is ours.
+- The image's own user and variables stay, but for those that every sandbox sets in the same way (`environment`).
 """
 
 from dataclasses import dataclass

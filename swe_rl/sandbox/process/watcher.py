@@ -271,11 +271,17 @@ class Watcher:
             self._task = None
 
     async def _look_on(self) -> None:
-        pause_s = self._every_s
+        pause_s, said = self._every_s, False
         while True:
             await asyncio.sleep(pause_s)
             waiting = [command for command in self._watched if not command.over.done()]
-            over_limits, took_s = await asyncio.to_thread(self._look, waiting)
+            try:
+                over_limits, took_s = await asyncio.to_thread(self._look, waiting)
+            except Exception as error:  # whatever it is: commands without bounds would be worse than a late look
+                if not said:
+                    _log.warning("sandboxes: a look at what commands use failed, the next follows: %r", error)
+                said = True
+                continue
             for command, reason in over_limits:
                 if not command.over.done():
                     command.over.set_result(reason)

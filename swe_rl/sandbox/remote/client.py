@@ -25,7 +25,7 @@ from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox.archive import digest_of
 from swe_rl.sandbox.base import BaseProvider, BaseSandbox, safe_name
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Toolchain, Waited, Workspace, no_wait
 from swe_rl.sandbox.remote import wire
 
 _CONNECT_S = 20.0
@@ -251,6 +251,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
             "workdir": workspace.workdir,
             "places": list(workspace.places),
             "workspace": await self._send(workspace.path, owner) if workspace.path else None,
+            "toolchain": await self._toolchain(workspace.toolchain, owner) if workspace.toolchain else None,
             "door": {"host": door.host, "port": door.port, "path": door.path} if door else None,
         }
         try:
@@ -263,6 +264,10 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         )
         self._open.add(sandbox)
         return sandbox
+
+    async def _toolchain(self, toolchain: Toolchain, owner: str) -> dict[str, Any]:
+        sent = await self._send(toolchain.folder, owner)
+        return wire.ToolchainOrder(sent, toolchain.seen_as, toolchain.variables).as_json()
 
     async def _start(self, order: dict[str, Any]) -> dict[str, Any]:
         while True:

@@ -27,7 +27,7 @@ from aiohttp import web
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.host.addresses import is_loopback
 from swe_rl.sandbox.archive import Workspaces
-from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Toolchain, Workspace
 from swe_rl.sandbox.remote import wire
 
 Held = TypeVar("Held")
@@ -232,17 +232,26 @@ class RuntimeServer:
         return web.json_response({"workdir": entry.sandbox.workdir, "door_url": entry.sandbox.door_url}, status=201)
 
     async def _make(self, run: str, name: str, order: dict[str, Any]) -> _Entry:
-        path = self._workspaces.path(order["workspace"]) if order.get("workspace") else None
-        if order.get("workspace") and path is None:
-            raise SandboxError(f"workspace {order['workspace']} was not sent to this server")
+        path = self._sent(order["workspace"]) if order.get("workspace") else None
         places = wire.places_of(order.get("places", []))
-        workspace = Workspace(path=path, image=order.get("image"), workdir=str(order["workdir"]), places=places)
+        toolchain = None
+        if order.get("toolchain"):
+            programs = wire.ToolchainOrder.read(order["toolchain"])
+            toolchain = Toolchain(self._sent(programs.workspace), programs.seen_as, programs.variables)
+        workspace = Workspace(path, order.get("image"), str(order["workdir"]), toolchain, places)
         asked = order.get("door")
         door = Door(str(asked["host"]), int(asked["port"]), str(asked["path"])) if asked else None
         sandbox = await self._provider.create(workspace, owner=str(order["owner"]), door=door)
         entry = _Entry(sandbox, str(order["owner"]), time.monotonic())
         self._leases.hold(run, name, entry, time.monotonic())
         return entry
+
+    def _sent(self, digest: str) -> Path:
+        """Raises SandboxError."""
+        path = self._workspaces.path(digest)
+        if path is None:
+            raise SandboxError(f"workspace {digest} was not sent to this server")
+        return path
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         _, _, entry = self._entry(request)

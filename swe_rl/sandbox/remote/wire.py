@@ -73,9 +73,34 @@ def places_of(value: Any) -> tuple[str, ...]:
     if len(value) > _MOST_PLACES:
         raise ValueError(f"{len(value)} places are more than {_MOST_PLACES}")
     for place in value:
-        if not _PLACE.fullmatch(place) or {".", ".."} & {*place.split("/")}:
-            raise ValueError(f"the place {place[:200]!r} is no absolute path of a folder")
+        _check_place(place)
     return tuple(value)
+
+
+def _check_place(place: str) -> None:
+    if not _PLACE.fullmatch(place) or {".", ".."} & {*place.split("/")}:
+        raise ValueError(f"the place {place[:200]!r} is no absolute path of a folder")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolchainOrder:
+    """A `Toolchain` whose folder was sent as a workspace."""
+
+    workspace: str
+    seen_as: str
+    variables: tuple[tuple[str, str], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"workspace": self.workspace, "seen_as": self.seen_as, "variables": [*map(list, self.variables)]}
+
+    @classmethod
+    def read(cls, record: dict[str, Any]) -> "ToolchainOrder":
+        """Raises KeyError, TypeError or ValueError for anything else."""
+        seen_as, pairs = str(record["seen_as"]), [(name, value) for name, value in record["variables"]]
+        _check_place(seen_as)
+        if not all(isinstance(text, str) for pair in pairs for text in pair):
+            raise TypeError("variables are no pairs of texts")
+        return cls(str(record["workspace"]), seen_as, tuple(pairs))
 
 
 def proof_of(key: str, server: str, challenge: str) -> str:

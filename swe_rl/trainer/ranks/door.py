@@ -9,6 +9,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -16,6 +17,7 @@ from typing import Any
 
 _PROOF_S = 20  # that somebody has to prove the key
 _BACKLOG = 256
+_AGAIN_S = 0.05
 
 
 class RankDoor:
@@ -24,6 +26,7 @@ class RankDoor:
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)
         self._socket = socket.create_server(("", 0), backlog=_BACKLOG)
+        self._closed = False
         self._came: dict[int, Connection] = {}
         self._change = threading.Condition()
         threading.Thread(target=self._let_in, name="rank-door", daemon=True).start()
@@ -39,6 +42,7 @@ class RankDoor:
             return self._came.pop(rank, None)
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns
         self._socket.close()
@@ -51,8 +55,11 @@ class RankDoor:
         while True:
             try:
                 came, _ = self._socket.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed; or this connection broke off, or too many files are open just now
+                if self._closed:
+                    return
+                time.sleep(_AGAIN_S)
+                continue
             threading.Thread(target=self._ask, args=(came,), name="rank-door-ask", daemon=True).start()
 
     def _ask(self, came: socket.socket) -> None:

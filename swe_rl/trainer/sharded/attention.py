@@ -161,6 +161,14 @@ def without_cudnn(device: torch.device) -> bool:
     return True
 
 
+def again_without_cudnn(device: torch.device, passes: Callable[[], object]) -> bool:
+    """Runs the passes of an update once more, where they may give another gradient now; says whether it did."""
+    if not without_cudnn(device):
+        return False
+    passes()
+    return True
+
+
 @lru_cache(maxsize=1)
 def attention_operators() -> list[Any]:
     """torch's operators behind the kernels, as far as this version has them."""
