@@ -1,6 +1,7 @@
 """Whether ranks that share a model train it as one alone does: the same rows, the same weights, three steps.
 
     python -m bench.rank_equality --model-dir FOLDER 1 dp2 sp2 dp4 dp2:sp2        # as many GPUs as the largest takes
+    python -m bench.rank_equality --model-dir FOLDER 1 dp4 dp4:shard2 dp2:sp2:shard2       # two replicas of two GPUs
     python -m bench.rank_equality --model-dir swe_rl/model/checkpoints/tiny 1 dp2 sp2      # processes on a CPU
 
 The first mesh is what the others are compared with. On GPUs matrices are multiplied in bfloat16, so losses and
@@ -16,6 +17,7 @@ import argparse
 import json
 import multiprocessing
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +26,27 @@ from swe_rl.host.addresses import free_port
 
 STEPS = 3
 LR = 1e-5
-Shape = tuple[int, int]  # dp, sp
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`shard`: ranks of a replica; None: all."""
+
+    dp: int = 1
+    sp: int = 1
+    shard: int | None = None
 
 
 def parse(text: str) -> Shape:
-    """`1`, `dp2`, `sp2`, `dp2:sp2`."""
-    dp = sp = 1
+    """`1`, `dp2`, `sp2`, `dp2:sp2`, `dp4:shard2`."""
+    sizes = {}
     for word in text.split(":"):
-        if word.startswith("dp"):
-            dp = int(word[2:])
-        elif word.startswith("sp"):
-            sp = int(word[2:])
+        name, number = word.rstrip("0123456789"), word.lstrip("abcdefghijklmnopqrstuvwxyz")
+        if name in ("dp", "sp", "shard") and number:
+            sizes[name] = int(number)
         elif word != "1":
-            raise SystemExit(f"{text}: a mesh is 1, dpN, spN or dpN:spN")
-    return dp, sp
+            raise SystemExit(f"{text}: a mesh is 1, or of dpN, spN and shardN: dp2:sp2, dp4:shard2")
+    return Shape(**sizes)
 
 
 def rows_for(vocabulary: int, rows: int, tokens: int) -> list[Any]:
@@ -95,7 +104,7 @@ def one_rank(mesh_text: str, rank: int, port: int, arguments: Any, results: Any)
     from swe_rl.trainer.sharded.assemble import sharded_trainer
     from swe_rl.trainer.sharded.mesh import make_mesh, process_group, whole
 
-    dp, sp = parse(mesh_text)
+    shape = parse(mesh_text)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -108,12 +117,12 @@ def one_rank(mesh_text: str, rank: int, port: int, arguments: Any, results: Any)
         prompts_per_mini_batch=arguments.rows,
         activation_checkpointing=True,
     )
-    with process_group(rank, dp * sp, device, f"127.0.0.1:{port}", timeout_s=300.0):
+    with process_group(rank, shape.dp * shape.sp, device, f"127.0.0.1:{port}", timeout_s=300.0):
         trainer = sharded_trainer(
             model_of(arguments.model_dir),
             config,
             AlgoConfig(),
-            make_mesh(sp, device),
+            make_mesh(shape.sp, device, shard_ranks=shape.shard),
             pad_token_id=0,
             temperature=1.0,
         )
@@ -147,8 +156,8 @@ def compare(arguments: argparse.Namespace) -> list[str]:
     results: Any = context.Queue()
     processes = []
     for text in arguments.meshes:
-        port, (dp, sp) = free_port(), parse(text)
-        for rank in range(dp * sp):
+        port, shape = free_port(), parse(text)
+        for rank in range(shape.dp * shape.sp):
             process = context.Process(target=one_rank, args=(text, rank, port, arguments, results), daemon=True)
             process.start()
             processes.append(process)
@@ -159,7 +168,7 @@ def compare(arguments: argparse.Namespace) -> list[str]:
     for process in processes:
         process.join(30.0)
     lines = [
-        f"{'mesh':<10} {'loss after 3':>13} {'d loss':>9} {'d norm/norm':>12} {'d weight, mean, steps':>22} {'max':>7}"
+        f"{'mesh':<15} {'loss after 3':>13} {'d loss':>9} {'d norm/norm':>12} {'d weight, mean, steps':>22} {'max':>7}"
     ]
     return lines + [row(text, found[arguments.meshes[0]], found[text]) for text in arguments.meshes]
 
@@ -172,7 +181,7 @@ def row(text: str, reference: Any, found: Any) -> str:
     apart = [np.abs(found[1][name] - one).ravel() / LR for name, one in reference[1].items()]
     together = np.concatenate(apart)
     mean, largest = float(together.mean()), float(together.max())
-    return f"{text:<10} {found[0][-1][0]:>13.6f} {losses:>9.1e} {norms:>12.1e} {mean:>22.1e} {largest:>7.2f}"
+    return f"{text:<15} {found[0][-1][0]:>13.6f} {losses:>9.1e} {norms:>12.1e} {mean:>22.1e} {largest:>7.2f}"
 
 
 if __name__ == "__main__":

@@ -232,7 +232,7 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
     kernel = choose(mesh, (own_heads, own_kv, head_dim), dtype, name)
     offload, compiled = "offload" in case.options, "compile" in case.options
     model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled=compiled, offload=offload)
-    fill_random(model, torch.device("cpu") if offload else mesh.device, rank=mesh.rank)
+    fill_random(model, torch.device("cpu") if offload else mesh.device)
     return model, name
 
 

@@ -44,6 +44,7 @@ _UNHASHED_KEYS = (
     "layout.trainer_ranks",
     "layout.sequence_parallel",
     "layout.expert_parallel",
+    "layout.shard_ranks",
     "trainer.max_tokens_per_micro_batch",  # the same sums in less memory, as the next two: a run that ran out goes on
     "trainer.activation_checkpointing",
     "trainer.offload_optimizer",

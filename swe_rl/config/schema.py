@@ -183,12 +183,13 @@ class LayoutConfig:
     """How many engines and trainer ranks there are, and which GPUs each of them has."""
 
     name: str = "local"  # of the option; in tables and labels
-    engines: Machines = 1  # inference replicas
+    engines: Machines = 1  # copies of the model that sample
     engine_tp: Machines = 1  # GPUs of one engine (tensor parallel)
     trainer_gpus: MachinesOrNone = 0  # GPUs that train; with colocated these are those of the engines
     trainer_ranks: MachinesOrNone = 0  # without trainer GPUs: processes of this host's CPU that train; 0: this process
     sequence_parallel: Machines = 1  # trainer GPUs that share one sequence
     expert_parallel: Machines = 1  # trainer ranks that share the experts of a mixture; tokens go to their experts
+    shard_ranks: Machines | None = None  # neighbouring trainer ranks that have all parameters once; None: all ranks
     colocated: bool = True  # engines and trainer take turns on the same devices
 
 

@@ -121,7 +121,7 @@ def _memory(config: Config) -> dict[str, Any]:
         kv_tokens = config.engine.max_num_seqs * config.engine.max_model_len
         return {
             "weights_gb": _round(memory.weights_gb(config.model, memory.CPU_BYTES)),
-            "trainer_states_gb": _round(memory.trainer_gb(config)),
+            "trainer_states_gb": _round(memory.trainer_gb(config) * sizes.replicas(config.layout)),
             "activations_gb": _round(memory.activations_gb(config)),
             "kv_cache_gb_at_most": _round(memory.kv_gb(config.model, kv_tokens, memory.CPU_BYTES)),
         }
@@ -132,6 +132,8 @@ def _memory(config: Config) -> dict[str, Any]:
             "engine_weights_gb": _round(memory.weights_gb(config.model) / config.layout.engine_tp),
         }
     if config.layout.trainer_gpus:
+        if (replicas := sizes.replicas(config.layout)) > 1:
+            parts["trainer_replicas"] = replicas
         parts |= {
             "trainer_states_gb": _round(memory.states_gb_per_gpu(config)),
             "trainer_activations_gb": _round(memory.activations_gb(config)),

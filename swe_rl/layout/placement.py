@@ -4,12 +4,13 @@ Invariants:
 - Pure: the same configuration gives the same map on every machine.
 - An engine never straddles two nodes; a colocated layout maps engines and trainer onto the same GPUs.
 - A GPU is named by (node, index on that node); nothing here asks a machine what it has.
-- As few nodes as hold the ranks; ranks that share a sequence (`sp` neighbours) are on one node: what they exchange does
-  not leave it.
+- As few nodes as hold the ranks; ranks that share a sequence, and those of a replica where there are several, are
+  neighbours on one node: what they exchange in each layer does not leave it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Protocol
 
 from swe_rl.config.choices import EngineKind
@@ -33,7 +34,7 @@ class Gpu:
 class Placement:
     """`engines[i]` are the GPUs of engine i, in tensor-parallel order; `trainer` those of the trainer, by rank.
 
-    Neighbouring trainer ranks share a sequence (`sequence_parallel` at a time).
+    Neighbouring trainer ranks share a sequence (`sequence_parallel` at a time), and the parameters (`shard_ranks`).
     """
 
     engines: tuple[tuple[Gpu, ...], ...]
@@ -107,27 +108,33 @@ class Room(Protocol):
     def here(self) -> bool: ...
 
 
-def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int, resource: str) -> list[int]:
+def neighbours(world: int, sp: int, shard_ranks: int | None) -> int:
+    """So many ranks at a time are on one node: whole sequences, and whole replicas where there are several."""
+    return lcm(sp, shard_ranks if shard_ranks and shard_ranks < world else 1)
+
+
+def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, together: int, resource: str) -> list[int]:
     """The index in `rooms` for each of `world` ranks. `free[i]`: units of `resource` (CPU, GPU) that room i has.
+    `together` is of `neighbours`.
 
     One node alone is `here`, where that suffices. Raises PlacementError with what every node has.
     """
-    groups = [rank_places([units], sp) // sp for units in free]
+    groups = [rank_places([units], together) // together for units in free]
     chosen: list[int] = []
-    for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // sp)):
-        if sum(groups[number] for number in chosen) * sp < world and groups[index]:
+    for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // together)):
+        if sum(groups[number] for number in chosen) * together < world and groups[index]:
             chosen.append(index)
-    if sum(groups[number] for number in chosen) * sp < world:
-        raise PlacementError(_too_few(rooms, free, world, sp, resource))
+    if sum(groups[number] for number in chosen) * together < world:
+        raise PlacementError(_too_few(rooms, free, world, together, resource))
     ranks: list[int] = []
     for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):
-        ranks += [index] * min(groups[index] * sp, world - len(ranks))
+        ranks += [index] * min(groups[index] * together, world - len(ranks))
     return ranks
 
 
-def rank_places(units: Iterable[float], sp: int) -> int:
-    """How many ranks fit nodes with so many units each, `sp` at a time on one of them."""
-    return sum(int(unit + 1e-6) // sp * sp for unit in units)
+def rank_places(units: Iterable[float], together: int) -> int:
+    """How many ranks fit nodes with so many units each, `together` at a time on one of them."""
+    return sum(int(unit + 1e-6) // together * together for unit in units)
 
 
 def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted: int) -> tuple[int, bool, int]:
@@ -135,11 +142,12 @@ def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted
     return -min(groups[index], wanted), not rooms[index].here, index
 
 
-def _too_few(rooms: Sequence[Room], free: Sequence[float], world: int, sp: int, resource: str) -> str:
+def _too_few(rooms: Sequence[Room], free: Sequence[float], world: int, together: int, resource: str) -> str:
     there = "; ".join(f"{room.name}: {units:g}" for room, units in zip(rooms, free, strict=True))
-    together = f", {sp} at a time on one node (layout.sequence_parallel={sp})" if sp > 1 else ""
+    keys = "layout.sequence_parallel, layout.shard_ranks"
+    at_a_time = f", {together} at a time on one node ({keys})" if together > 1 else ""
     return (
-        f"The trainer's {world} ranks need {world} {resource}s of the Ray cluster{together}; free are "
+        f"The trainer's {world} ranks need {world} {resource}s of the Ray cluster{at_a_time}; free are "
         f"{there or 'none'}. Start more nodes with `ray start --address=...`, end what holds them (`ray status`), or "
         "take a smaller layout."
     )

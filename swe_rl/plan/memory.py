@@ -9,7 +9,14 @@ Invariants:
 
 from swe_rl.config.choices import Advantage, EngineKind, OptimizerState
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.plan.sizes import serves_adapter, trajectories_at_once, trajectories_per_mini_batch, uses_no_gpu
+from swe_rl.plan.sizes import (
+    replica_ranks,
+    replicas,
+    serves_adapter,
+    trajectories_at_once,
+    trajectories_per_mini_batch,
+    uses_no_gpu,
+)
 
 ENGINE_BYTES = 2  # bfloat16
 CPU_BYTES = 4  # float32
@@ -89,8 +96,8 @@ def update_gb(config: Config) -> float:
 
 
 def trainer_gb(config: Config) -> float:
-    """States of all ranks together: weights, gradients, Adam moments, all of them twice with a critic; a reference
-    model on top if KL needs it, and a teacher.
+    """States of the ranks of a replica together: weights, gradients, Adam moments, all of them twice with a critic; a
+    reference model on top if KL needs it, and a teacher.
 
     With an offloaded optimizer these rest in the host's memory, too.
     """
@@ -115,7 +122,7 @@ def _frozen_gb(config: Config) -> float:
 
 
 def offloaded_gb(config: Config) -> float:
-    """Master weights, their gradients and moments in the nodes' memory, and the reference's weights.
+    """Master weights, their gradients and moments in the nodes' memory, and the reference's weights, of all replicas.
 
     16 bytes a parameter with float32 moments: 14 billion on one GPU need 236 GB, and the kernel ended that rank on a
     host of 264 GB, where the engine and the files of the model took the rest.
@@ -124,12 +131,13 @@ def offloaded_gb(config: Config) -> float:
         return 0.0
     copies = 2 if config.algo.advantage is Advantage.gae else 1
     bytes_per_parameter = CPU_BYTES + GRADIENT_BYTES + moment_bytes(config)
-    return copies * config.model.params_b * bytes_per_parameter + _frozen_gb(config)
+    states_gb = copies * config.model.params_b * bytes_per_parameter + _frozen_gb(config)
+    return states_gb * replicas(config.layout)
 
 
 def states_gb_per_gpu(config: Config) -> float:
-    """FSDP shards over all trainer GPUs, sequence-parallel groups included."""
-    return trainer_gb(config) / max(1, config.layout.trainer_gpus)
+    """FSDP shards over the ranks of a replica, sequence-parallel groups included; with offloading what stays."""
+    return trainer_gb(config) / replica_ranks(config.layout)
 
 
 def tokens_per_gpu(config: Config) -> int:

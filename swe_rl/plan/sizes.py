@@ -116,6 +116,16 @@ def data_parallel(layout: LayoutConfig) -> int:
     return max(1, ranks // max(1, layout.sequence_parallel))
 
 
+def replica_ranks(layout: LayoutConfig) -> int:
+    """Trainer ranks that have all parameters once; 1 where this process trains."""
+    return layout.shard_ranks or max(1, layout.trainer_gpus or layout.trainer_ranks)
+
+
+def replicas(layout: LayoutConfig) -> int:
+    """How many times the trainer's ranks have all parameters."""
+    return max(1, (layout.trainer_gpus or layout.trainer_ranks) // replica_ranks(layout))
+
+
 def trajectories_per_step(config: Config) -> int:
     return config.rollout.prompts_per_step * config.rollout.n
 

@@ -197,6 +197,7 @@ def rank_group(config: Config, session: Session, pad_token_id: int, restart: int
         world=trainer_ranks(config),
         sp=config.layout.sequence_parallel,
         ep=config.layout.expert_parallel,
+        shard_ranks=config.layout.shard_ranks,
         address="",
         device="cuda" if config.layout.trainer_gpus else "cpu",
         gpus=() if by_ray else trainer_gpus(config, os.environ),

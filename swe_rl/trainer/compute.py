@@ -307,4 +307,4 @@ def _ways_out(config: TrainerConfig) -> Iterator[str]:
     if not config.offload_optimizer:
         yield "trainer.offload_optimizer=true"
     if config.activation_checkpointing or config.offload_optimizer:
-        yield "more ranks (layout.trainer_gpus, layout.sequence_parallel)"
+        yield "more ranks (layout.trainer_gpus, layout.shard_ranks where it is set, layout.sequence_parallel)"

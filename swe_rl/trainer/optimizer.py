@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swe_rl.config.choices import OptimizerState
 from swe_rl.trainer.compact_adamw import MOMENTS, SCALES, CompactAdamW, fresh_state, state_keys
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.sharded.mesh import local_shard, shard_range, whole
+from swe_rl.trainer.sharded.mesh import local_shard, replicas_of, shard_range, whole
 
 MAX_NONFINITE = 3
 _EPS = 1e-6  # as torch's own clipping has it
@@ -190,12 +190,13 @@ def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _clipped(kinds: Sequence[Sequence[Tensor]], max_norm: float) -> float:
     """The L2 norm of all gradients before they are scaled down to `max_norm`; each weight counts once."""
-    if len(kinds) == 1:
+    replicas = replicas_of(kinds[0][0]) if kinds else 1
+    if len(kinds) == 1 and replicas == 1:
         return float(whole(nn.utils.clip_grad_norm_(kinds[0], max_norm)))
     gradients = [local_shard(param.grad) for kind in kinds for param in kind if param.grad is not None]
     square = nn.utils.get_total_norm(gradients).double() ** 2
-    dist.all_reduce(square)  # of all ranks: no two have the same rows of anything
-    norm = float(square.sqrt())
+    dist.all_reduce(square)  # of all ranks, which have each row once a replica: one sum, so replicas stay the same
+    norm = float((square / replicas).sqrt())
     torch._foreach_mul_(gradients, min(1.0, max_norm / (norm + _EPS)))
     return norm
 

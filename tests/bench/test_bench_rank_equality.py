@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.rank_equality import main, parse, rows_for
+from bench.rank_equality import Shape, main, parse, rows_for
 
 TINY = Path(__file__).parents[2] / "swe_rl" / "model" / "checkpoints" / "tiny"
 
 
 def test_names_of_meshes():
-    assert [parse(one) for one in ("1", "dp2", "sp4", "dp2:sp2")] == [(1, 1), (2, 1), (1, 4), (2, 2)]
-    with pytest.raises(SystemExit, match="a mesh is"):
-        parse("tp2")
+    meshes = [parse(one) for one in ("1", "dp2", "sp4", "dp2:sp2", "dp4:shard2")]
+    assert meshes == [Shape(), Shape(2), Shape(1, 4), Shape(2, 2), Shape(4, 1, 2)]
+    for wrong in ("tp2", "dp", "2dp", "dp2sp2"):
+        with pytest.raises(SystemExit, match="a mesh is"):
+            parse(wrong)
 
 
 def test_rows_are_of_uneven_lengths():
@@ -23,10 +25,10 @@ def test_rows_are_of_uneven_lengths():
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_one_does(capsys):
-    main(["1", "dp2", "--model-dir", str(TINY), "--rows", "4", "--tokens", "128"])
+def test_ranks_and_replicas_train_as_one_does(capsys):
+    main(["1", "dp2", "dp2:shard1", "--model-dir", str(TINY), "--rows", "4", "--tokens", "128"])
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["1", "dp2"]
+    assert [line.split()[0] for line in table[1:]] == ["1", "dp2", "dp2:shard1"]
     for line in table[1:]:
         losses, norms, mean = map(float, line.split()[2:5])
         assert losses < 1e-5 and norms < 1e-4 and mean < 1e-2

@@ -13,6 +13,7 @@ from tests.support.waiting import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+REPLICAS = ("layout=local", "layout.trainer_ranks=4", "layout.shard_ranks=2", "trainer.collective_timeout_s=120")
 TWO = ("layout=local2", "trainer.collective_timeout_s=120")
 
 
@@ -65,6 +66,33 @@ def test_two_ranks_are_killed_and_go_on_as_one_process(command, alone):
     assert "continues after step" in resumed.text
     assert_same_run(command, alone)
     assert not command.children()
+
+
+def test_two_replicas_of_two_ranks_are_killed_and_two_ranks_go_on(command, alone):
+    """Also the bytes of the checkpoints: four ranks write together what two, and one process, write."""
+    process = command.start(*REPLICAS, "trainer.resume=auto")
+    command.wait_for_step(process, 2, timeout_s=400)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 4
+    process.kill()
+    process.communicate()
+    assert gone(ranks)
+    of_replicas = stored_bytes(min((command.folder() / "checkpoints").glob("step_*")))
+    resumed = command.run(*TWO, "trainer.resume=auto")
+    assert resumed.exit_status == 0, resumed.text
+    assert "continues after step" in resumed.text
+    assert_same_run(command, alone)
+    assert of_replicas == stored_bytes(alone.folder() / "checkpoints" / "step_000003")
+    assert not command.children()
+
+
+def stored_bytes(checkpoint):
+    """Of all tensors, without the headers of their files."""
+    total = 0
+    for path in checkpoint.glob("shard_*.safetensors"):
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        total += path.stat().st_size - 8 - header
+    return total
 
 
 def test_two_ranks_are_one_process(command, alone):

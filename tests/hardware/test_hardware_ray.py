@@ -47,6 +47,8 @@ def findings(config, done, versions=None):
         ({"trainer_ranks": 5}, None),
         ({"trainer_gpus": 14}, "need a GPU each, 1 of them on one node at a time; free are a (10.0.0.1, 1): 8, b"),
         ({"trainer_gpus": 16, "sequence_parallel": 4}, "need a GPU each, 4 of them on one node"),
+        ({"trainer_gpus": 8, "shard_ranks": 4}, None),
+        ({"trainer_gpus": 12, "shard_ranks": 6}, "need a GPU each, 6 of them on one node"),
         ({"trainer_ranks": 6}, "need a CPU each"),
     ],
 )

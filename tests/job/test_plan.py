@@ -120,6 +120,24 @@ def test_ranks_that_share_experts_gather_their_part_and_hold_what_arrives():
     assert memory.experts_b(compose([]).config.model) == 0
 
 
+def test_each_replica_holds_all_states_and_a_rank_its_share_of_them():
+    words = ["model=qwen3_14b", "layout=dp8_tp2_2nodes", "hardware=a100x16"]
+    whole, two, offloaded, whole_offloaded = (
+        compose([*words, *more]).config
+        for more in (
+            [],
+            ["layout.shard_ranks=8"],
+            ["layout.shard_ranks=8", "trainer.offload_optimizer=true"],
+            ["trainer.offload_optimizer=true"],
+        )
+    )
+    assert memory.states_gb_per_gpu(whole) == pytest.approx(14.77 * 16 / 16)
+    assert memory.states_gb_per_gpu(two) == pytest.approx(14.77 * 16 / 8)
+    assert memory.offloaded_gb(offloaded) == pytest.approx(2 * memory.offloaded_gb(whole_offloaded))
+    assert memory.checkpoint_gb(two) == memory.checkpoint_gb(whole)
+    assert plan(two)["memory"]["trainer_replicas"] == 2 and "trainer_replicas" not in plan(whole)["memory"]
+
+
 def test_repeated_key_value_heads_hold_no_more_tokens():
     eight = compose(["model=qwen3_14b", "layout=tp8_fsdp8", "hardware=a100x16"]).config
     four_heads = compose(["model=qwen3_coder_30b_a3b", "layout=tp8_fsdp8", "hardware=a100x16"]).config

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places
+from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,15 @@ def test_one_node_alone_is_this_one_where_it_suffices():
 def test_this_node_comes_first_and_a_sequence_never_leaves_a_node():
     assert rank_nodes(rooms_of(2, here=1), [8.0, 8.0], 16, 4, "GPU") == [1] * 8 + [0] * 8
     assert rank_nodes(rooms_of(3), [3.0, 3.0, 3.0], 6, 2, "GPU") == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_replica_never_leaves_a_node_where_there_are_several():
+    assert [neighbours(8, 2, share) for share in (None, 8, 4, 1)] == [2, 2, 4, 2]
+    assert rank_nodes(rooms_of(3), [6.0, 6.0, 6.0], 8, neighbours(8, 1, 4), "GPU") == [0] * 4 + [1] * 4
+    with pytest.raises(
+        PlacementError, match=r"4 at a time on one node \(layout.sequence_parallel, layout.shard_ranks\)"
+    ):
+        rank_nodes(rooms_of(2), [6.0, 3.0], 8, neighbours(8, 1, 4), "GPU")
 
 
 def test_too_little_room_says_what_every_node_has():

@@ -120,6 +120,8 @@ def test_only_what_holds_the_trainer_is_a_division():
     assert [layout.engines for layout in layouts(small)] == [2, 3]  # 64 trajectories are not divided by three
     pairs = replace(small, layout=replace(small.layout, sequence_parallel=2))
     assert [layout.engines for layout in layouts(pairs)] == [2]
+    two_replicas = replace(small, layout=replace(small.layout, shard_ranks=2))
+    assert [layout.engines for layout in layouts(two_replicas)] == [2]
     theirs = replace(small, engine=replace(small.engine, kind="external"))
     assert layouts(theirs) == [small.layout]
 

@@ -161,6 +161,10 @@ def expert_ranks(case):
     return next((int(word[2:]) for word in case.split("_") if word[:2] == "ep" and word[2:].isdigit()), 1)
 
 
+def shard_ranks(case):
+    return next((int(word[5:]) for word in case.split("_") if word[:5] == "shard"), None)
+
+
 def run_steps(trainer, all_rows):
     metrics = [asdict(trainer.train_step(all_rows, step)) for step in range(STEPS)]
     for one in metrics:
@@ -253,20 +257,43 @@ def whole_weights(trainer):
 
 
 def sharded(case, mesh, folder):
+    from swe_rl.trainer.sharded.mesh import make_mesh
+
     trainer = sharded_trainer(case, mesh)
     if "checkpoint" in case.split("_"):
         return continued(case, mesh, folder / case, trainer)
     if "regrouped" in case.split("_"):
-        apart = replace(mesh, ep=1, replicas=None, expert_ranks=None)
+        apart = make_mesh(mesh.sp, mesh.device)
         there = continued(case, mesh, folder / case / "there", trainer, apart)
         return {
             "there": there,
             "back": continued(case, apart, folder / case / "back", sharded_trainer(case, apart), mesh),
         }
     result = result_of(trainer, case)
+    if "held" in case.split("_"):
+        result["ranks"] = held_by_rank(trainer, mesh)
     if "written" in case.split("_"):
         result["announced"] = written(trainer, mesh, folder / case)
     return result
+
+
+def held_by_rank(trainer, mesh):
+    """What each rank has: bytes of weights and of optimizer state, and what tells whether two have the same values."""
+    import hashlib
+
+    import torch.distributed as dist
+
+    from swe_rl.trainer.sharded.mesh import local_shard
+
+    weights = {name: local_shard(tensor) for name, tensor in trainer.named_parameters().items()}
+    state = {name: local_shard(tensor) for name, tensor in trainer.state_dict()["tensors"].items()}
+    digest = hashlib.sha256()
+    for name, tensor in sorted((weights | state).items()):
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    sizes = [sum(tensor.nbytes for tensor in tensors.values()) for tensors in (weights, state)]
+    found = [None] * mesh.world
+    dist.all_gather_object(found, {"replica": mesh.replica, "bytes": sizes, "digest": digest.hexdigest()})
+    return found
 
 
 def written(trainer, mesh, folder):
@@ -323,9 +350,9 @@ def main(rank, world, port, folder, cases):
         meshes = {}
         for case in cases:
             sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
-            ways = (sp, expert_ranks(case))
+            ways = (sp, expert_ranks(case), shard_ranks(case))
             if ways not in meshes:
-                meshes[ways] = make_mesh(sp, device, ways[1])
+                meshes[ways] = make_mesh(sp, device, *ways[1:])
             started = time.monotonic()
             result = sharded(case, meshes[ways], folder)
             if rank == 0:

@@ -226,6 +226,8 @@ def test_experts_without_tokens_have_a_gradient_of_zeros():
 def test_ranks_that_cannot_share_the_experts_are_refused(saved_mixture, mesh):
     with pytest.raises(MeshError, match="layout.expert_parallel=2 does not divide the 1 ranks"):
         make_mesh(1, torch.device("cpu"), ep=2)
+    with pytest.raises(MeshError, match="layout.shard_ranks=2 does not divide the 1 ranks"):
+        make_mesh(1, torch.device("cpu"), shard_ranks=2)
     with pytest.raises(MeshError, match="layout.expert_parallel=3 cannot share out the 4 experts"):
         use_sharded_experts(load_model(saved_mixture), replace(mesh, dp=3, ep=3))
 

@@ -1,13 +1,18 @@
 """Several processes compute what one computes: losses, metrics and weights after three steps."""
 
+import json
+from dataclasses import replace
 from importlib.util import find_spec
+from math import prod
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from swe_rl.config.compose import compose
 from swe_rl.model.experts import HubNamed
+from swe_rl.plan import memory
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import export
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group, whole
@@ -54,6 +59,18 @@ SPREAD = "dp2_sp1_ep2_mixture_untied_checkpoint"
 REGROUPED = "dp2_sp1_ep2_mixture_minis_regrouped"
 CROWDED = "dp2_sp1_ep2_mixture_crowded_recompute"
 CRITIC = "dp2_sp1_ppo_credit_untied_checkpoint"
+HELD = "dp4_sp1_shard2_held"  # two replicas of two ranks
+REPLICATED = "dp4_sp1_shard2_ppo_credit_untied_checkpoint"
+REPLICAS = (
+    HELD,
+    "dp4_sp1_shard1",
+    "dp2_sp2_shard2_minis_tis_kl",
+    "dp4_sp1_shard2_ep2_mixture_untied_recompute",
+    "dp4_sp1_shard2_lora_minis_kl_recompute",
+)
+FOUR = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa", "dp2_sp2_ep2_mixture_untied_recompute", "dp4_sp1", *REPLICAS)
+COMPACT_REPLICAS = "dp4_sp1_shard2_ep2_mixture_untied_int8_checkpoint"
+FROM_REPLICAS = "dp4_sp1_shard2_minis_regrouped"
 COMPACT = ("dp2_sp1_ppo_credit_bfloat16_checkpoint", "dp2_sp1_ep2_mixture_untied_int8_checkpoint")
 
 
@@ -166,11 +183,84 @@ def test_an_export_of_ranks_that_share_experts_is_the_trained_model(rank_cases, 
         assert torch.equal(loaded[name], whole(tensor)), name
 
 
-def test_four_processes_are_one(rank_cases, tmp_path):
-    cases = ("dp2_sp2_minis_tis_kl", "dp1_sp4_mqa", "dp2_sp2_ep2_mixture_untied_recompute")
-    found = rank_cases.run_ranks(4, tmp_path, cases)
-    for case in cases:
-        compare(rank_cases.plain(case), found[case])
+@pytest.fixture(scope="module")
+def four_ranks(rank_cases, folder):
+    cases = (*FOUR, REPLICATED, COMPACT_REPLICAS, FROM_REPLICAS)
+    chosen = [case for case in cases if "lora" not in case or find_spec("peft")]
+    return rank_cases.run_ranks(4, folder, chosen, timeout_s=600.0)
+
+
+@pytest.mark.parametrize("case", FOUR)
+def test_four_processes_are_one(rank_cases, four_ranks, case):
+    compare(rank_cases.plain(case), four_ranks[case])
+
+
+def test_two_replicas_of_two_ranks_are_one_of_four(four_ranks):
+    compare(four_ranks["dp4_sp1"], four_ranks[HELD])
+
+
+def test_replicas_have_the_same_bits_and_what_the_plan_gives_a_rank(rank_cases, four_ranks):
+    ranks = four_ranks[HELD]["ranks"]
+    assert [rank["replica"] for rank in ranks] == [0, 0, 1, 1]
+    assert [rank["digest"] for rank in ranks[:2]] == [rank["digest"] for rank in ranks[2:]]
+    assert ranks[0]["digest"] != ranks[1]["digest"]
+    params = sum(parameter.numel() for parameter in rank_cases.build(0).parameters())
+    for shards, words in ((2, ("layout.shard_ranks=2",)), (4, ())):
+        config = compose(["layout=dp4", *words]).config
+        config = replace(config, model=replace(config.model, params_b=params / 1e9))
+        planned = memory.states_gb_per_gpu(config) * 1e9
+        assert planned == pytest.approx(16 * params / shards)
+    for weights, state in [rank["bytes"] for rank in ranks]:
+        steps = 4 * len(list(rank_cases.build(0).parameters()))
+        assert 2 * weights + state - steps == 16 * params / 2  # gradients are as large as weights
+
+
+@pytest.mark.parametrize("case", [REPLICATED, COMPACT_REPLICAS])
+def test_replicas_write_each_row_once_and_go_on_exactly(four_ranks, folder, case):
+    found = four_ranks[case]
+    assert found["again"] == found["third"] and found["weights_again"] == found["weights"]
+    saved = folder / case / "step_000002"
+    index = json.loads((saved / "shards.json").read_text())
+    written = dict.fromkeys(index, 0)
+    for path in saved.glob("shard_*_of_00004.safetensors"):
+        for name, tensor in load_file(path).items():
+            written[name] += tensor.numel()
+    assert written == {name: prod(entry["shape"]) for name, entry in index.items()}
+    sizes = [path.stat().st_size for path in saved.glob("shard_*.safetensors")]
+    assert len(sizes) == 4 and max(sizes) < 1.7 * min(sizes)  # all of them write
+
+
+def test_a_checkpoint_of_two_replicas_is_read_by_one_rank(rank_cases, four_ranks, folder, one_rank):
+    trainer = rank_cases.sharded_trainer(REPLICATED, one_rank, seed=7)
+    Checkpoints(one_rank).load(folder / REPLICATED / "step_000002", trainer)
+    trainer.train_step(rank_cases.rows_of(REPLICATED), 3)
+    for name, weights in rank_cases.whole_weights(trainer).items():
+        expected = torch.tensor(four_ranks[REPLICATED]["weights"][name])
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["there", "back"])
+def test_ranks_without_replicas_go_on_with_a_checkpoint_of_replicas_and_back(four_ranks, way):
+    result = four_ranks[FROM_REPLICAS][way]
+    assert known(result["again"]) == pytest.approx(known(result["third"]), rel=1e-5, abs=1e-5)
+    for name, weights in result["weights"].items():
+        again = torch.tensor(result["weights_again"][name])
+        torch.testing.assert_close(again, torch.tensor(weights), rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.long
+def test_replicas_of_ranks_that_share_experts_in_several_groups_are_one(rank_cases, tmp_path):
+    """Eight ranks: of each of two replicas, two groups that have all experts once."""
+    case, regrouped = "dp8_sp1_shard4_ep2_mixture_untied_held", "dp8_sp1_shard4_ep2_mixture_minis_regrouped"
+    found = rank_cases.run_ranks(8, tmp_path, (case, regrouped), timeout_s=900.0)
+    compare(rank_cases.plain(case), found[case])
+    digests = [rank["digest"] for rank in found[case]["ranks"]]
+    assert digests[:4] == digests[4:] and len(set(digests)) == 4
+    for way in ("there", "back"):
+        result = found[regrouped][way]
+        for name, weights in result["weights"].items():
+            again = torch.tensor(result["weights_again"][name])
+            torch.testing.assert_close(again, torch.tensor(weights), rtol=0, atol=1e-5, msg=name)
 
 
 def known(metrics):

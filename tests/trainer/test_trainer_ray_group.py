@@ -55,9 +55,13 @@ def setup(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(nodes, setup, rank_cases, tmp_path):
+@pytest.mark.parametrize("shard_ranks", [None, 1])
+def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(
+    nodes, setup, rank_cases, tmp_path, shard_ranks
+):
+    """Also where each node has a replica."""
     said = []
-    group = TrainerGroup(setup, ranks=RayRanks(nodes.address, say=said.append))
+    group = TrainerGroup(replace(setup, shard_ranks=shard_ranks), ranks=RayRanks(nodes.address, say=said.append))
     group.start()
     try:
         homes = [one.rpartition(" on node ")[2] for one in said[0].split("; ")]
@@ -149,9 +153,10 @@ def test_closing_in_the_middle_of_a_start_ends_both(nodes, setup, closed_while_i
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_refused_with_what_every_node_has(nodes, setup):
-    group = TrainerGroup(replace(setup, sp=2), ranks=RayRanks(nodes.address))
-    with pytest.raises(PlacementError, match=r"need 2 CPUs of the Ray cluster, 2 at a time on one node .*: 1; .*: 1\."):
+@pytest.mark.parametrize("shape", [{"sp": 2}, {"world": 4, "shard_ranks": 2}])
+def test_what_does_not_fit_is_refused_with_what_every_node_has(nodes, setup, shape):
+    group = TrainerGroup(replace(setup, **shape), ranks=RayRanks(nodes.address))
+    with pytest.raises(PlacementError, match=r"need . CPUs of the Ray cluster, 2 at a time on one node .*: 1; .*: 1\."):
         group.start()
     group.close()
     cluster = connect(nodes.address)  # the connection was given up

@@ -19,7 +19,7 @@ from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, Sand
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
 from swe_rl.host.program import Unanswered
-from swe_rl.layout.placement import rank_places
+from swe_rl.layout.placement import neighbours, rank_places
 from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
@@ -198,12 +198,13 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
         return
     resource = "GPU" if layout.trainer_gpus else "CPU"
     free = {name: units[resource] for name, units in nodes.items()}
-    if rank_places(free.values(), layout.sequence_parallel) < ranks:
+    together = neighbours(ranks, layout.sequence_parallel, layout.shard_ranks)
+    if rank_places(free.values(), together) < ranks:
         there = ", ".join(f"{name}: {units:g}" for name, units in free.items())
         yield error(
             "preflight_ray",
             _RAY,
-            f"the trainer's {ranks} ranks need a {resource} each, {layout.sequence_parallel} of them on one node at a "
-            f"time; free are {there}",
+            f"the trainer's {ranks} ranks need a {resource} each, {together} of them on one node at a time; free are "
+            f"{there}",
             "more nodes with `ray start --address=...`, or a smaller layout",
         )

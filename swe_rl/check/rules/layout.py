@@ -14,12 +14,15 @@ from swe_rl.config.known_models import parameters_b
 from swe_rl.config.parts import TRAINS, Part, reads, starts
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import is_loopback
+from swe_rl.layout.placement import PlacementError, place
 from swe_rl.plan.sizes import (
     VLLM_COMMAND,
     divisors,
     gpus_needed,
     gpus_there,
     read_elsewhere,
+    replica_ranks,
+    replicas,
     trainer_elsewhere,
     uses_no_gpu,
 )
@@ -93,6 +96,31 @@ def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
     if problem:
         fits = max(size for size in divisors(gcd(max(ranks, 1), experts or 1)) if size <= ways)
         yield error("expert_parallel", "layout.expert_parallel", problem, f"layout.expert_parallel={fits}")
+
+
+@about(Part.trainer, Part.warm_start)
+def whole_replicas(config: Config, _: Host) -> Iterator[Finding]:
+    layout, share, experts = config.layout, config.layout.shard_ranks, config.layout.expert_parallel
+    ranks = layout.trainer_gpus or layout.trainer_ranks
+    if share is None or share < 1 or ranks < 0 or experts < 1:
+        return
+    problem = None
+    if not ranks:
+        problem = "one process trains here, and has all parameters" if share > 1 else None
+    elif ranks % share:
+        key = "layout.trainer_gpus" if layout.trainer_gpus else "layout.trainer_ranks"
+        problem = f"{key}={ranks} cannot be split into replicas of {share} ranks"
+    elif share % experts and ranks % experts == 0:
+        problem = f"{experts} ranks that share experts (layout.expert_parallel) do not fit into a replica of {share}"
+    if problem:
+        fits = [size for size in divisors(max(ranks, 1)) if size % experts == 0]
+        smaller = max((size for size in fits if size <= share), default=min(fits, default=None))
+        yield error(
+            "shard_ranks",
+            "layout.shard_ranks",
+            problem,
+            f"layout.shard_ranks={'null' if smaller in (None, max(ranks, 1)) else smaller}",
+        )
 
 
 @about(Part.trainer, Part.warm_start)
@@ -213,6 +241,30 @@ def groups_within_node(config: Config, _: Host) -> Iterator[Finding]:
                 "what they exchange in every layer goes over the network",
                 f"layout.{name}_parallel={max(size for size in divisors(per_node) if size <= ways)}",
             )
+    yield from _replicas_within_node(config)
+
+
+def _replicas_within_node(config: Config) -> Iterator[Finding]:
+    layout, share = config.layout, replica_ranks(config.layout)
+    if replicas(layout) < 2 or layout.trainer_gpus % share:
+        return
+    try:
+        nodes = [gpu.node for gpu in place(config).trainer]
+    except PlacementError:  # another rule says so
+        return
+
+    def most(size: int) -> int:
+        return max(len(set(nodes[first : first + size])) for first in range(0, len(nodes), size))
+
+    if most(share) > 1:
+        fits = max(size for size in divisors(layout.trainer_gpus) if size <= share and most(size) == 1)
+        yield warning(
+            "replica_node",
+            "layout.shard_ranks",
+            f"the {share} ranks of a replica are on {most(share)} nodes: each layer's parameters are gathered over the "
+            "network, which replicas are meant to spare",
+            f"layout.shard_ranks={fits}, if a rank has memory for 1/{fits} of all states",
+        )
 
 
 def _of_one_node(path: str, config: Config) -> bool:

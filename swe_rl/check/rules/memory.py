@@ -13,7 +13,14 @@ from swe_rl.config.choices import EngineKind, OptimizerState
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
-from swe_rl.plan.sizes import shares_gpus, trajectories_at_once, uses_no_gpu
+from swe_rl.plan.sizes import (
+    divisors,
+    replica_ranks,
+    replicas,
+    shares_gpus,
+    trajectories_at_once,
+    uses_no_gpu,
+)
 from swe_rl.plan.warm_start import trained
 
 COLOCATED_MOST = 0.8
@@ -54,15 +61,26 @@ def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
 
 def _less_trainer_memory(config: Config, states: float, rest: float) -> str:
     """The smallest change that helps, by the part that is too large."""
-    there, gpus = config.hardware.gpu_memory_gb, config.layout.trainer_gpus
+    there = config.hardware.gpu_memory_gb
     if rest < there and states > rest and not config.trainer.offload_optimizer:
-        more = int(states * gpus // max(there - rest, 1.0)) + 1
+        more = int(states * replica_ranks(config.layout) // max(there - rest, 1.0)) + 1
         fits = memory.states_gb_per_gpu(_narrowest(config)) + rest <= there
         narrower = f"{NARROWEST}, " if fits else ""
-        return f"{narrower}trainer.offload_optimizer=true, or layout.trainer_gpus={more} or more"
+        return f"{narrower}trainer.offload_optimizer=true, or {_more_ranks(config, more)}"
     if not config.trainer.activation_checkpointing:
         return "trainer.activation_checkpointing=true"
     return "a smaller trainer.max_tokens_per_micro_batch with a larger layout.sequence_parallel, or more trainer GPUs"
+
+
+def _more_ranks(config: Config, wanted: int) -> str:
+    """Where `wanted` ranks at least would have to share the states."""
+    gpus = config.layout.trainer_gpus
+    if replicas(config.layout) < 2:
+        return f"layout.trainer_gpus={wanted} or more"
+    larger = min((size for size in divisors(gpus) if size >= wanted), default=None)
+    if larger is None:
+        return f"layout.shard_ranks=null layout.trainer_gpus={wanted} or more"
+    return f"layout.shard_ranks={'null' if larger == gpus else larger}"
 
 
 def _narrowest(config: Config) -> Config:

@@ -133,7 +133,9 @@ def _divided(config: Config) -> Iterator[LayoutConfig]:
 def _trains(config: Config) -> bool:
     """Whether the trainer's ranks share sequences and mini-batches out evenly, and have the memory."""
     ranks, ways = config.layout.trainer_gpus, max(1, config.layout.sequence_parallel)
-    if ranks < 1 or ranks % ways or sizes.trajectories_per_mini_batch(config) % sizes.data_parallel(config.layout):
+    if ranks < 1 or ranks % ways or ranks % sizes.replica_ranks(config.layout):
+        return False
+    if sizes.trajectories_per_mini_batch(config) % sizes.data_parallel(config.layout):
         return False
     return memory.trainer_gb_per_gpu(config) <= config.hardware.gpu_memory_gb
 

@@ -78,7 +78,7 @@ class Checkpoints:
                 _fresh(folder, aside)
         self._mesh.barrier()  # the last collective of a checkpoint: until here nobody has a folder to write into
         state = trainer.state_dict()
-        pieces = pieces_of(trainer, state["tensors"], self._mesh.rank)
+        pieces = pieces_of(trainer, state["tensors"], self._mesh)
         content = checkpoint.state_content(step=step, counters=state["counters"], adapter=state["adapter"], **rest)
         write = partial(self._write, target, pieces, content, keep)
         if background:

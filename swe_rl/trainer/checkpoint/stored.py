@@ -3,7 +3,8 @@
 Invariants:
 - One safetensors file a rank, and one index: shape, dtype and pieces (file, first row, last row + 1) of each tensor.
   A process that trains alone writes as the one rank of one.
-- The pieces of a tensor cover its rows exactly once; an index that does not say so is refused.
+- The pieces of a tensor cover its rows exactly once, also of several replicas; an index that does not say so is
+  refused.
 - Scalars (and tensors that are the same on every rank) are one piece, written by rank 0.
 - Names are `model.NAME` and `optimizer.NAME`, with `critic.` before them those of a critic; of tied weights there is
   one.
@@ -29,7 +30,7 @@ from swe_rl.trainer.critic import PREFIX as CRITIC
 from swe_rl.trainer.lora import adapter_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
-from swe_rl.trainer.sharded.mesh import is_sharded, local_shard, shard_range
+from swe_rl.trainer.sharded.mesh import Mesh, is_sharded, local_shard, shard_range
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 _OLD_FILES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER}  # whole tensors, whose names lack the prefix
@@ -45,17 +46,26 @@ class Piece:
     values: Tensor
 
 
-def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], rank: int) -> dict[str, Piece]:
-    """What `rank` writes of the weights and of `tensors`, the optimizer's: the live tensors, not copies."""
+def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Piece]:
+    """What this rank writes of the weights and of `tensors`, the optimizer's: the live tensors, not copies."""
     named = {f"{MODEL}{name}": tensor for name, tensor in trainer.named_parameters().items()}
     named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
     named |= trainer.critic.tensors() if trainer.critic else {}
     pieces = {}
     for name, tensor in named.items():
-        if rank == 0 or is_sharded(tensor):
-            start, stop = shard_range(tensor) if tensor.ndim else (0, 0)
-            pieces[name] = Piece(tuple(tensor.shape), start, stop, local_shard(tensor).detach())
+        if is_sharded(tensor):
+            pieces[name] = _own_rows(tensor, mesh)
+        elif mesh.rank == 0:
+            rows = tensor.shape[0] if tensor.ndim else 0
+            pieces[name] = Piece(tuple(tensor.shape), 0, rows, tensor.detach())
     return pieces
+
+
+def _own_rows(tensor: Tensor, mesh: Mesh) -> Piece:
+    """Replicas have the same rows: each writes its part of them."""
+    start, stop = shard_range(tensor)
+    first, last = ((stop - start) * number // mesh.replicas for number in (mesh.replica, mesh.replica + 1))
+    return Piece(tuple(tensor.shape), start + first, start + last, local_shard(tensor).detach()[first:last])
 
 
 def shard_name(rank: int, world: int) -> str:

@@ -62,6 +62,7 @@ class RankSetup:
     loss: LossConfig = field(default_factory=LossConfig)
     shares_gpus: bool = False
     ep: int = 1
+    shard_ranks: int | None = None
 
     def log(self, rank: int) -> Path | None:
         return self.logs / f"rank{rank}.log" if self.logs else None
@@ -93,7 +94,7 @@ def carry_out(setup: RankSetup, pipe: Any) -> int:
         if setup.device == "cuda":
             device = torch.device("cuda", 0 if setup.gpus else setup.rank)
         with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
-            _serve(setup, make_mesh(setup.sp, device, setup.ep), pipe, beat)
+            _serve(setup, make_mesh(setup.sp, device, setup.ep, setup.shard_ranks), pipe, beat)
         pipe.send(("done", None))
         if setup.rank == 0:  # it holds the store where ranks meet: gone too early, NCCL's watchdogs of others complain
             pipe.recv()  # EOFError, once all others have left

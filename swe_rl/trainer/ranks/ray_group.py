@@ -20,7 +20,7 @@ from typing import Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.errors import one_line
 from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
-from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places
+from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, last_words
 from swe_rl.trainer.ranks.rank import RankSetup
@@ -226,13 +226,14 @@ class RayRanks:
     def _nodes(self, cluster: RayCluster, setup: RankSetup) -> list[RayNode]:
         """By rank. What an earlier run, or an earlier start of this one, still holds is waited for."""
         until, resource = time.monotonic() + _FREE_S, _resource(setup)
+        together = neighbours(setup.world, setup.sp, setup.shard_ranks)
         while True:
             nodes = cluster.nodes()
             free = [node.free[resource] for node in nodes]
             try:
-                return [nodes[index] for index in rank_nodes(nodes, free, setup.world, setup.sp, resource)]
+                return [nodes[index] for index in rank_nodes(nodes, free, setup.world, together, resource)]
             except PlacementError:
-                places = rank_places([node.units[resource] for node in nodes], setup.sp)
+                places = rank_places([node.units[resource] for node in nodes], together)
                 if places < setup.world or time.monotonic() > until:
                     raise
             time.sleep(_LOOK_S)

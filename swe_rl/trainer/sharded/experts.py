@@ -2,8 +2,8 @@
 
 Source: GShard, arXiv:2006.16668, section 3.3; products of all experts at once as in MegaBlocks, arXiv:2211.15841.
 Invariants:
-- With `ep` ranks in a group, rank i of it has the i-th of `ep` equal parts of each layer's experts. Ranks that have the
-  same experts ("replicas") share them out in rows, as FSDP2 does; everything else is shared out over all ranks.
+- With `ep` ranks in a group, rank i of it has the i-th of `ep` equal parts of each layer's experts. Ranks of a replica
+  that have the same experts share them out in rows, as FSDP2 does; everything else is shared out over all its ranks.
 - Nothing is dropped: each token reaches each of its experts, however uneven that is.
 - A token's result is the weighted sum over its experts, in the router's order: who computed it does not matter.
 - The gradient of an expert is the sum over the tokens of all ranks, once, as that of any other weight is.
@@ -28,7 +28,7 @@ def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh) -> list[Any]:
     """Makes a transformers model compute its experts here, and leaves this rank its own of them, in place.
 
     Returns the layers' experts where they are spread over more than one rank: each is to be sharded over
-    `mesh.replicas`. A model without experts stays as it is. Raises MeshError.
+    `mesh.expert_shards`. A model without experts stays as it is. Raises MeshError.
     """
     layers: list[Any] = [module.experts for module in causal_lm.modules() if hasattr(module, "experts")]
     if not layers:
@@ -113,9 +113,9 @@ def _products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 
 def _own(weight: Tensor, ranks: int) -> Tensor:
-    """This rank's experts, gathered from its replicas by now.
+    """This rank's experts, gathered from those that have the same by now.
 
-    Their tokens come from the ranks of a whole group, but FSDP2 takes the mean over the replicas alone.
+    Their tokens come from the ranks of a whole group, but FSDP2 takes the mean over those that have the same.
     """
     if ranks == 1:
         return weight

@@ -2,7 +2,7 @@
 
 Invariants:
 - No rank ever holds a whole copy of the model, on the host or on the GPU.
-- The same folder, or the same seed and number of ranks, gives the same weights.
+- The same folder, or the same seed and number of ranks of a replica, gives the same weights.
 - An adapter's own parameters begin as `adapter.start_values` says, whatever is filled in below them; a critic's head
   begins at zero.
 - Safetensors only; a tensor that is missing, too many, or of another shape is refused by its name.
@@ -44,10 +44,10 @@ def empty_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
     return model
 
 
-def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0, rank: int = 0) -> None:
+def fill_random(model: ShardedModel, device: torch.device, *, seed: int = 0) -> None:
     """Normal matrices, norms of 1, biases of 0, made on the device; for measurements and tests."""
     _allocate(model, device)
-    generator = torch.Generator(device=device).manual_seed(seed * 100_003 + rank)
+    generator = torch.Generator(device=device).manual_seed(seed * 100_003 + model.mesh.shard_rank)
     with torch.no_grad():
         for name, parameter in _of_base(model):
             local = local_shard(parameter)

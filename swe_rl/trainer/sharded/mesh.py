@@ -1,13 +1,17 @@
 """Which rank does what, and has which rows of a tensor: data-parallel groups of sequence-parallel ranks.
 
-A group of expert-parallel ranks has all experts of a mixture once; it has nothing to do with the other two.
+A group of expert-parallel ranks has all experts of a mixture once; it has nothing to do with the other two. A replica
+is a group of ranks that has all parameters once.
 
 Invariants:
 - Ranks of one sequence-parallel group are neighbours: rank = dp_rank * sp + sp_rank. They see the same rows.
-- Parameters are sharded over all ranks along dimension 0 (FSDP2), whatever the split into dp and sp; a plain tensor is
-  whole on every rank. Of spread experts each rank has a run of rows as well: first the group shares them out, then
-  replicas do.
-- Ranks of one expert-parallel group are neighbours: rank = replica * ep + ep_rank.
+- Parameters are sharded along dimension 0 (FSDP2) over the ranks of a replica, whatever the split into dp and sp; a
+  plain tensor is whole on every rank. Of spread experts each rank has a run of rows as well: first the group shares
+  them out, then the groups of a replica do.
+- Ranks of one replica are neighbours: rank = replica * (world / replicas) + shard rank. Ranks at the same place of two
+  replicas have the same rows, gradients and optimizer state, bit for bit: they are sent the same sums (hybrid sharding:
+  Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.2.2).
+- Ranks of one expert-parallel group are neighbours in one replica: ep_rank = rank % ep.
 - Every collective is called by every rank in the same order; without a process group all of them are the identity.
 - A waiting rank gives up after its time limit, never waits for ever.
 """
@@ -17,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +38,11 @@ _LOOPBACK = "/sys/class/net/lo"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them; None: see `alone`.
+    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them, as `fully_shard` takes it:
+    of the ranks, or of `replicas` and the ranks of each; None: see `alone`.
 
-    Where `ep` ranks share the experts, `replicas` and `expert_ranks` are DeviceMeshes of those that have the same ones,
-    and of this rank's group.
+    Where `ep` ranks share the experts, `expert_shards` is such a mesh of those that have the same ones, and
+    `expert_ranks` the DeviceMesh of this rank's group.
     """
 
     dp: int
@@ -46,8 +52,9 @@ class Mesh:
     shards: Any
     sp_group: Any
     ep: int = 1
-    replicas: Any = None
+    expert_shards: Any = None
     expert_ranks: Any = None
+    replicas: int = 1
 
     @property
     def world(self) -> int:
@@ -60,6 +67,16 @@ class Mesh:
     @property
     def sp_rank(self) -> int:
         return self.rank % self.sp
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's."""
+        return self.rank // (self.world // self.replicas)
+
+    @property
+    def shard_rank(self) -> int:
+        """This rank's place in its replica."""
+        return self.rank % (self.world // self.replicas)
 
     @property
     def ep_rank(self) -> int:
@@ -95,27 +112,40 @@ def alone(device: torch.device) -> Mesh:
     return Mesh(dp=1, sp=1, rank=0, device=device, shards=None, sp_group=None)
 
 
-def make_mesh(sp: int, device: torch.device, ep: int = 1) -> Mesh:
-    """Over the default process group, already up. Raises MeshError where `sp` or `ep` do not divide its size."""
+def make_mesh(sp: int, device: torch.device, ep: int = 1, shard_ranks: int | None = None) -> Mesh:
+    """Over the default process group, already up. `shard_ranks` of a replica; None: all.
+
+    Raises MeshError where one of the numbers does not divide the group's size, or `ep` not a replica's.
+    """
     world, rank = dist.get_world_size(), dist.get_rank()
-    if ep < 1 or world % ep:
+    share = world if shard_ranks is None else shard_ranks
+    for key, ways in {"shard_ranks": share, "expert_parallel": ep, "sequence_parallel": sp}.items():
+        if ways < 1 or world % ways:
+            raise MeshError(
+                f"layout.{key}={ways} does not divide the {world} ranks of the trainer: choose a divisor of "
+                "layout.trainer_gpus."
+            )
+    if share % ep:
         raise MeshError(
-            f"layout.expert_parallel={ep} does not divide the {world} ranks of the trainer: choose a divisor of "
-            "layout.trainer_gpus."
+            f"layout.expert_parallel={ep} does not divide layout.shard_ranks={share}: ranks that share the experts are "
+            "of one replica."
         )
-    if sp < 1 or world % sp:
-        raise MeshError(
-            f"layout.sequence_parallel={sp} does not divide the {world} ranks of the trainer: choose a divisor of "
-            "layout.trainer_gpus."
-        )
-    shards = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+    replicas = world // share
     groups = [list(range(first, first + sp)) for first in range(0, world, sp)]
     group = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
-    mesh = Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group)
+    shards = _device_mesh(device, replicas, shard=share)
+    mesh = Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group, replicas=replicas)
     if ep == 1:
         return mesh
-    spread = init_device_mesh(device.type, (world // ep, ep), mesh_dim_names=("replica", "expert"))
-    return replace(mesh, ep=ep, replicas=spread["replica"], expert_ranks=spread["expert"])
+    spread = _device_mesh(device, replicas, shard=share // ep, expert=ep)
+    expert_shards = spread["replica", "shard"] if replicas > 1 else spread["shard"]
+    return replace(mesh, ep=ep, expert_shards=expert_shards, expert_ranks=spread["expert"])
+
+
+def _device_mesh(device: torch.device, replicas: int, **sizes: int) -> Any:
+    """A dimension of each name, with that of the replicas before them where there are several."""
+    dimensions = {"replica": replicas, **sizes} if replicas > 1 else sizes
+    return init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
 
 
 @contextmanager
@@ -176,23 +206,32 @@ def whole(tensor: Tensor) -> Tensor:
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor
-    if sharded.device_mesh.ndim == 2 and sharded.ndim:
+    if sharded.ndim and sum(not placement.is_replicate() for placement in sharded.placements) > 1:
         return _whole_experts(sharded)
     gathered: Tensor = sharded.full_tensor()
     return gathered
 
 
 def _whole_experts(sharded: Any) -> Tensor:
-    """From the replicas first, then from the group: torch's own way is the same, and warns of it."""
+    """From those that have the same experts, then from the group: torch's own way is the same, and warns of it."""
     from torch.distributed.tensor import DTensor, Shard
 
-    replicas, group = (sharded.device_mesh[name] for name in sharded.device_mesh.mesh_dim_names)
+    shards, group = (sharded.device_mesh[name] for name in sharded.device_mesh.mesh_dim_names[-2:])
     shape = torch.Size([sharded.shape[0] // group.size(), *sharded.shape[1:]])
     rows = DTensor.from_local(
-        sharded.to_local(), replicas, [Shard(0)], run_check=False, shape=shape, stride=sharded.stride()
+        sharded.to_local(), shards, [Shard(0)], run_check=False, shape=shape, stride=sharded.stride()
     ).full_tensor()
     gathered: Tensor = DTensor.from_local(rows, group, [Shard(0)], run_check=False).full_tensor()
     return gathered
+
+
+def replicas_of(tensor: Tensor) -> int:
+    """How many ranks have this rank's rows; 1 of a plain tensor."""
+    if not is_sharded(tensor):
+        return 1
+    sharded: Any = tensor
+    ways = zip(sharded.device_mesh.shape, sharded.placements, strict=True)
+    return prod(size for size, placement in ways if placement.is_replicate())
 
 
 def shard_range(tensor: Tensor) -> tuple[int, int]:

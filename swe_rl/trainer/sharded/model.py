@@ -1,4 +1,4 @@
-"""A causal language model of transformers, spread over all ranks and fed with packed rows.
+"""A causal language model of transformers, spread over the ranks of each replica and fed with packed rows.
 
 Invariants:
 - Weights, gradients and optimizer state are float32 shards; computation is in `compute_dtype`, gradients are reduced
@@ -69,7 +69,7 @@ class ShardedModel(nn.Module):
         place = CPUOffloadPolicy() if offload else OffloadPolicy()
         # Each layer, then the whole: what no layer has claimed (embedding, last norm, head) becomes the last unit.
         for experts in spread:
-            fully_shard(experts, mesh=mesh.replicas, mp_policy=policy, offload_policy=place)
+            fully_shard(experts, mesh=mesh.expert_shards, mp_policy=policy, offload_policy=place)
         for layer in causal_lm.model.layers:
             fully_shard(layer, mesh=mesh.shards, mp_policy=policy, offload_policy=place)
         fully_shard(self, mesh=mesh.shards, mp_policy=policy, offload_policy=place)
