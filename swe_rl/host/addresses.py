@@ -79,6 +79,22 @@ def interface_towards(host: str) -> str | None:
 
 def free_port(host: str = LOOPBACK) -> int:
     """One that is free now at an address of this host; somebody else may take it before it is used."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    with _bound(host) as probe:
+        return port_of(probe)
+
+
+def held_port(host: str = LOOPBACK) -> socket.socket:
+    """A free port that nobody else is given until the socket is closed. A server that sets SO_REUSEADDR, as torch's
+    store does, listens there all the same."""
+    return _bound(host, reused=1)
+
+
+def port_of(bound: socket.socket) -> int:
+    return int(bound.getsockname()[1])
+
+
+def _bound(host: str, reused: int = 0) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused)
+    bound.bind((host, 0))
+    return bound

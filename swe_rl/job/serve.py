@@ -79,7 +79,7 @@ class ServeState(ProgressState):
     def headline(self, now_s: float) -> str:
         if self.serving:
             return f"serving {duration(now_s - self._started_s)}  {self._line}"
-        return "  ".join(f"{name} {duration(now_s - since_s)}" for name, since_s in self.phases[-1:]) or "starting"
+        return self.at_work(now_s) or "starting"
 
     def collection(self, now_s: float) -> str | None:
         return None

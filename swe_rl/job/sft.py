@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,10 @@ from swe_rl.run.training import (
     in_this_process,
     pad,
     raise_lost,
+    rank_group,
     require_peft,
     restarting,
-    started_ranks,
+    start_trainer,
     trainer_ranks,
 )
 from swe_rl.run.warm_start import WarmStart, conversation
@@ -84,12 +85,8 @@ async def _attempt(
     from swe_rl.model.chat import ChatRenderer
 
     renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-    async with AsyncExitStack() as stack:
-        if trainer_ranks(config):
-            ranks = started_ranks(of_trainer, session, pad(tokenizer), restarts.used)
-            trainer: TrainsPolicy = await stack.enter_async_context(ranks)
-        else:
-            trainer = stack.enter_context(closing(in_this_process(of_trainer, config.sft.device)[2]))
+    with closing(_trainer(config, of_trainer, session, tokenizer, restarts)) as trainer:
+        await start_trainer(of_trainer, session, trainer)
         steps = WarmStart(of_trainer, session, renderer, trainer, config_hash(config))
         await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)
@@ -99,6 +96,15 @@ async def _attempt(
     await asyncio.to_thread(_save, output, lambda aside: _export(checkpoint, of_trainer, aside), figures)
     session.events.write("warm_start", output=str(output), **figures)
     session.mirrors.summarize(figures)
+
+
+def _trainer(
+    config: Config, of_trainer: Config, session: Session, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
+) -> TrainsPolicy:
+    """Not started. Raises UserError."""
+    if trainer_ranks(config):
+        return rank_group(of_trainer, session, pad(tokenizer), restarts.used)
+    return in_this_process(of_trainer, config.sft.device)[2]
 
 
 async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: Session) -> None:

@@ -3,8 +3,8 @@
 Invariants:
 - The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; its steps do not
   know which. Either way it is closed on every exit, after the engines.
-- Ranks are up, and rest, before the first engine starts: a server measures its GPU's free memory at its start, which
-  nobody may change meanwhile.
+- Ranks and engines start at the same time. Where they share GPUs, ranks are up, and rest, before the first engine
+  starts: a server measures its GPU's free memory at its start, which nobody may change meanwhile.
 - Where a rank is lost and `trainer.max_restarts` allows it, all but the servers of sandboxes is taken apart, and put
   together again as a resumed run is: nothing of the attempt that failed is left.
 """
@@ -19,6 +19,7 @@ from swe_rl.config.schema import Config
 from swe_rl.engine.watch import NoEngineError
 from swe_rl.errors import RunError
 from swe_rl.hardware.rendezvous import meets
+from swe_rl.plan.sizes import shares_gpus
 from swe_rl.plan.weight_sync import require_wire
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import event_loop
@@ -33,9 +34,10 @@ from swe_rl.run.training import (
     in_this_process,
     pad,
     raise_lost,
+    rank_group,
     require_peft,
     restarting,
-    started_ranks,
+    start_trainer,
     trainer_ranks,
 )
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
@@ -83,12 +85,15 @@ async def _attempt(
 ) -> None:
     """To the end of the run. Raises RankLost, whatever else failed because of it."""
     async with AsyncExitStack() as stack:
-        if loaded.local is not None:
-            trainer: TrainsPolicy = stack.enter_context(closing(loaded.local))
+        ranks = loaded.local or rank_group(config, session, pad(loaded.tokenizer), restarts.used)
+        trainer: TrainsPolicy = stack.enter_context(closing(ranks))
+        others = components(config, session, loaded.model, loaded.tokenizer, fleet)
+        if shares_gpus(config):
+            await start_trainer(config, session, trainer)
+            parts = await stack.enter_async_context(others)
         else:
-            ranks = started_ranks(config, session, pad(loaded.tokenizer), restarts.used)
-            trainer = await stack.enter_async_context(ranks)
-        parts = await stack.enter_async_context(components(config, session, loaded.model, loaded.tokenizer, fleet))
+            starting = start_trainer(config, session, trainer)
+            parts = await event_loop.together(stack.enter_async_context(others), starting)
         steps = Run(config, session, parts, Learner(config, session, parts, trainer))
         await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)

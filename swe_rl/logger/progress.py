@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -33,35 +34,55 @@ PLAIN_FIRST_S = 2.0
 PLAIN_EVERY_S = 30.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Phase:
+    """`inside`: the phase that this one is a part of; phases of two tasks may lie side by side."""
+
+    name: str
+    since_s: float
+    inside: "Phase | None"
+
+    def text(self, now_s: float) -> str:
+        return f"{self.name} {text.duration(now_s - self.since_s)}"
+
+
+_inside: ContextVar[Phase | None] = ContextVar("_inside", default=None)  # each task has its own
+
+
 @dataclass(slots=True)
 class ProgressState:
     total_steps: int
     done_steps: int = 0
     step_started_s: float = 0.0
     step_times_s: list[float] = field(default_factory=list)
-    phases: list[tuple[str, float]] = field(default_factory=list)  # name and start, innermost last
+    phases: list[Phase] = field(default_factory=list)  # in the order of their starts
     expected: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     collecting_since_s: float | None = None
 
-    def enter(self, phase: str, trajectories: int, now_s: float) -> tuple[str, float]:
-        """What `leave` is given: phases of two tasks may overlap."""
-        entered = (phase, now_s)
-        self.phases.append(entered)
-        if phase == "step":
+    def enter(self, name: str, trajectories: int, now_s: float, inside: Phase | None = None) -> Phase:
+        phase = Phase(name, now_s, inside)
+        self.phases.append(phase)
+        if name == "step":
             self.step_started_s = now_s
         if trajectories:
             self.expected, self.tokens, self.collecting_since_s = trajectories, 0, now_s
             self.counts = Counter()
-        return entered
+        return phase
 
-    def leave(self, entered: tuple[str, float], now_s: float) -> tuple[str, float]:
-        phase, since_s = entered
-        self.phases.remove(entered)
-        if self.collecting_since_s == since_s:
+    def leave(self, phase: Phase, now_s: float) -> float:
+        """Seconds that it took."""
+        self.phases.remove(phase)
+        if self.collecting_since_s == phase.since_s:
             self.collecting_since_s = None
-        return phase, now_s - since_s
+        return now_s - phase.since_s
+
+    def at_work(self, now_s: float) -> str:
+        """The innermost phases, side by side: `start_engines 12.0s + start_trainer 11.8s`."""
+        phases = list(self.phases)
+        outer = [phase.inside for phase in phases]
+        return " + ".join(phase.text(now_s) for phase in phases if phase not in outer)
 
     def finish_step(self, step: int, now_s: float) -> float:
         """Seconds that the step took."""
@@ -86,8 +107,8 @@ class ProgressState:
     def headline(self, now_s: float) -> str:
         """`step 3/15  generate 12.0s  4:10 left`."""
         parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"] if self.total_steps else []
-        for name, since_s in self.phases[-1:]:
-            parts.append(f"{name} {text.duration(now_s - since_s)}")
+        if at_work := self.at_work(now_s):
+            parts.append(at_work)
         if (left_s := self.left_s(now_s)) is not None:
             parts.append(f"{text.duration(left_s)} left")
         return "  ".join(parts)
@@ -224,7 +245,9 @@ class Progress:
 
         `trajectories` > 0 says that it collects that many; their count starts anew.
         """
-        entered = self.state.enter(name, trajectories, self._clock())
+        outer = _inside.get()
+        phase = self.state.enter(name, trajectories, self._clock(), outer)
+        _inside.set(phase)
         _log.info(text.started(name))
         if trajectories:
             self._view.start_phase()
@@ -232,9 +255,10 @@ class Progress:
         try:
             yield
         finally:
-            left, cost_s = self.state.leave(entered, self._clock())
-            _log.info(text.finished(left, cost_s))
-            self._on_phase(left, cost_s)
+            _inside.set(outer)
+            cost_s = self.state.leave(phase, self._clock())
+            _log.info(text.finished(name, cost_s))
+            self._on_phase(name, cost_s)
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
         """One trajectory has ended; `tokens` were sampled for it, and feed the rate."""

@@ -9,7 +9,7 @@ Invariants:
 import asyncio
 import resource
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,7 +62,23 @@ def interrupt() -> bool:
     return True
 
 
-async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+async def together(work: Coroutine[Any, Any, T], beside: Coroutine[Any, Any, object]) -> T:
+    """The result of `work`, once `beside` has ended as well. If one of them fails, or this task is cancelled, what
+    still runs is cancelled; the error is raised when both have ended."""
+    tasks: tuple[asyncio.Task[T], asyncio.Task[object]] = (asyncio.ensure_future(work), asyncio.ensure_future(beside))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
+    finally:
+        for task in tasks:
+            task.cancel()  # once: a second time would cut short what the first one has set off
+        await uninterrupted(asyncio.gather(*tasks, return_exceptions=True))
+    for task in failed:
+        task.result()
+    return tasks[0].result()
+
+
+async def uninterrupted(work: Awaitable[object]) -> None:
     """Runs `work` to its end even when cancelled meanwhile; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)
     try:

@@ -8,8 +8,7 @@ Invariants:
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -128,17 +127,15 @@ def require_peft(config: Config) -> None:
     require(config.trainer)
 
 
-@asynccontextmanager
-async def started_ranks(
-    config: Config, session: Session, pad_token_id: int, restart: int
-) -> "AsyncIterator[TrainerGroup]":
-    """Up in the block, and gone after it. Raises DeviceError, TrainerError."""
-    group = rank_group(config, session, pad_token_id, restart)
-    with closing(group):
-        with session.progress.phase("start_trainer"):
-            await asyncio.to_thread(group.start)
-        session.progress.message(f"trainer: {trainer_ranks(config)} ranks on {_where(config)}")
-        yield group
+async def start_trainer(config: Config, session: Session, trainer: TrainsPolicy) -> None:
+    """Returns once its ranks are up. `close` stops them, also in the middle of it. Raises UserError, TrainerError."""
+    if not trainer_ranks(config):
+        return
+    session.progress.message(f"trainer starts: {trainer_ranks(config)} ranks on {_where(config)}")
+    started_s = time.monotonic()
+    with session.progress.phase("start_trainer"):
+        await asyncio.to_thread(trainer.start)
+    session.progress.message(f"trainer is up after {time.monotonic() - started_s:.0f} s")
 
 
 def in_this_process(

@@ -42,6 +42,10 @@ class CorruptionError(RunError):
 
 
 class TrainsPolicy(SendsWeights, Protocol):
+    def start(self) -> None:
+        """Returns once it can be asked. Raises UserError, TrainerError, and leaves nothing running then."""
+        ...
+
     def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> "TrainMetrics":
         """Updates the policy from all rows of a step; `lr` None: with `trainer.lr`, warmed up. Raises TrainerError."""
         ...

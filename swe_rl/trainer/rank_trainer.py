@@ -28,6 +28,9 @@ from swe_rl.trainer.send.wire import StagingEnd, WireEnd
 class RankTrainer(Trainer):
     """Meets `TrainsPolicy`."""
 
+    def start(self) -> None:
+        """It is this process, which is up."""
+
     def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         return self.token_logprobs(rows, temperature=1.0)
 

@@ -11,7 +11,6 @@ from swe_rl.config.compose import compose
 from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events, read_jsonl
 from swe_rl.plan.sizes import VLLM_COMMAND
-from swe_rl.run import training
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +20,7 @@ def test_a_run_of_two_steps(tmp_path, monkeypatch, way):
     monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
     monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": 1536}))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    made = training.rank_group
+    made = train.rank_group
 
     def on_the_cpu(*given):
         group = made(*given)
@@ -29,7 +28,7 @@ def test_a_run_of_two_steps(tmp_path, monkeypatch, way):
         group._setup = dataclasses.replace(group._setup, device="cpu", gpus=())
         return group
 
-    monkeypatch.setattr(training, "rank_group", on_the_cpu)
+    monkeypatch.setattr(train, "rank_group", on_the_cpu)
     shared = ("layout=colocated4", "layout.engines=2", "layout.trainer_gpus=2", "hardware.gpus_per_node=2")
     config = compose(
         [

@@ -11,7 +11,6 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import RunError
 from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events
-from swe_rl.run import training
 from swe_rl.run.session import session
 from swe_rl.run.training import Restarts
 from swe_rl.trainer.protocol import RankLost, TrainerError
@@ -120,7 +119,7 @@ def start(tmp_path, monkeypatch):
             assert not open_now and all(one.closed for one in groups[: len(groups) - len(waiting)])
             return waiting.pop(0)
 
-        monkeypatch.setattr(training, "rank_group", group)
+        monkeypatch.setattr(train, "rank_group", group)
         monkeypatch.setattr(train, "Run", loops)
         monkeypatch.setattr(train, "Learner", lambda config, one, parts, trainer: trainer)
         paths = [f"paths.outputs={tmp_path / 'outputs'}"]

@@ -1,3 +1,4 @@
+import asyncio
 import io
 import logging
 import os
@@ -226,6 +227,30 @@ def test_resumed_run_starts_after_its_steps():
     out = io.StringIO()
     progress = Progress(9, out, clock=Clock(), done_steps=4)
     assert progress.state.headline(1000.0) == "step 5/9"
+
+
+async def test_phases_side_by_side_are_shown_beside_each_other():
+    clock = Clock()
+    progress = Progress(9, io.StringIO(), clock=clock)
+    both, go_on = asyncio.Barrier(3), asyncio.Event()
+
+    async def start(name):
+        with progress.phase(name):
+            await both.wait()
+            await go_on.wait()
+
+    clock.now = 100.0
+    with progress.phase("step"):
+        tasks = [asyncio.create_task(start(name)) for name in ("engines", "trainer")]
+        await both.wait()
+        clock.now = 102.0
+        assert progress.state.headline(clock.now) == "step 1/9  engines 2.0s + trainer 2.0s"
+        go_on.set()
+        await asyncio.gather(*tasks)
+        assert progress.state.headline(clock.now) == "step 1/9  step 2.0s"
+        with progress.phase("generate"):
+            assert progress.state.headline(clock.now) == "step 1/9  generate 0.0s"
+    assert progress.state.headline(clock.now) == "step 1/9"
 
 
 def test_words_for_missing_numbers():

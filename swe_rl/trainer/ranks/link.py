@@ -10,16 +10,18 @@ Invariants:
 
 import multiprocessing
 import signal
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from swe_rl.host.addresses import free_port
-from swe_rl.trainer.ranks.rank import RankSetup, run_rank
+from swe_rl.host.addresses import LOOPBACK, held_port, port_of
+from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup, run_rank
 
 _LOG_LINES = 3
 # Not SIGABRT: by that libraries end a process whose companions are gone.
@@ -167,11 +169,16 @@ class Ranks(Protocol):
 
 
 class RankProcesses:
-    """Meets `Ranks`; nothing is held beyond the processes themselves."""
+    """Meets `Ranks`."""
+
+    def __init__(self) -> None:
+        self._port: socket.socket | None = None  # held: rank 0 listens there after its imports, beside starting engines
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess"]:
         """Where `setup` has no address yet, a free port of this host is taken."""
-        setup = setup if setup.address else replace(setup, address=f"127.0.0.1:{free_port()}")
+        if not setup.address:
+            self._port = held_port()
+            setup = replace(setup, address=f"{LOOPBACK}:{port_of(self._port)}")
         for rank in range(setup.world):
             yield RankProcess.started(replace(setup, rank=rank))
 
@@ -181,7 +188,8 @@ class RankProcesses:
         return [pipes[pipe] for pipe in ready]
 
     def close(self) -> None:
-        return None
+        if self._port is not None:
+            self._port.close()
 
 
 class RankProcess:
@@ -201,7 +209,13 @@ class RankProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=run_rank, args=(setup, theirs), name=f"trainer-{setup.rank}", daemon=True)
-        process.start()
+        # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
+        resource_tracker.ensure_running()  # else `start` starts it, and takes the mask off
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         return cls(setup.rank, process, ours, setup.log(setup.rank))
 

@@ -28,6 +28,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.trainer.pulse import ALIVE, Pulse
 from swe_rl.trainer.ranks.rows_file import RowsFile
 
+DRIVERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})  # that reach all of us
 _LOOK_S = 0.5
 # A verb is a method of `RankTrainer`; only these ask for more than to call it and to send what rank 0 says.
 _OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
@@ -109,8 +110,9 @@ def carry_out(setup: RankSetup, pipe: Any) -> int:
 
 
 def _become_a_rank(setup: RankSetup) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # a scheduler signals all of us
+    for number in DRIVERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVERS_SIGNALS)
     if setup.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpus[setup.rank]
     write_log(setup)

@@ -7,6 +7,7 @@ Invariants:
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.hardware.slurm.nodes import step, step_environment
-from swe_rl.host.addresses import address_of, free_port
+from swe_rl.host.addresses import address_of, held_port, port_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
@@ -59,12 +60,14 @@ class RankSteps:
         self._mig = mig
         self._say = say
         self._door: RankDoor | None = None
+        self._port: socket.socket | None = None
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess | RankStep"]:
         """Raises TrainerError."""
         self._door = door = RankDoor()
         host = address_of(self._here)
-        setup = replace(setup, address=f"{host}:{free_port(host)}")
+        self._port = held_port(host)  # rank 0 listens there after its imports, beside starting engines
+        setup = replace(setup, address=f"{host}:{port_of(self._port)}")
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
             rank_setup = replace(setup, rank=rank)
@@ -92,6 +95,8 @@ class RankSteps:
         if self._door is not None:
             self._door.close()
             self._door = None
+        if self._port is not None:
+            self._port.close()
 
     def _environment(self, door: RankDoor) -> dict[str, str]:
         environment = step_environment(self._environ)
