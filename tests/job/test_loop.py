@@ -41,7 +41,6 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.rows_file import RowsFile
-from tests.support.forked_ranks import fork_ranks
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, N = 32, 4
@@ -707,13 +706,9 @@ async def test_a_kill_of_ranks_around_a_checkpoint_loses_no_recorded_step(starte
         monkeypatch.setattr(StepLog, "append", unrecorded)
     else:
         monkeypatch.setattr(Run, "save", unwritten)
-    with monkeypatch.context() as forks:
-        if moment == "while it is written":
-            fork_ranks(forks)  # the other moment's are started as spawned processes
-        with pytest.raises(RunError, match="killed"), started(*keep, make=on_two_ranks) as first:
-            await first.loop.run()
+    with pytest.raises(RunError, match="killed"), started(*keep, make=on_two_ranks) as first:
+        await first.loop.run()
     monkeypatch.undo()
-    fork_ranks(monkeypatch)
     recorded = [record["step"] for record in steps(first)]
     newest = max(step for step in first.folder.checkpoint_steps() if step in recorded)
     assert newest == 2 or moment == "while it is written"  # where the ranks may have been faster

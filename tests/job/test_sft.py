@@ -28,7 +28,6 @@ from swe_rl.model.tiny import build_model, upcycled
 from swe_rl.plan.warm_start import trained
 from swe_rl.run.warm_start import WarmStart
 from swe_rl.trainer.metrics import TrainMetrics
-from tests.support.forked_ranks import fork_ranks
 
 SMALL = (
     "job=sft",
@@ -327,8 +326,6 @@ def test_two_ranks_that_are_killed_and_one_process_that_goes_on_are_one_process(
     )
     whole = run("whole", *LONGER, *model)
     with monkeypatch.context() as patch:
-        if model:  # without, they are spawned
-            fork_ranks(patch)
         killed_after(5, patch)
         with pytest.raises(OSError, match="the power went"):
             run("model", *LONGER, *model, *two)

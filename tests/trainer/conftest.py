@@ -14,7 +14,6 @@ from swe_rl.config.schema import ModelConfig
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
-from tests.support.forked_ranks import fork_ranks
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 64
@@ -82,11 +81,6 @@ def saved_mixture(tmp_path_factory):
     model.save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")
     return config
-
-
-@pytest.fixture
-def forked_ranks(monkeypatch):
-    fork_ranks(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_two_processes_train_save_and_hand_their_weights_over(setup, rank_cases,
 
 
 @pytest.mark.slow
-def test_an_error_on_one_rank_is_the_reason_and_a_quiet_end_says_nothing(setup, forked_ranks, rank_cases, tmp_path):
+def test_an_error_on_one_rank_is_the_reason_and_a_quiet_end_says_nothing(setup, rank_cases, tmp_path):
     quiet = replace(setup, logs=tmp_path / "quiet")
     group = TrainerGroup(quiet)
     group.start()
@@ -121,7 +121,7 @@ def test_closing_in_the_middle_of_a_start_ends_both(setup, closed_while_it_start
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_there_ends_all_ranks_with_the_reason(setup, forked_ranks):
+def test_a_model_that_is_not_there_ends_all_ranks_with_the_reason(setup):
     group = TrainerGroup(replace(setup, model=replace(setup.model, path="/nowhere/at/all")))
     with pytest.raises(TrainerError, match="ModelError: model.path=/nowhere/at/all cannot be loaded"):
         group.start()

@@ -115,7 +115,7 @@ def test_an_address_that_others_reach():
 
 
 @pytest.mark.slow
-def test_two_ranks_send_what_they_share(tmp_path, forked_ranks):
+def test_two_ranks_send_what_they_share(tmp_path):
     model = ModelConfig(
         path=str(tmp_path), num_layers=2, hidden_size=32, intermediate_size=48, vocab_size=64, head_dim=8
     )
@@ -142,7 +142,7 @@ def test_two_ranks_send_what_they_share(tmp_path, forked_ranks):
 
 
 @pytest.mark.slow
-def test_two_ranks_stage_what_they_share(tmp_path, forked_ranks):
+def test_two_ranks_stage_what_they_share(tmp_path):
     """Each into memory of its own; a server that reads one rank's memory finds all of every tensor."""
     model = ModelConfig(
         path=str(tmp_path), num_layers=2, hidden_size=32, intermediate_size=48, vocab_size=64, head_dim=8
