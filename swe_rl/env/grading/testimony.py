@@ -46,6 +46,7 @@ class Witness:
     programs: tuple[str, ...]
     before: Mapping[str, str]  # of the environment's start-up files and programs: path -> checksum
     watched: tuple[str, ...] = ()
+    frozen: bool = False  # nothing in the sandbox can change a file of `prefix`
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     nonce: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
@@ -80,10 +81,10 @@ async def install(sandbox: Sandbox, script: str, watched: Sequence[str]) -> Witn
         max_output_bytes=1_000_000,
     )
     head, separator, listing = done.output.partition("swe_rl environment\n")
-    places = head.strip().split("\n")[-4:]
-    if done.exit_code or not separator or len(places) != 4:
+    places = head.strip().split("\n")[-5:]
+    if done.exit_code or not separator or len(places) != 5:
         return None
-    folder, prefix, purelib, writable = places
+    folder, prefix, purelib, writable, frozen = places
     start = f"{folder}/start"
     words = (word.rpartition("/")[2] for line in tests for word in shlex_words(line))
     programs = dict.fromkeys([*_RUNNERS, *(word for word in words if word.endswith(".py") or word == "test")])
@@ -93,7 +94,7 @@ async def install(sandbox: Sandbox, script: str, watched: Sequence[str]) -> Witn
     if put.exit_code:
         raise GradeError(f"the witness of the tests cannot be put into the environment: {put.output[-300:]}")
     before = dict(_sums(listing.split("\n")))
-    return Witness(folder, prefix, writable == "yes", tuple(programs), before, tuple(watched))
+    return Witness(folder, prefix, writable == "yes", tuple(programs), before, tuple(watched), frozen == "yes")
 
 
 def shlex_words(line: str) -> list[str]:
@@ -116,10 +117,10 @@ def with_witness(script: str, seen: Witness) -> str:
     text += f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
+    names = {"nonce": seen.nonce, "folder": shlex.quote(seen.folder), "prefix": shlex.quote(seen.prefix)}
     let_in = _LET_IN % {
-        "nonce": seen.nonce,
-        "folder": shlex.quote(seen.folder),
-        "prefix": shlex.quote(seen.prefix),
+        **names,
+        "written": "" if seen.frozen else _WRITTEN % names,
         "text": text,
         "end": f"EOF_{seen.nonce}",
         "path": "" if seen.writable else f'export PYTHONPATH="{seen.folder}/lib${{PYTHONPATH:+:$PYTHONPATH}}"',
@@ -217,34 +218,45 @@ def _outcome(phases: Mapping[str, str]) -> str:
     return other[0] if other else "passed" if "call" in phases else "failed"
 
 
-# The interpreter that the tests will run with, its packages, and whether they can be added to.
+# The interpreter that the tests will run with, its packages, whether they can be added to, and whether they are frozen:
+# on read-only mounts, in a sandbox where nobody may mount them otherwise (CAP_SYS_ADMIN is capability 21).
 _PROBE = r"""
 ACTIVATE
 PATH=$PATH:/usr/bin:/bin
 p=NAMED; [ -n "$p" ] || p=$(command -v python || command -v python3) || exit 3
 d=$(mktemp -d) && mkdir "$d/lib" && : > "$d/records" && : > "$d/stamp" || exit 4
-places=$("$p" -I -c 'import sys, sysconfig; assert sys.version_info >= (3, 6)
-print(sys.prefix); print(sysconfig.get_paths()["purelib"])') || exit 5
-purelib=${places##*$'\n'}; prefix=${places%%$'\n'*}
+places=$("$p" -I -c 'import os, sys, sysconfig; assert sys.version_info >= (3, 6)
+print(sys.prefix); print(sysconfig.get_paths()["purelib"])
+try:
+    prefix = os.path.realpath(sys.prefix)
+    lines = [line.split() for line in (*open("/proc/self/status"), *open("/proc/self/mountinfo"))]
+    [bound] = [int(words[1], 16) for words in lines if words[:1] == ["CapBnd:"]]
+    below = [words[5] for words in lines if words[4:] and words[4].startswith(prefix.replace(" ", "\\040") + "/")]
+    read_only = os.statvfs(prefix).f_flag & os.ST_RDONLY and all("ro" in mode.split(",") for mode in below)
+    print("yes" if read_only and not bound >> 21 & 1 else "no")
+except Exception: print("no")') || exit 5
+{ read -r prefix; read -r purelib; read -r frozen; } <<< "$places"
 writable=no; [ -w "$purelib" ] && writable=yes
-printf '\n%s\n%s\n%s\n%s\n' "$d" "$prefix" "$purelib" "$writable"
+printf '\n%s\n%s\n%s\n%s\n%s\n' "$d" "$prefix" "$purelib" "$writable" "$frozen"
 echo "swe_rl environment"
 [ $writable = no ] || find "$prefix/bin" "$purelib" -maxdepth 2 -type f \( -path '*/bin/*' -o -name '*.pth' \
   -o -path '*.dist-info/*' -o -path '*.egg-info/*' -o -name '*.egg-link' -o -name '__editable__*' \) -exec cksum {} +
 exit 0
 """
-# What the installation left running is ended; then its traces in the environment are listed: the time of a change
-# (ctime) is the kernel's. `-x` is off: a here-document is no line of the log.
+# The installation's traces in the environment: the time of a change (ctime) is the kernel's. To look at each file of a
+# large environment takes half a second of a core, for every patch, so what is frozen is not looked at.
+_WRITTEN = r"""PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp \( -path '*/_pytest/*.pyc' -o \
+  ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
+  ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) \) -exec cksum {} + 2>/dev/null |
+  PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true"""
+# What the installation left running is ended. `-x` is off: a here-document is no line of the log.
 _LET_IN = r"""case $- in *x*) swe_rl_x=x; set +x ;; *) swe_rl_x= ;; esac
 for swe_rl_p in /proc/[0-9]*; do
   swe_rl_p=${swe_rl_p#/proc/}
   case $swe_rl_p in 1|$$|$PPID|$BASHPID) continue ;; esac
   if PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ"; then kill -9 "$swe_rl_p"; fi
 done 2>/dev/null
-PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/stamp \( -path '*/_pytest/*.pyc' -o \
-  ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
-  ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) \) -exec cksum {} + 2>/dev/null |
-  PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true
+%(written)s
 cat > %(folder)s/start <<'%(end)s'
 %(text)s
 %(end)s

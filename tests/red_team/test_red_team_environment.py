@@ -1,0 +1,72 @@
+"""Files of the environment that an installation changed: looked for wherever they can be changed."""
+
+import asyncio
+import shlex
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from swe_rl.env.grading.testimony import hear, install, with_witness
+
+SCRIPT = """#!/bin/bash
+set -uxo pipefail
+INSTALL
+: '>>>>> Start Test Output'
+PYTHON -c pass
+: '>>>>> End Test Output'
+"""
+
+
+@pytest.fixture
+async def sandbox(victim, sandboxes):
+    one = await sandboxes.create(victim.workspace, owner="grader")
+    yield one
+    await one.close()
+
+
+async def graded(sandbox, python, installation):
+    """The script with the witness in it, its log, and what it says was written."""
+    script = SCRIPT.replace("PYTHON", python).replace("INSTALL", installation)
+    seen = await install(sandbox, script, ())
+    marked = with_witness(script, seen)
+    log = (await sandbox.exec(marked, timeout_s=60)).output
+    return seen, marked, log, (await hear(sandbox, seen, log)).written
+
+
+async def test_what_can_be_written_is_looked_at(sandbox):
+    made = await sandbox.exec("python -m venv --without-pip own", timeout_s=60)
+    assert made.exit_code == 0, made.output
+    seen, script, log, written = await graded(sandbox, "own/bin/python", "echo 'import x' > own/lib/evil.py")
+    assert seen.writable and not seen.frozen and " -cnewer " in script
+    assert {path.removeprefix(seen.prefix) for path in written} == {"/lib/evil.py"}, log
+
+
+async def test_what_nobody_can_write_is_not_looked_at(sandbox):
+    evil = f"{sys.prefix}/evil.py"
+    seen, script, log, written = await graded(sandbox, shlex.quote(sys.executable), f"echo x > {shlex.quote(evil)}")
+    assert seen.frozen and not seen.writable and " -cnewer " not in script and written == set()
+    assert "Read-only file system" in log
+
+
+def test_whoever_may_mount_has_nothing_frozen(tmp_path):
+    """Read-only, but for those who can make it writable for a moment."""
+    places = shlex.quote(str(tmp_path / "own"))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "own"], check=True)
+    read_only = f"mount --bind {places} {places} && mount -o remount,bind,ro {places} && "
+    if subprocess.run(["unshare", "--mount", "bash", "-c", f"{read_only} ! touch {places}/x"]).returncode:
+        pytest.skip("nothing can be mounted here")
+    without = "setpriv --bounding-set -sys_admin "
+
+    async def frozen(before):
+        async def run(command, **_):
+            words = ["unshare", "--mount", "bash", "-c", f"{read_only} exec {before} bash -c {shlex.quote(command)}"]
+            done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
+            return SimpleNamespace(exit_code=done.returncode, output=done.stdout)
+
+        seen = await install(SimpleNamespace(exec=run), SCRIPT.replace("PYTHON", f"{places}/bin/python"), ())
+        return seen.frozen
+
+    assert not asyncio.run(frozen(""))
+    assert asyncio.run(frozen(without))
