@@ -265,9 +265,9 @@ def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monke
     gradients = []
     apply = Optimizer.apply
 
-    def kept(optimizer, lr):
+    def kept(optimizer, lr, again=None):
         gradients.append({name: param.grad.clone() for name, param in optimizer._params.items()})
-        return apply(optimizer, lr)
+        return apply(optimizer, lr, again)
 
     monkeypatch.setattr(Optimizer, "apply", kept)
     rows, config = rank_cases.rows(), replace(CONFIG, **changes)

@@ -27,10 +27,10 @@ def gradient_of(model, rows, algo, monkeypatch, **changes):
     one, seen = trainer(model, algo, **changes), {}
     apply = one._optimizer.apply
 
-    def spy(lr):
+    def spy(lr, again):
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
         seen["gradient"] = torch.cat([g.flatten() for g in grads]).clone()
-        return apply(lr)
+        return apply(lr, again)
 
     monkeypatch.setattr(one._optimizer, "apply", spy)
     metrics = one.train_step(rows, 0)

@@ -146,12 +146,12 @@ def test_the_gradient_of_a_stale_batch(monkeypatch, correction, stale, masked, a
     trainer, seen = Trainer(model, config, algo, pad_token_id=0, temperature=temperature), []
     start, apply = model.tables(), trainer._optimizer.apply
 
-    def spy(lr):
+    def spy(lr, again):
         gradients = [
             parameter.grad.double().numpy().copy() for parameter in (model.model.table.weight, model.lm_head.weight)
         ]
         seen.append((model.tables(), gradients))
-        return apply(lr)
+        return apply(lr, again)
 
     monkeypatch.setattr(trainer._optimizer, "apply", spy)
     split = []
