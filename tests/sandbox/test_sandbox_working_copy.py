@@ -148,7 +148,8 @@ def test_a_tree_that_is_written_to_meanwhile_goes_once_the_writer_stops(tmp_path
         for index in range(100):
             if stop.is_set():
                 return
-            (tree / f"folder-{index}" / "deeper").mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # its parent has just been removed
+                (tree / f"folder-{index}" / "deeper").mkdir(parents=True, exist_ok=True)
 
     writer = threading.Thread(target=write)
     writer.start()
