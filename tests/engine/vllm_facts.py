@@ -1,8 +1,7 @@
 """Run by vLLM's own interpreter: prints as JSON what `check/rules/engine.py` says of the installed version.
 
 Drafted tokens go through vLLM's sampler on this CPU: `REQUESTS` equal requests, each with the same two drafted tokens,
-over a vocabulary of five. `mended` stands in for the copy that the CPU build
-loses.
+over a vocabulary of five. `mended` stands in for the copy that the CPU build loses.
 """
 
 import json
