@@ -75,6 +75,7 @@ async def together(work: Coroutine[Any, Any, T], beside: Coroutine[Any, Any, obj
         await uninterrupted(asyncio.gather(*tasks, return_exceptions=True))
     for task in failed:
         task.result()
+    tasks[1].result()
     return tasks[0].result()
 
 

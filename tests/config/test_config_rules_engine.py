@@ -45,6 +45,11 @@ def test_the_last_of_a_flag_wins_and_the_commands_come_first():
     assert given["--async-scheduling"] == ("", "engine.command")
 
 
+@pytest.mark.parametrize("command", ["srun --overlap -q normal /opt/bin/python", "docker run -q image vllm serve"])
+def test_flags_of_what_starts_the_server_are_not_the_servers(command):
+    assert arguments(config_of(command=command), HOST) == {}
+
+
 def test_the_command_may_come_from_the_environment():
     host = Host(environment={VLLM_COMMAND: "vllm serve -q bitsandbytes"})
     assert found(quantised_weights, config_of(command=None), host) == [

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.command import HEAVY, Started, warm
@@ -26,6 +27,16 @@ SMALL = (
     "trainer.num_threads=1",
 )
 FEW = ("rollout.prompts_per_step=1", "rollout.n=2")  # too few to learn from: where nothing asks what was learnt
+
+
+def ranks_of(driver: int) -> list[psutil.Process]:
+    """By rank: they are started in that order."""
+    found = []
+    for one in psutil.Process(driver).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
+            if "spawn_main" in " ".join(one.cmdline()):
+                found.append(one)
+    return sorted(found, key=lambda one: one.create_time())
 
 
 @dataclass

@@ -1,30 +1,19 @@
 """The trainer of many ranks from the command line: the same run, whatever is killed, on any number of ranks."""
 
-import contextlib
 import json
 import os
 import signal
 import time
 
-import psutil
 import pytest
 
+from tests.end_to_end.conftest import ranks_of
 from tests.support.waiting import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPLICAS = ("layout=local", "layout.trainer_ranks=4", "layout.shard_ranks=2", "trainer.collective_timeout_s=120")
 TWO = ("layout=local2", "trainer.collective_timeout_s=120")
-
-
-def ranks_of(driver: int) -> list[psutil.Process]:
-    """By rank: they are started in that order."""
-    found = []
-    for one in psutil.Process(driver).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
-            if "spawn_main" in " ".join(one.cmdline()):
-                found.append(one)
-    return sorted(found, key=lambda one: one.create_time())
 
 
 def trajectories(command, name="train"):

@@ -12,7 +12,7 @@ import pytest
 
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.sandbox.lease import reap_stale
-from tests.end_to_end.conftest import FEW
+from tests.end_to_end.conftest import FEW, ranks_of
 from tests.support.waiting import alive, gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -30,18 +30,14 @@ def fake(monkeypatch):
     return use
 
 
-def ranks_of(process):
-    """In the order of their starts."""
-    found = [one for one in psutil.Process(process.pid).children() if "spawn_main" in " ".join(one.cmdline())]
-    return sorted(found, key=lambda one: one.create_time())
-
-
 def both_start(command, process):
     """All processes of a run whose server and ranks are starting: the server, the ranks, whatever is above them."""
     until = time.monotonic() + 240
     while True:
-        assert process.poll() is None and time.monotonic() < until, process.communicate()
-        servers, ranks = command.servers(process), ranks_of(process)
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()
+            raise AssertionError(process.communicate())
+        servers, ranks = command.servers(process), ranks_of(process.pid)
         if servers and len(ranks) == 2:
             return servers[0], ranks, psutil.Process(process.pid).children(recursive=True)
         time.sleep(0.02)

@@ -86,6 +86,22 @@ async def test_calls_over_any_connection_are_one_conversation(serve, says, tmp_p
     assert all(len(kept) == 4 and {chain for _, chain, *_ in kept} == {0} for kept in told[2][1])
 
 
+async def test_after_a_turn_that_was_not_kept_a_client_is_refused_and_does_not_wait(serve, says, monkeypatch):
+    async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, store, _):
+
+        async def fails(trace):
+            raise MemoryError("no room for a trace")
+
+        monkeypatch.setattr(store, "append_async", fails)
+        call = {"url": doors(gateway)[0], "messages": [USER], **naming("header", "s")}
+        with contextlib.suppress(APIStatusError):  # the answer may be faster than the loss
+            await asyncio.wait_for(ask(**call), 20)
+        await until(lambda: any(far._gap for process in gateway._workers._processes.values()
+                                for far in process.sessions.values()))  # fmt: skip
+        with pytest.raises(APIStatusError, match="a turn could not be kept: MemoryError"):
+            await asyncio.wait_for(ask(**call), 20)
+
+
 @pytest.mark.slow
 async def test_one_address_has_all_that_a_single_process_has(serve, says):
     async with serve(ScriptedEngine(says("Done.")), **settings_of(2)) as (gateway, store, url):

@@ -43,6 +43,7 @@ async def test_what_can_be_written_is_looked_at(sandbox):
     assert {path.removeprefix(seen.prefix) for path in written} == {"/lib/evil.py"}, log
 
 
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="commands may write to /tmp, above this environment")
 async def test_what_nobody_can_write_is_not_looked_at(sandbox):
     evil = f"{sys.prefix}/evil.py"
     seen, script, log, written = await graded(sandbox, shlex.quote(sys.executable), f"echo x > {shlex.quote(evil)}")
@@ -50,23 +51,30 @@ async def test_what_nobody_can_write_is_not_looked_at(sandbox):
     assert "Read-only file system" in log
 
 
-def test_whoever_may_mount_has_nothing_frozen(tmp_path):
-    """Read-only, but for those who can make it writable for a moment."""
+def test_whoever_may_mount_or_move_has_nothing_frozen(tmp_path):
+    """Read-only, but for those who can make it writable for a moment, or who put another folder in its place."""
     places = shlex.quote(str(tmp_path / "own"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "own"], check=True)
     read_only = f"mount --bind {places} {places} && mount -o remount,bind,ro {places} && "
-    if subprocess.run(["unshare", "--mount", "bash", "-c", f"{read_only} ! touch {places}/x"]).returncode:
+    left = tmp_path / "left"  # what stays writable
+    left.mkdir()
+    above = f"mount --bind {left} {left} && export TMPDIR={left} && "
+    above += (
+        f"for place in $(findmnt -n -o TARGET -T {tmp_path}) /; do mount -o remount,bind,ro $place || exit 1; done && "
+    )
+    if subprocess.run(["unshare", "--mount", "bash", "-c", f"{read_only}{above} ! touch {places}/x"]).returncode:
         pytest.skip("nothing can be mounted here")
     without = "setpriv --bounding-set -sys_admin "
 
-    async def frozen(before):
+    async def frozen(mounts, before):
         async def run(command, **_):
-            words = ["unshare", "--mount", "bash", "-c", f"{read_only} exec {before} bash -c {shlex.quote(command)}"]
+            words = ["unshare", "--mount", "bash", "-c", f"{mounts} exec {before} bash -c {shlex.quote(command)}"]
             done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
             return SimpleNamespace(exit_code=done.returncode, output=done.stdout)
 
         seen = await install(SimpleNamespace(exec=run), SCRIPT.replace("PYTHON", f"{places}/bin/python"), ())
         return seen.frozen
 
-    assert not asyncio.run(frozen(""))
-    assert asyncio.run(frozen(without))
+    assert asyncio.run(frozen(read_only + above, without))
+    assert not asyncio.run(frozen(read_only + above, ""))
+    assert not asyncio.run(frozen(read_only, without))

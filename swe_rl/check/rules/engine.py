@@ -4,7 +4,8 @@ nothing that quietly changes what is sampled.
 Invariants:
 - `engine.extra_arguments` come last and win in vLLM; what swe_rl sets itself is refused there, with the key to use.
 - Arguments that change what is sampled (drafted tokens, quantised weights, a quantised KV cache) are read as vLLM reads
-  them: the command's first, then `engine.extra_arguments`; the last of a flag wins. Refused is what vLLM accepts and
+  them: the command's first, then `engine.extra_arguments`; the last of a flag wins. Abbreviated flags and what vLLM's
+  own `--config FILE` says are not read. Refused is what vLLM accepts and
   what breaks a promise in silence: sampled tokens have the log-probabilities that the server says, and new weights
   reach all that samples. What is said of vLLM is in its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm`
   asks the installed one.
@@ -144,6 +145,8 @@ def arguments(config: Config, host: Host) -> dict[str, Argument]:
         command = shlex.split(engine.command or host.environment.get(VLLM_COMMAND, ""))
     except ValueError:
         command = []  # no server can be started with it, which is said elsewhere
+    servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
+    command = command[servers[-1] + 1 :] if servers else []  # before it are flags of what starts it: `srun -q QOS`
     words = [Argument(word, "engine.command") for word in command]
     words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
     flags = {}

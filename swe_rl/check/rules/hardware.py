@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from math import gcd
 from pathlib import Path
 
 from swe_rl.check.findings import Finding, Host, Severity, about, below, error, warning
@@ -106,7 +107,7 @@ def _smaller(config: Config) -> str:
         "trainer_gpus": trainer,
         "sequence_parallel": min(layout.sequence_parallel, max(1, trainer)),
         "expert_parallel": min(layout.expert_parallel, max(1, trainer)),
-        "shard_ranks": layout.shard_ranks and min(layout.shard_ranks, max(1, trainer)),
+        "shard_ranks": layout.shard_ranks and gcd(layout.shard_ranks, max(1, trainer)),
     }
     return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
 

@@ -257,7 +257,8 @@ def _replicas_within_node(config: Config) -> Iterator[Finding]:
         return max(len(set(nodes[first : first + size])) for first in range(0, len(nodes), size))
 
     if most(share) > 1:
-        fits = max(size for size in divisors(layout.trainer_gpus) if size <= share and most(size) == 1)
+        sizes = (size for size in divisors(layout.trainer_gpus) if size % layout.expert_parallel == 0)
+        fits = max((size for size in sizes if size <= share and most(size) == 1), default=layout.expert_parallel)
         yield warning(
             "replica_node",
             "layout.shard_ranks",

@@ -77,7 +77,8 @@ def _more_ranks(config: Config, wanted: int) -> str:
     gpus = config.layout.trainer_gpus
     if replicas(config.layout) < 2:
         return f"layout.trainer_gpus={wanted} or more"
-    larger = min((size for size in divisors(gpus) if size >= wanted), default=None)
+    sizes = (size for size in divisors(gpus) if size >= wanted and size % config.layout.expert_parallel == 0)
+    larger = min(sizes, default=None)
     if larger is None:
         return f"layout.shard_ranks=null layout.trainer_gpus={wanted} or more"
     return f"layout.shard_ranks={'null' if larger == gpus else larger}"

@@ -248,9 +248,12 @@ class Monitor:
         return self._clock() - self._lag.total_s()
 
     async def _run(self) -> None:
+        said = False
         while True:
             try:
                 await self.look()
             except Exception:  # of ours: a server whose monitor has ended would never be lost
-                _log.exception("a look at the server %s went wrong, the next one follows", self._client.url)
+                if not said:
+                    _log.exception("a look at the server %s went wrong, the next ones follow", self._client.url)
+                said = True
             await asyncio.sleep(self._period_s)

@@ -219,7 +219,8 @@ def _outcome(phases: Mapping[str, str]) -> str:
 
 
 # The interpreter that the tests will run with, its packages, whether they can be added to, and whether they are frozen:
-# on read-only mounts, in a sandbox where nobody may mount them otherwise (CAP_SYS_ADMIN is capability 21).
+# on read-only mounts, in a sandbox where nobody may mount them otherwise (CAP_SYS_ADMIN is capability 21), or move a
+# folder above them and put another in its place.
 _PROBE = r"""
 ACTIVATE
 PATH=$PATH:/usr/bin:/bin
@@ -233,6 +234,10 @@ try:
     [bound] = [int(words[1], 16) for words in lines if words[:1] == ["CapBnd:"]]
     below = [words[5] for words in lines if words[4:] and words[4].startswith(prefix.replace(" ", "\\040") + "/")]
     read_only = os.statvfs(prefix).f_flag & os.ST_RDONLY and all("ro" in mode.split(",") for mode in below)
+    for path in (prefix, os.path.abspath(sys.prefix)):
+        while read_only and path != "/":
+            path = os.path.dirname(path)
+            read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     print("yes" if read_only and not bound >> 21 & 1 else "no")
 except Exception: print("no")') || exit 5
 { read -r prefix; read -r purelib; read -r frozen; } <<< "$places"

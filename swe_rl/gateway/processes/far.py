@@ -28,7 +28,14 @@ from swe_rl.engine.server.client import (
     UnreachableError,
 )
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.errors import ApiError, GatewayError, GatewayLostError, internal_failure, refusal_of
+from swe_rl.gateway.errors import (
+    ApiError,
+    GatewayError,
+    GatewayLostError,
+    engine_failure,
+    internal_failure,
+    refusal_of,
+)
 from swe_rl.gateway.live import SessionSummary, Waits
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
@@ -183,7 +190,10 @@ class FarSession:
         try:
             if self._unkept is not None:
                 raise refusal_of(self._unkept)
+            if self._gap:
+                raise engine_failure(500, self._gap)
             sampled = await self._sampling.answer(wanted)
+            completion, body = packed_completion(sampled.completion, logprobs)
         except ApiError as error:
             self._refuse(call, error)
         except Exception as error:  # of ours: the call waits in its process for an answer, whatever it is
@@ -191,7 +201,6 @@ class FarSession:
             self._refuse(call, internal_failure(error))
         else:
             self._answered[call] = _Answered(wanted.prompt_ids, sampled)
-            completion, body = packed_completion(sampled.completion, logprobs)
             head = {"kind": "sampled", "call": call, "engine": sampled.engine, "held_s": sampled.held_s}
             self._link.send(head | {"completion": completion}, body)
         finally:
@@ -210,7 +219,8 @@ class FarSession:
             except Exception as error:  # of ours: without the turn the session is not what its agent saw
                 _log.exception("a turn of session %s could not be kept", self.session_id)
                 self._gap = f"a turn could not be kept: {type(error).__name__}: {error}"
-                self.lose(self._gap)
+                if self.secret:  # a client that began it is not told of its end, but its next call is refused
+                    self.lose(self._gap)
 
     @staticmethod
     def _task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
