@@ -21,11 +21,11 @@ from typing import Any
 from bench.train_bench import Result, run_group, table
 
 
-def cases(gpus: int, layers: int, rows: int, tokens: int, micro_tokens: int, tiny: bool) -> list[str]:
+def cases(gpus: int, layers: int, rows: int, tokens: int, micro_tokens: int, tiny: bool, compiled: bool) -> list[str]:
     """The check, then dense and mixture; on several GPUs also the mixture whose experts FSDP alone shards."""
     mixture, dense = ("tiny-moe", "tiny") if tiny else ("30b-a3b", "3b-dense")
     ranks = f"dp{gpus}"
-    work = f"{rows * gpus}x{tokens}:layers{layers}:mb{micro_tokens}"
+    work = f"{rows * gpus}x{tokens}:layers{layers}:mb{micro_tokens}" + ":compile" * compiled
     timed = [f"{dense}:{ranks}:{work}", f"{mixture}:{ranks}:ep{gpus}:{work}"]
     timed += [f"{mixture}:{ranks}:{work}"] if gpus > 1 else []
     return [f"{mixture}:{ranks}:ep{gpus}:check:3x{min(tokens, 2048)}:layers{layers}", *timed]
@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=40.0, help="of one case's steps")
     parser.add_argument("--start-s", type=float, default=120.0, help="for imports and the model, on top of it")
     parser.add_argument("--total-s", type=float, default=540.0, help="no further case is begun after this")
+    parser.add_argument("--compile", action="store_true", help="all cases, as `trainer.compile` does it")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape, for a CPU")
     arguments = parser.parse_args()
     arguments.stop_at = time.time() + arguments.total_s
@@ -87,7 +88,7 @@ def main() -> None:
     first.start()
     first.join()  # a process of its own: this one holds no GPU
     work = (arguments.rows, arguments.tokens, arguments.micro_tokens)
-    check, *timed = cases(arguments.gpus, arguments.layers, *work, arguments.tiny)
+    check, *timed = cases(arguments.gpus, arguments.layers, *work, arguments.tiny, arguments.compile)
     done: list[Result] = []
 
     def keep(result: Result) -> None:

@@ -29,7 +29,7 @@ from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
-from swe_rl.trainer.sharded.experts import _products, use_sharded_experts
+from swe_rl.trainer.sharded.experts import _by_element, _products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import DenseShape
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.mesh import make_mesh
@@ -238,6 +238,21 @@ def test_compile_leaves_experts_out(saved_mixture):
     _compile_layers(layers)
     assert all(layer.mlp._compiled_call_impl is None for layer in layers)
     assert all(layer.self_attn._compiled_call_impl is not None for layer in layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [5, 9])
+def test_what_is_compiled_between_the_experts_products_is_the_same(tokens):
+    torch.manual_seed(tokens)
+    gate_up, rows, weights = torch.randn(tokens, 12), torch.randn(tokens * 2, 6), torch.rand(tokens, 2)
+    results = []
+    for compiled in (False, True):
+        gated, weighted_sum = _by_element(torch.nn.SiLU(), compiled)
+        leaves = [values.clone().requires_grad_() for values in (gate_up, rows, weights)]
+        out = gated(leaves[0]), weighted_sum(*leaves[1:])
+        sum(part.square().sum() for part in out).backward()
+        results.append([*out, *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypatch):

@@ -11,6 +11,7 @@ Invariants:
 - Each rank takes part in each exchange, also where no token comes to it: its experts have a gradient of zeros then.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ from swe_rl.trainer.sharded.mesh import Mesh, local_shard
 NAME = "swe_rl_experts"
 
 
-def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh) -> list[Any]:
+def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh, *, compiled: bool = False) -> list[Any]:
     """Makes a transformers model compute its experts here, and leaves this rank its own of them, in place.
 
+    `compiled`: torch compiles what is computed element by element, each in one kernel.
     Returns the layers' experts where they are spread over more than one rank: each is to be sharded over
     `mesh.expert_shards`. A model without experts stays as it is. Raises MeshError.
     """
@@ -36,12 +38,32 @@ def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh) -> list[Any]:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
+    gated, weighted_sum = _by_element(layers[0].act_fn, compiled)
     for experts in layers:
         experts.config._experts_implementation = NAME
+        experts.gated, experts.weighted_sum = gated, weighted_sum
         experts.expert_group, experts.expert_ranks = mesh.ep_group, mesh.ep
         if mesh.ep > 1:
             _keep_own(experts, mesh)
     return layers if mesh.ep > 1 else []
+
+
+def _by_element(activation: Callable[[Tensor], Tensor], compiled: bool) -> list[Callable[..., Tensor]]:
+    """[rows, 2 * width] -> [rows, width]: the activated gate times the other half; and the weighted sum of the rows of
+    a token, [tokens * active, hidden] and [tokens, active] -> [tokens, hidden].
+
+    The same two for all layers, so that each is compiled once.
+    """
+
+    def gated(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
+        return (rows.unflatten(0, weights.shape) * weights[:, :, None]).sum(dim=1)
+
+    functions: list[Callable[..., Tensor]] = [gated, weighted_sum]
+    return [torch.compile(function, dynamic=True) for function in functions] if compiled else functions
 
 
 def _keep_own(experts: Any, mesh: Mesh) -> None:
@@ -64,15 +86,15 @@ def _experts_forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tens
 
     `chosen` are numbers of experts, `weights` what each counts.
     """
-    tokens, active = chosen.shape
+    active = chosen.shape[1]
     by_expert, order = chosen.flatten().sort(stable=True)
     back = _inverse(order)
     ends = _ends(by_expert, experts.num_experts)
     sent: Tensor = _Spread.apply(hidden, order, back, active)  # type: ignore[no-untyped-call]
     of_experts = _there(experts, sent, ends) if experts.expert_ranks > 1 else _mlps(experts, sent, ends)
     rows: Tensor = _Reordered.apply(of_experts, back, order)  # type: ignore[no-untyped-call]
-    weighted = rows.view(tokens, active, -1) * weights[:, :, None]
-    return weighted.sum(dim=1).to(hidden.dtype)
+    summed: Tensor = experts.weighted_sum(rows, weights)
+    return summed.to(hidden.dtype)
 
 
 def _there(experts: Any, sent: Tensor, ends: Tensor) -> Tensor:
@@ -98,8 +120,7 @@ def _there(experts: Any, sent: Tensor, ends: Tensor) -> Tensor:
 def _mlps(experts: Any, rows: Tensor, ends: Tensor) -> Tensor:
     """Each row through its expert. Rows [rows, hidden] are ordered by expert, of which the i-th's end at `ends[i]`."""
     gate_up, down = (_own(weight, experts.expert_ranks) for weight in (experts.gate_up_proj, experts.down_proj))
-    gate, up = _products(rows, gate_up, ends).chunk(2, dim=-1)
-    return _products(experts.act_fn(gate) * up, down, ends)
+    return _products(experts.gated(_products(rows, gate_up, ends)), down, ends)
 
 
 def _products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class ShardedModel(nn.Module):
         self.causal_lm, self._float32_head, self._values = causal_lm, float32_head, values
         use_packed_attention(causal_lm)
         self._plain_experts = getattr(config, "_experts_implementation", None)
-        spread = use_sharded_experts(causal_lm, mesh)
+        spread = use_sharded_experts(causal_lm, mesh, compiled=compiled)
         if compiled:
             _compile_layers(causal_lm.model.layers)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
@@ -174,7 +174,8 @@ def _attention_is_kept() -> Any:
 def _compile_layers(layers: Any) -> None:
     """Piece by piece, so that the sharding hooks around a layer and attention's exchanges stay outside.
 
-    So does a mixture of experts, whose matrices have another number of rows each time.
+    So do the matrices of a mixture of experts, which have another number of rows each time; what stands between them is
+    compiled where it is computed (experts.py).
     """
     for layer in layers:
         for name in ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"):
