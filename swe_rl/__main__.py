@@ -5,6 +5,7 @@ Invariants:
 - Nothing heavier than the standard library is imported for `--help`.
 """
 
+import atexit
 import gc
 import sys
 
@@ -13,6 +14,7 @@ from swe_rl.host.terminal import outlive_readers, shown, width
 
 def main() -> int:
     gc.set_threshold(50_000, 20, 20)  # a composition makes many objects and little garbage
+    atexit.register(gc.freeze)  # else Python's end looks through all that libraries made, and takes it apart
     outlive_readers()
     arguments = _spelled_out(sys.argv[1:])
     if "--help" in arguments or "-h" in arguments:

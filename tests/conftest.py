@@ -43,7 +43,7 @@ def keep_bytecode():
     sys.dont_write_bytecode = False
 
 
-gc.set_threshold(20_000, 10, 10)  # compositions make many objects and little garbage
+gc.set_threshold(0)  # until all is collected: what is imported stays
 hear_signals()
 keep_bytecode()
 open_more_files()  # as a job does: the soft limit of many shells is 1024
@@ -121,6 +121,7 @@ def pytest_collection_finish():
     of the suite, and a fork that does would copy their pages."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # compositions make many objects and little garbage
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
-"""What one rank of the distributed tests does: `python rank_cases.py RANK WORLD PORT FOLDER CASE...`.
+"""What the ranks of the distributed tests do: `python rank_cases.py WORLD PORT FOLDER CASE...`.
 
 Every case leaves FOLDER/CASE.json (rank 0 alone). `run_ranks` starts all ranks and waits, with a time limit.
 """
 
+import contextlib
+import gc
 import json
 import os
 import random
@@ -339,7 +341,7 @@ def save_arguments(step):
     return {"step": step, "weight_version": step, "data_order": {"next": step}, "config": {"lr": 1}}
 
 
-def main(rank, world, port, folder, cases):
+def one_rank(rank, world, port, folder, cases):
     import torch
 
     from swe_rl.trainer.sharded.mesh import make_mesh, process_group
@@ -360,15 +362,39 @@ def main(rank, world, port, folder, cases):
                 (folder / f"{case}.json").write_text(json.dumps(result))
 
 
+def main(world, port, folder, cases):
+    """Forks all ranks once the libraries are imported; the first status that is not 0 ends all."""
+    import transformers.models.qwen3.modeling_qwen3
+    import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401
+
+    import swe_rl.trainer.sharded.assemble  # noqa: F401
+
+    gc.freeze()
+    ranks = []
+    for rank in range(world):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            one_rank(rank, world, port, folder, cases)
+            return 0
+    while ranks:
+        number, status = os.wait()
+        ranks.remove(number)
+        if status:
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(status) & 0xFF
+    return 0
+
+
 def run_ranks(world, folder, cases, timeout_s=240.0):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them.
 
     A crash starts them once more: gloo's own thread (torch 2.13) was seen to end a rank. One of ours comes again.
     """
-    ranks, said = _until_the_end(world, folder, cases, timeout_s)
-    if any(rank.returncode == -signal.SIGSEGV for rank in ranks):
-        ranks, said = _until_the_end(world, folder, cases, timeout_s)
-    assert all(rank.returncode == 0 for rank in ranks), "\n".join(said)
+    status, said = _until_the_end(world, folder, cases, timeout_s)
+    if status == -signal.SIGSEGV & 0xFF:
+        status, said = _until_the_end(world, folder, cases, timeout_s)
+    assert status == 0, said
     return {case: json.loads((folder / f"{case}.json").read_text()) for case in cases}
 
 
@@ -376,29 +402,21 @@ def _until_the_end(world, folder, cases, timeout_s):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, __file__]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(port), str(folder), *cases],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    deadline = time.monotonic() + timeout_s
+    ranks = subprocess.Popen(
+        [sys.executable, __file__, str(world), str(port), str(folder), *cases],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.returncode for rank in ranks) or time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
+        said = ranks.communicate(timeout=timeout_s)[0]
     finally:
-        for rank in ranks:
-            rank.kill()
-    return ranks, [rank.communicate()[0] for rank in ranks]
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(ranks.pid, signal.SIGKILL)
+    return ranks.returncode, said
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]))

@@ -72,28 +72,31 @@ class RankSetup:
 def run_rank(setup: RankSetup, pipe: Any) -> None:
     """As a process of its own, which ends with it; `pipe` leads to the driver."""
     _become_a_rank(setup)
-    _leave(carry_out(setup, pipe))  # not by way of destructors: a library's threads would end this in std::terminate
+    status = carry_out(setup, pipe)
+    sys.stderr.flush()
+    os._exit(status)  # not by way of destructors: a library's threads would end this in std::terminate
 
 
 def carry_out(setup: RankSetup, pipe: Any) -> int:
     """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request;
-
-    before that any number of ("alive",).
-    Returns the status that a process of its own ends with; afterwards its collectives are not to be used.
+    before that any number of ("alive",). Returns the status that a process of its own ends with; afterwards its
+    collectives are not to be used.
     """
     try:
         patience_s = setup.trainer.collective_timeout_s
         beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
         beat()  # now and after the import, which takes minutes where the libraries are on a shared disk
+        gc.disable()  # these leave a million objects and no garbage
         import torch
+        import transformers.modeling_utils  # noqa: F401 - the first of what a model's module imports
 
         from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
+        gc.freeze()  # no later collection looks through them
+        gc.enable()
         beat()
         torch.set_num_threads(setup.trainer.num_threads)
-        device = torch.device("cpu")
-        if setup.device == "cuda":
-            device = torch.device("cuda", 0 if setup.gpus else setup.rank)
+        device = torch.device("cpu") if setup.device == "cpu" else torch.device("cuda", 0 if setup.gpus else setup.rank)
         with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
             _serve(setup, make_mesh(setup.sp, device, setup.ep, setup.shard_ranks), pipe, beat)
         pipe.send(("done", None))
@@ -136,11 +139,6 @@ def _end_with(driver: int | None) -> None:
     while os.getppid() == driver:
         time.sleep(_LOOK_S)
     os._exit(1)
-
-
-def _leave(status: int = 1) -> None:
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
