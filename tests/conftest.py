@@ -95,6 +95,26 @@ def one_etc_for_all_sandboxes(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def isolation_is_tried_once():
+    """Each provider runs Python in a sandbox and mounts an overlay to know whether that works on this host. Where the
+    same settings passed before, they pass again. Tests in tests/sandbox/ try each time."""
+    passed, trial = set(), isolation._trial
+
+    def tried(launcher, folder):
+        settings = (str(vars(launcher)).replace(str(folder), ""), folder.stat().st_dev)
+        if settings in passed:
+            return ""
+        reason = trial(launcher, folder)
+        if not reason:
+            passed.add(settings)
+        return reason
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "_trial", tried)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def packages_are_looked_for_once():
     """Each check reads the metadata of a few packages, which takes most of its time; nothing installs any meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
