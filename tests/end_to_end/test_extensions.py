@@ -174,7 +174,8 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_class(command):
         "class Mine:\n    async def reward(self, attempt):\n        raise OSError('the judge is away')\n"
     )
     others = "advantage._target_=nowhere.Mine"  # which rollouts alone do not start
-    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", others, *TWO_ATTEMPTS)
+    words = ("job=rollout", others, *ONE)  # an attempt without a patch has no reward
+    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *words)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "grade_error: reward=Mine (theirs.Mine): its method reward raised OSError" in said
 
