@@ -8,6 +8,7 @@ import sys
 from functools import cache
 
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 from hypothesis import settings
 
 from swe_rl.check import findings
@@ -16,7 +17,7 @@ from swe_rl.engine.vllm import server
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
-from tests.support.composition import COMPOSE_TREE, SharedTrees
+from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)
@@ -62,8 +63,10 @@ def same_machine_everywhere():
 @pytest.fixture(scope="session", autouse=True)
 def shared_trees():
     """Options that were composed once are not composed again; `composed_from_nothing` leaves this out."""
+    files = SharedFiles()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_tree", SharedTrees())
+        patch.setattr(ConfigRepository, "load_config", lambda *given, **named: files.load(*given, **named))
         yield
 
 
@@ -71,6 +74,7 @@ def shared_trees():
 def composed_from_nothing(shared_trees):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_tree", COMPOSE_TREE)
+        patch.setattr(ConfigRepository, "load_config", LOAD_CONFIG)
         yield
 
 
@@ -87,6 +91,26 @@ def one_etc_for_all_sandboxes(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolation, "make_etc", linked)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def isolation_is_tried_once():
+    """Each provider runs Python in a sandbox and mounts an overlay to know whether that works on this host. Where the
+    same settings passed before, they pass again. Tests in tests/sandbox/ try each time."""
+    passed, trial = set(), isolation._trial
+
+    def tried(launcher, folder):
+        settings = (str(vars(launcher)).replace(str(folder), ""), folder.stat().st_dev)
+        if settings in passed:
+            return ""
+        reason = trial(launcher, folder)
+        if not reason:
+            passed.add(settings)
+        return reason
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "_trial", tried)
         yield
 
 

@@ -1,34 +1,27 @@
-"""Composition: the frozen tree, every option file, hash, YAML with origins, sweeps."""
+"""Composition: the frozen tree, hash, YAML with origins, sweeps, and what is spared."""
 
 import copy
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from swe_rl.check.check import check
-from swe_rl.check.findings import Host
 from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
 from swe_rl.config.compose import _compose_tree, compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import conf_dir, options
-from swe_rl.config.schema import Config, OutcomeConfig
+from swe_rl.config.folders import options
+from swe_rl.config.schema import OutcomeConfig
+from tests.support.composition import SharedFiles, copied
 
 pytestmark = pytest.mark.usefixtures("composed_from_nothing")
 
-README = Path(__file__).parents[2] / "README.md"
-GROUPS = README.read_text().partition("## Groups")[2].splitlines()
 GOLDEN = Path(__file__).parent / "golden" / "default.json"
 OPTIONS = [(group, option.name) for group, members in options().items() for option in members]
-
-VARIANTS = {"pdb_rewrite_only": "pdb", "tr_atw01": "tr"}  # the same part with other settings
-NAMED = {"experiment", "job", "model", "layout", "router", "env", "hardware", "agent", "algo"}
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +54,6 @@ def test_tree_is_frozen_and_plain(default):
     assert default.config.job.name is JobName.train
     assert default.config.engine.kind is EngineKind.embedded
     assert default.config.rollout.outcomes["infra_error"] == OutcomeConfig(OutcomeReward.none, False, False, 2)
-
-
-@pytest.mark.parametrize(("group", "name"), OPTIONS)
-def test_every_option_composes(group, name):
-    sign = "+" if group in ("experiment", "sweep") else ""
-    composed = compose([f"{sign}{group}={name}"])
-    assert composed.choices[group] == name
-    part = composed.config if group == "experiment" else getattr(composed.config, group, None)
-    if group in NAMED:
-        assert part.name == VARIANTS.get(name, name), "an option's `name` is its file's"
-    if group != "job":
-        found = {finding.rule_id for finding in check(composed.config, host=Host(environment={}))}
-        assert ("available" in found) == is_marked(group, name), "README says what cannot run yet"
-
-
-def is_marked(group, name):
-    [row] = [line for line in GROUPS if line.startswith(f"| `{group}` |")]
-    return re.search(rf"\b{name}°", row) is not None
 
 
 def test_lists_become_tuples():
@@ -180,25 +155,6 @@ def test_unknown_top_level_key_in_an_experiment(tmp_path):
         compose(["+experiment=mine"], tmp_path)
 
 
-def written(group, name):
-    """A file's own values, and what they stand upon: the files of its defaults list over the schema."""
-    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
-    below = OmegaConf.to_container(OmegaConf.structured(getattr(Config(), group)))
-    for parent in values.pop("defaults", []):
-        if isinstance(parent, str) and parent != "_self_":
-            below |= {key: value for part in written(group, parent) for key, value in part.items()}
-    return below, values
-
-
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group, name in OPTIONS if hasattr(Config(), group)])
-def test_an_option_file_says_only_what_differs(group, name):
-    """Beside its name, and a value of a paper's that names the section."""
-    text = (conf_dir() / group / f"{name}.yaml").read_text()
-    quoted = set(re.findall(r"(?m)^(\w+): .*# section", text)) | {"name", "kind"}
-    below, values = written(group, name)
-    assert [key for key, value in values.items() if key not in quoted and below.get(key, ...) == value] == []
-
-
 def test_help_lists_every_option_and_the_default_first():
     text = help_text()
     for group, name in OPTIONS:
@@ -263,6 +219,35 @@ def known(node):
         assert all(child._parent is node for child in below)
         rows += [row for child in below for row in known(child)]
     return rows
+
+
+def test_what_tests_share_changes_no_result(monkeypatch):
+    """Each file's nodes are made once and copied for each composition: none is changed by one for the next."""
+    from hydra._internal.config_repository import ConfigRepository
+
+    several = [
+        ["+experiment=fasrc_prod", "hardware=h100x8"],
+        ["+sweep=seeds"],
+        ["layout=dp4", "+hardware.env_vars.B=2"],
+    ]
+    real = [known(_compose_tree(overrides, None)) for overrides in several]
+    files = SharedFiles()
+    monkeypatch.setattr(ConfigRepository, "load_config", lambda *given, **named: files.load(*given, **named))
+    for _ in range(2):
+        assert [known(_compose_tree(overrides, None)) for overrides in several] == real
+    assert files.results
+    tree = _compose_tree(several[0], None)
+    tree._metadata.resolver_cache["swe_rl.words"]["x"] = [1]
+    whole = copied(tree)
+    assert known(whole) == known(tree) and not set(map(id, nodes(whole))) & set(map(id, nodes(tree)))
+    whole._metadata.resolver_cache["swe_rl.words"]["x"].append(2)
+    assert tree._metadata.resolver_cache["swe_rl.words"] == {"x": [1]}
+
+
+def nodes(node):
+    content = vars(node).get("_content")
+    below = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return [node, *(found for child in below for found in nodes(child))]
 
 
 def test_a_note_that_is_copied_shares_nothing_that_changes():

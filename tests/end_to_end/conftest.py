@@ -151,15 +151,15 @@ def read(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
 
 
-def root_list(root: Path) -> tuple[str, ...]:
-    """A held-out file of four instances, so that an evaluation takes a second."""
+def root_list(root: Path, held_out: int = 2) -> tuple[str, ...]:
+    """A held-out file of few instances, so that an evaluation takes a second."""
     from swe_rl.env.bugs.env import DATA
     from swe_rl.env.records import read_instances, write_instances
 
     folder = root / "few"
     if not folder.is_dir():
         folder.mkdir()
-        write_instances(folder / "heldout.jsonl", read_instances(DATA / "heldout.jsonl")[:4])
+        write_instances(folder / "heldout.jsonl", read_instances(DATA / "heldout.jsonl")[:held_out])
         write_instances(folder / "train.jsonl", read_instances(DATA / "train.jsonl")[:8])
     return (f"env.dataset={folder}",)
 

@@ -23,6 +23,7 @@ from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
 from swe_rl.run.components import load_sampled
+from tests.end_to_end.conftest import FEW
 
 pytestmark = pytest.mark.slow
 
@@ -269,7 +270,7 @@ async def test_a_server_that_is_not_there(command):
 
 
 def test_a_sweep_ends_with_its_comparison(command):
-    given = ("--multirun", "job=rollout", "router=default,cap", "layout.engines=2", "trainer.steps=1")
+    given = ("--multirun", "job=rollout", "router=default,cap", "layout.engines=2", "trainer.steps=1", *FEW)
     done = command.run(*given)
     assert done.exit_status == 0, done.text
     assert "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=cap)" in done.stdout

@@ -10,6 +10,7 @@ import pytest
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.rollout.trajectory import Trajectory
+from tests.end_to_end.conftest import root_list
 from tests.env.harbor.test_harbor import needs_bwrap, words_of, write_task
 
 
@@ -19,6 +20,7 @@ def lines(path):
 
 @pytest.mark.slow
 def test_killed_and_resumed_runs_only_what_is_missing(command):
+    root_list(command.root, 4)
     many = ("job=eval", "rollout.eval_n=2", "rollout.concurrency=4", "rollout.max_turns=3")
     process = command.start(*many)
     try:

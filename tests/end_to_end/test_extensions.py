@@ -8,17 +8,22 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
 from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.compose import compose
 from swe_rl.config.folders import examples_dir
+from swe_rl.env.bugs.env import DATA
+from swe_rl.env.records import read_instances, write_instances
+from swe_rl.job import new
+from tests.end_to_end.conftest import FEW
 
 pytestmark = pytest.mark.slow
 
 KINDS = [str(kind) for kind in ExtensionKind]
 ONE = ("trainer.steps=1", "rollout.prompts_per_step=2", "rollout.n=4")
+TWO_ATTEMPTS = ("job=rollout", "trainer.steps=1", *FEW)
 
 
 class Scores(BaseHTTPRequestHandler):
@@ -41,6 +46,15 @@ def scores():
         yield f"http://127.0.0.1:{server.server_port}/score"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def one_held_out(command):
+    """The evaluations of this module's runs are of one instance: nothing here asks how good a policy is."""
+    folder = command.root / "few"
+    folder.mkdir()
+    for split, number in (("heldout", 1), ("train", 8)):
+        write_instances(folder / f"{split}.jsonl", read_instances(DATA / f"{split}.jsonl")[:number])
 
 
 @pytest.fixture
@@ -115,8 +129,7 @@ def test_a_frozen_sweep_has_its_own_copy_of_the_code(command, launcher):
     gone = f"import shutil; shutil.rmtree({str(given)!r}, ignore_errors=True)"
     (given / "my_agent.py").write_text(agent.replace("class MyAgent:", f"{gone}\n\n\nclass MyAgent:"))
     words = ["--multirun", "--config-dir", str(given / "conf"), f"job.code=[{given}]", "agent=my_agent"]
-    few = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2")
-    done = command.run(*words, f"hydra/launcher={launcher}", "trainer.seed=0,1", *few)
+    done = command.run(*words, f"hydra/launcher={launcher}", "trainer.seed=0,1", *TWO_ATTEMPTS)
     assert done.exit_status == 0, done.text
     assert not given.exists()
     [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
@@ -138,7 +151,7 @@ def test_trials_of_a_sweeper_have_their_own_copy_of_the_code(command):
         "hydra.sweeper.n_trials=2",
         "hydra.sweeper.n_jobs=1",
     )
-    few = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "job.objective=tokens_per_s")
+    few = (*TWO_ATTEMPTS, "job.objective=tokens_per_s")
     done = command.run(*words, *optuna, "trainer.seed=choice(0,1)", *few)
     assert done.exit_status == 0, done.text
     [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
@@ -160,8 +173,9 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_class(command):
     (command.root / "theirs.py").write_text(
         "class Mine:\n    async def reward(self, attempt):\n        raise OSError('the judge is away')\n"
     )
-    others = ("job=rollout", "advantage._target_=nowhere.Mine")  # which rollouts alone do not start
-    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *others, *ONE)
+    others = "advantage._target_=nowhere.Mine"  # which rollouts alone do not start
+    words = ("job=rollout", others, *ONE)  # an attempt without a patch has no reward
+    done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *words)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "grade_error: reward=Mine (theirs.Mine): its method reward raised OSError" in said
 
@@ -171,15 +185,19 @@ def test_a_router_that_raises_stops_the_run_and_names_the_class(command):
         "class Mine:\n    def initial(self, engines):\n        return {}\n\n"
         "    def step(self, state, event, now_s):\n        raise IndexError('no such engine')\n"
     )
-    done = command.run("router._target_=theirs.Mine", f"job.code=[{command.root}]", "job=rollout", *ONE)
+    done = command.run("router._target_=theirs.Mine", f"job.code=[{command.root}]", *TWO_ATTEMPTS)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "router=Mine (theirs.Mine): its method step raised IndexError" in said, said
 
 
 def test_what_job_new_writes_passes_its_own_test(command):
     for kind in KINDS:
-        done = command.run("job=new", f"job.kind={kind}", f"job.output={command.root / f'our_{kind}'}", small=False)
-        assert done.exit_status == 0, done.text
+        words = ("job=new", f"job.kind={kind}", f"job.output={command.root / f'our_{kind}'}")
+        if kind == KINDS[0]:
+            done = command.run(*words, small=False)
+            assert done.exit_status == 0, done.text
+        else:  # the command does no more with them
+            assert new.run(compose(words).config, None) == 0
         texts = [path.read_text() for path in (command.root / f"our_{kind}").rglob("*") if path.is_file()]
         assert not any(re.search(rf"my_{kind}|My{kind.capitalize()}", text) for text in texts)
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -190,4 +208,5 @@ def test_what_job_new_writes_passes_its_own_test(command):
     assert done.returncode == 0, done.stdout[-3000:]
     again = command.run("job=new", f"job.output={command.root / 'our_env'}", small=False)
     assert again.exit_status == 2 and "is there already" in " ".join(again.stderr.split())
-    assert command.run("job=new", f"job.output={Path('My-Agent')}", small=False).exit_status == 2
+    with pytest.raises(new.NewError, match="names a Python package"):
+        new.run(compose(["job=new", "job.output=My-Agent"]).config, None)

@@ -103,7 +103,7 @@ def test_two_ranks_are_one_process(command, alone):
     assert made.name.startswith("step_000003-")
     assert f"model.path={folder}" in evaluated.stdout
     [event] = command.read(command.folder("eval") / "evals.jsonl")
-    assert event["num_samples"] == 4
+    assert event["num_samples"] == 2
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(command):

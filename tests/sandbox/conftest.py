@@ -10,6 +10,7 @@ import pytest
 
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.protocol import Workspace
@@ -17,6 +18,16 @@ from swe_rl.sandbox.protocol import Workspace
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+
+
+TRIAL = isolation_module._trial
+
+
+@pytest.fixture(scope="module", autouse=True)
+def isolation_is_tried_each_time() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation_module, "_trial", TRIAL)
+        yield
 
 
 @pytest.fixture
