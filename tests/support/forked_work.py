@@ -20,12 +20,23 @@ def tell(link):
             "modules": set(sys.modules),
             "threads": sorted(one.name for one in threading.enumerate()),
             "tasks": len(list(Path("/proc/self/task").iterdir())),
+            "name": Path("/proc/self/comm").read_text().strip(),
+            "ignored": {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN},
             "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            "descriptors": [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists()],
+            "descriptors": [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()],
             "cuda": bool(torch and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork())),
         }
     )
     _leave(link)
+
+
+def become(setup, link):
+    """A rank of `setup`, then as `tell`."""
+    from swe_rl.trainer.ranks.rank import _become_a_rank
+
+    _become_a_rank(setup)
+    print("of a library", flush=True)
+    tell(link)
 
 
 def count(link):

@@ -6,17 +6,19 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 
 import psutil
 import pytest
 
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.ranks import fork_server
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
-from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS
+from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup
 from tests.support.command import ROOT
-from tests.support.forked_work import count, tell
+from tests.support.forked_work import become, count, tell
 from tests.support.waiting import alive, gone, wait_until
 
 
@@ -72,7 +74,7 @@ def test_one_holds_no_descriptor_of_another():
         _, _, second = told(server)
         ends = [one for one in second["descriptors"] if one.startswith(("socket:", "pipe:"))]
         assert len(ends) == len([one for one in first["descriptors"] if one.startswith(("socket:", "pipe:"))])
-        ours = {os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists()}
+        ours = {str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()}
         of_both = {one for one in first["descriptors"] if one.startswith(("socket:", "pipe:"))} & set(ends)
         assert of_both <= ours  # what this process gives to all its children: where they print
 
@@ -91,6 +93,19 @@ def test_environment_folder_and_path_are_those_of_the_start(module, monkeypatch,
         assert of_rank["folder"] == str(tmp_path) and of_rank["path"][: len(sys.path)] == sys.path
         assert of_rank["modules"] >= {"job_code"} and of_rank["threads"] == ["MainThread", "driver"]
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+
+
+def test_each_rank_has_its_gpu_its_log_its_name_and_no_ear_for_the_drivers_signals(saved, monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    setup = RankSetup(saved, TrainerConfig(), AlgoConfig(), 0, 1.0, 0, 2, 1, "", "cpu", ("3", "5"), tmp_path)
+    with server_of("swe_rl.trainer.ranks.rank") as server:
+        for rank, gpu in enumerate(setup.gpus):
+            _, link = server.start(become, (replace(setup, rank=rank),))
+            assert link.poll(60)
+            of_rank = link.recv()
+            assert of_rank["environ"]["CUDA_VISIBLE_DEVICES"] == gpu and of_rank["name"] == f"trainer-rank{rank}"
+            assert of_rank["ignored"] >= DRIVERS_SIGNALS and not of_rank["blocked"] & DRIVERS_SIGNALS
+            assert (tmp_path / f"rank{rank}.log").read_text() == "of a library\n"
 
 
 @pytest.mark.slow
