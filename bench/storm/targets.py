@@ -11,7 +11,7 @@ TARGETS = {
     "store": "the run's own process, which writes the trace store, right after a write of it",
     "engine": "a server of an engine (the fake vLLM)",
     "engine_cpu": "a server of an engine (vLLM's CPU build, by SWE_RL_VLLM_COMMAND)",
-    "rank": "a rank of the trainer",
+    "rank": "a rank of the trainer, or the process that ranks are forked from",
     "guard": "bubblewrap around a command, or the first process in its namespace",
     "grader": "the process that runs the tests of a patch",
     "runtime": "the server of sandboxes",
@@ -63,7 +63,7 @@ def _is(target: str, line: list[str]) -> bool:
     if target == "grader":
         return program.startswith("python") and any(word.endswith("/grading_parent.py") for word in line[1:3])
     if target == "rank":
-        return any("spawn_main" in word for word in line)
+        return any("fork_server" in word for word in line)  # also the process that they are forked from
     if target in ("engine", "engine_cpu"):
         return "--port" in line and not any(word.endswith("vllm_guard.py") for word in line)
     return False

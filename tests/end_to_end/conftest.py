@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swe_rl.trainer.ranks.rank import name_of
 from tests.support.command import HEAVY, Started, warm
 
 SMALL = (
@@ -30,13 +31,12 @@ FEW = ("rollout.prompts_per_step=1", "rollout.n=2")  # too few to learn from: wh
 
 
 def ranks_of(driver: int) -> list[psutil.Process]:
-    """By rank: they are started in that order."""
-    found = []
-    for one in psutil.Process(driver).children():
+    """By rank."""
+    found = {}
+    for one in psutil.Process(driver).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # agents' commands come and go
-            if "spawn_main" in " ".join(one.cmdline()):
-                found.append(one)
-    return sorted(found, key=lambda one: one.create_time())
+            found[one.name()] = one
+    return [found[name] for name in map(name_of, range(len(found))) if name in found]
 
 
 @dataclass

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -117,7 +118,16 @@ def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(set
 
 @pytest.mark.slow
 def test_closing_in_the_middle_of_a_start_ends_both(setup, closed_while_it_starts):
-    assert not any(_alive(pid) for pid in closed_while_it_starts(TrainerGroup(setup)))
+    pids = closed_while_it_starts(TrainerGroup(setup))
+    assert len(pids) == 2 and not any(_alive(pid) for pid in pids)
+
+
+def test_closing_before_the_ranks_are_there_leaves_no_process(setup, closed_while_it_starts):
+    before = set(psutil.Process().children())
+    began_s = time.monotonic()
+    assert closed_while_it_starts(TrainerGroup(setup), lambda pids: len(pids) == 2) == []
+    assert time.monotonic() - began_s < 3  # their imports take longer
+    assert set(psutil.Process().children()) <= before
 
 
 @pytest.mark.slow
@@ -126,6 +136,15 @@ def test_a_model_that_is_not_there_ends_all_ranks_with_the_reason(setup):
     with pytest.raises(TrainerError, match="ModelError: model.path=/nowhere/at/all cannot be loaded"):
         group.start()
     group.close()
+
+
+def test_libraries_that_cannot_be_imported_are_the_reason(setup, tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    group = TrainerGroup(replace(setup, logs=tmp_path / "logs"))
+    with pytest.raises(TrainerError, match=r"Rank \d of 2 .*: ImportError: libcudart\.so\.12: cannot open"):
+        group.start()
+    assert "each rank imports for itself: ImportError: libcudart" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 def _alive(pid):

@@ -5,23 +5,21 @@ Invariants:
 - Whatever a rank's end looks like where it runs, here it is EOFError or OSError, and `ended` says what is known.
 - Of several ends the earliest is the reason. One that was killed could not say when, and comes first: nobody else's
   failure kills a process.
-- Processes are spawned: a rank shares nothing with its driver but its pipe.
+- A rank shares nothing with its driver but its pipe. It is forked from a process that is made for that.
 """
 
-import multiprocessing
 import signal
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Protocol
 
 from swe_rl.host.addresses import LOOPBACK, held_port, port_of
-from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup, run_rank
+from swe_rl.trainer.ranks.forked import ForkedProcess, ForkServer, needed_by
+from swe_rl.trainer.ranks.rank import RankSetup, run_rank
 
 _LOG_LINES = 3
 # Not SIGABRT: by that libraries end a process whose companions are gone.
@@ -173,14 +171,16 @@ class RankProcesses:
 
     def __init__(self) -> None:
         self._port: socket.socket | None = None  # held: rank 0 listens there after its imports, beside starting engines
+        self._server: ForkServer | None = None
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess"]:
         """Where `setup` has no address yet, a free port of this host is taken."""
         if not setup.address:
             self._port = held_port()
             setup = replace(setup, address=f"{LOOPBACK}:{port_of(self._port)}")
+        self._server = ForkServer(needed_by(setup.model.path), setup.log(0))
         for rank in range(setup.world):
-            yield RankProcess.started(replace(setup, rank=rank))
+            yield RankProcess.started(replace(setup, rank=rank), self._server)
 
     def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
         pipes: dict[Any, RankLink] = {link.pipe: link for link in links if isinstance(link, RankProcess)}
@@ -188,6 +188,8 @@ class RankProcesses:
         return [pipes[pipe] for pipe in ready]
 
     def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         if self._port is not None:
             self._port.close()
 
@@ -197,31 +199,21 @@ class RankProcess:
 
     is_here = True
 
-    def __init__(self, rank: int, process: Any, pipe: Any, log: Path | None) -> None:
+    def __init__(self, rank: int, process: ForkedProcess, pipe: Any, log: Path | None) -> None:
         self.rank = rank
         self.pipe = pipe
         self._process = process
         self._log = log
 
     @classmethod
-    def started(cls, setup: RankSetup) -> "RankProcess":
+    def started(cls, setup: RankSetup, server: ForkServer) -> "RankProcess":
         """The rank `setup.rank`."""
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=run_rank, args=(setup, theirs), name=f"trainer-{setup.rank}", daemon=True)
-        # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
-        resource_tracker.ensure_running()  # else `start` starts it, and takes the mask off
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+        process, ours = server.start(run_rank, (setup,))
         return cls(setup.rank, process, ours, setup.log(setup.rank))
 
     @property
     def pid(self) -> int:
-        return int(self._process.pid)
+        return self._process.pid
 
     def send(self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]]) -> None:
         self.pipe.send(request)
@@ -233,7 +225,7 @@ class RankProcess:
         return self.pipe.recv_bytes_into(buffer)
 
     def is_alive(self) -> bool:
-        return bool(self._process.is_alive())
+        return self._process.is_alive()
 
     def reported(self, report: Sequence[Any]) -> RankEnd:
         return RankEnd.reported(self.rank, report)
@@ -242,12 +234,10 @@ class RankProcess:
         return RankEnd.of(self.rank, self._process, self.pipe, when, self._log)
 
     def kill(self) -> None:
-        with suppress(ValueError):  # it has ended, and its handle is closed
-            self._process.kill()
+        self._process.kill()
 
     def end(self, patience_s: float) -> None:
         self.pipe.close()
         self._process.join(timeout=patience_s)
         self._process.kill()
         self._process.join()
-        self._process.close()

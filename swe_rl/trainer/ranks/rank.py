@@ -5,20 +5,19 @@ Invariants:
   each has of its own; the others their state.
 - An exception ends the rank after it was reported: its collectives can no longer be trusted.
 - While it works it gives signs of life (`pulse`): each micro-batch, each tensor that is read, gathered or written.
-- A rank whose driver is gone ends by itself, also in the middle of a collective. Ctrl-C is the driver's to heed.
+- Ctrl-C is the driver's to heed. That a rank ends with its driver is for whoever starts it to see to.
 - Nobody leaves before all have taken down their collectives, and rank 0, where they meet, is the last.
 - What libraries print goes to the rank's log.
 - Where engines share the GPUs, no rank keeps memory there after a request but what it holds.
 """
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from swe_rl.trainer.pulse import ALIVE, Pulse
 from swe_rl.trainer.ranks.rows_file import RowsFile
 
 DRIVERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})  # that reach all of us
-_LOOK_S = 0.5
 # A verb is a method of `RankTrainer`; only these ask for more than to call it and to send what rank 0 says.
 _OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
 _BY_PIPE = frozenset({"send_weights"})  # whose result is more than one answer
@@ -77,6 +75,11 @@ def run_rank(setup: RankSetup, pipe: Any) -> None:
     os._exit(status)  # not by way of destructors: a library's threads would end this in std::terminate
 
 
+def name_of(rank: int) -> str:
+    """Of its process, as `ps -o comm` and `top` show it: the system keeps 15 characters."""
+    return f"trainer-rank{rank}"
+
+
 def carry_out(setup: RankSetup, pipe: Any) -> int:
     """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request;
     before that any number of ("alive",). Returns the status that a process of its own ends with; afterwards its
@@ -118,10 +121,9 @@ def _become_a_rank(setup: RankSetup) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVERS_SIGNALS)
     if setup.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpus[setup.rank]
+    with suppress(OSError):  # elsewhere than on Linux
+        Path("/proc/self/comm").write_text(name_of(setup.rank))
     write_log(setup)
-    driver = multiprocessing.parent_process()
-    if driver is not None:
-        threading.Thread(target=_end_with, args=(driver.pid,), name="driver", daemon=True).start()
 
 
 def write_log(setup: RankSetup) -> None:
@@ -133,12 +135,6 @@ def write_log(setup: RankSetup) -> None:
         for stream in (1, 2):
             os.dup2(descriptor, stream)
         os.close(descriptor)
-
-
-def _end_with(driver: int | None) -> None:
-    while os.getppid() == driver:
-        time.sleep(_LOOK_S)
-    os._exit(1)
 
 
 def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:

@@ -23,6 +23,7 @@ from swe_rl.hardware.slurm.nodes import step, step_environment
 from swe_rl.host.addresses import address_of, held_port, port_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
+from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import KEY, Work
@@ -61,6 +62,7 @@ class RankSteps:
         self._say = say
         self._door: RankDoor | None = None
         self._port: socket.socket | None = None
+        self._server: ForkServer | None = None
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess | RankStep"]:
         """Raises TrainerError."""
@@ -68,11 +70,12 @@ class RankSteps:
         host = address_of(self._here)
         self._port = held_port(host)  # rank 0 listens there after its imports, beside starting engines
         setup = replace(setup, address=f"{host}:{port_of(self._port)}")
+        self._server = ForkServer(needed_by(setup.model.path), setup.log(0))
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
             rank_setup = replace(setup, rank=rank)
             if site.node is None:
-                yield RankProcess.started(rank_setup)
+                yield RankProcess.started(rank_setup, self._server)
                 continue
             away.append(RankStep.started(rank_setup, site.node, (host, str(door.port)), self._environment(door)))
             yield away[-1]
@@ -95,6 +98,8 @@ class RankSteps:
         if self._door is not None:
             self._door.close()
             self._door = None
+        if self._server is not None:
+            self._server.close()
         if self._port is not None:
             self._port.close()
 

@@ -1,0 +1,184 @@
+"""The process that ranks of this host are forked from. It has imported what they need: seconds of a core for each.
+
+The driver starts one for each start of its ranks: `python -c BOOT serve SOCKET DRIVER MODULES SYS_PATH...`. Each
+message on the socket brings two descriptors. One is the rank's end of its link, whose first message says what the rank
+shall do. The other is its report: the server writes the rank's number there and, later, its exit status.
+
+Invariants:
+- One thread, no CUDA, no pool of threads: a fork copies none of them. Where an import made one, or failed, each rank is
+  a new interpreter: it meets for itself what the server met, and reports it.
+- It ends with its driver, also in the middle of its imports, and its ranks end with it.
+- The driver's signals are blocked here from the first moment on; a rank decides what to do with them.
+- Environment, folder and sys.path are those that the driver had when it started its ranks.
+- The standard library only, but for the imports that it is for.
+"""
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+BOOT = "import sys; sys.path[:] = sys.argv[5:]; from swe_rl.trainer.ranks.fork_server import main; main()"
+_BLAS = "OPENBLAS_NUM_THREADS"  # its pool, which only numpy uses, is made by the import; torch's is not
+_LOOK_S = 0.5
+
+
+def main() -> None:
+    """`serve` or `rank`, a descriptor, the process that this one ends with, modules with commas between them."""
+    role, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if role == "serve":
+        hindrance = _imported(sys.argv[4].split(","), parent)
+        if hindrance:
+            print(f"each rank imports for itself: {hindrance}", file=sys.stderr, flush=True)
+        descriptor, parent = _serve(socket.socket(fileno=descriptor), parent, forks=not hindrance)
+    _be_a_rank(descriptor, parent)
+
+
+def _be_a_rank(descriptor: int, parent: int) -> None:
+    threading.Thread(target=_end_with, args=(parent,), name="driver", daemon=True).start()
+    link = Connection(descriptor)
+    try:
+        work, arguments = link.recv()
+    except EOFError:  # it is not needed any more
+        os._exit(1)
+    work(*arguments, link)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+def _imported(modules: Sequence[str], driver: int) -> str:
+    """Why a fork of this process would be no rank's process like any other; empty: it is one."""
+    if sys.platform != "linux":
+        return f"on {sys.platform} libraries do not outlive a fork"
+    blas = os.environ.get(_BLAS)
+    os.environ[_BLAS] = "1"
+    gc.disable()  # nothing of what is imported is garbage
+    try:
+        with _ended_with(driver):
+            for name in modules:
+                importlib.import_module(name)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        gc.enable()
+        gc.freeze()  # a collection in a rank would copy the pages of all modules
+        os.environ.pop(_BLAS)
+        os.environ.update({} if blas is None else {_BLAS: blas})
+    threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
+    return f"their imports started {threads - 1} threads" if threads > 1 else ""
+
+
+@contextmanager
+def _ended_with(driver: int) -> Iterator[None]:
+    """Looks for the driver without a thread."""
+
+    def look(*_: object) -> None:
+        if os.getppid() != driver:
+            os._exit(1)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.siginterrupt(signal.SIGALRM, False)  # else reads of libraries would break off
+    signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def _serve(requests: socket.socket, driver: int, *, forks: bool) -> tuple[int, int]:
+    """Returns in forked ranks only: the descriptor of the link, and the process that the rank ends with."""
+    heard, noted = socket.socketpair()
+    for end in (heard, noted, requests):  # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(noted.fileno(), warn_on_full_buffer=False)
+    waits = select.poll()
+    for end in (heard, requests):
+        waits.register(end, select.POLLIN)
+    server, reports = os.getpid(), dict[int, int]()
+    while True:
+        waits.poll(1000 * _LOOK_S)
+        with suppress(BlockingIOError):
+            heard.recv(4096)
+        _reap(reports)
+        if os.getppid() != driver:
+            _leave(reports)
+        try:
+            text, given, _, _ = socket.recv_fds(requests, 1, 2)
+        except BlockingIOError:
+            continue
+        if not text:
+            _leave(reports)
+        if not (rank := _forked(given)):
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (*(end.detach() for end in (heard, noted, requests)), *reports.values()):
+                os.close(descriptor)
+            if not forks or _knows_cuda():
+                _start_anew(given, server)
+            return given[0], server  # its report stays open here: the end of it is the end of both of us
+        reports |= {rank: given[1]} if rank > 0 else {}
+
+
+def _forked(given: Sequence[int]) -> int:
+    """The number of the new rank, 0 in itself, -1 where the system has none to give: the link says why."""
+    link, report = given
+    try:
+        rank = os.fork()
+    except OSError as error:
+        Connection(link).send(("failed", type(error).__name__, str(error), time.monotonic(), False))
+        _write(report, 0, 1)
+        os.close(report)
+        return -1
+    if rank:
+        os.close(link)
+        _write(report, rank)
+    return rank
+
+
+def _start_anew(given: Sequence[int], server: int) -> None:
+    """This process becomes a new interpreter, which is the rank."""
+    for descriptor in given:
+        os.set_inheritable(descriptor, True)
+    before = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+    os.execv(sys.executable, [*before, "rank", str(given[0]), str(server), *sys.argv[4:]])
+
+
+def _knows_cuda() -> bool:
+    """Whether the server had asked for GPUs, after which no fork of it may."""
+    return bool(sys.modules["torch"].cuda._is_in_bad_fork()) if "torch" in sys.modules else False
+
+
+def _reap(reports: dict[int, int]) -> None:
+    while reports:
+        rank, status = os.waitpid(-1, os.WNOHANG)
+        if not rank:
+            return
+        report = reports.pop(rank)
+        _write(report, os.waitstatus_to_exitcode(status))
+        os.close(report)
+
+
+def _write(report: int, *numbers: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it
+        os.write(report, "".join(f"{number}\n" for number in numbers).encode())
+
+
+def _leave(ranks: Mapping[int, int]) -> None:
+    for rank in ranks:
+        os.kill(rank, signal.SIGKILL)
+    os._exit(0)

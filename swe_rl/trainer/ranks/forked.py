@@ -1,0 +1,152 @@
+"""Ranks of this host as their driver starts and sees them: forked from a process that has their imports done.
+
+Invariants:
+- Nothing waits for the imports: a rank that is not yet there can be sent to, killed and waited for.
+- What it prints before a rank is there goes to the log that is given.
+- `close` leaves no server, and a server that is gone has no ranks.
+"""
+
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from swe_rl.config.folders import PACKAGE
+from swe_rl.trainer.ranks.fork_server import BOOT
+from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS
+
+_MODULES = (
+    "torch",
+    "swe_rl.algo.foreign.loss",
+    "swe_rl.trainer.ranks.rank",
+    "swe_rl.trainer.sharded.assemble",
+    "swe_rl.trainer.sharded.mesh",
+    "transformers.models.auto.modeling_auto",
+)
+_LEAVE_S = 5.0  # that a server without ranks takes to end
+
+
+class ForkServer:
+    """For one start of ranks: it keeps the environment, the folder and the sys.path of this moment."""
+
+    def __init__(self, modules: Sequence[str], log: Path | None) -> None:
+        """`modules`: what it imports. `log`: where it prints; None: where this process does. Raises OSError."""
+        self._requests, theirs = socket.socketpair()
+        path = [*(str(folder) for folder in sys.path), str(PACKAGE.parent)]
+        words = ["serve", str(theirs.fileno()), str(os.getpid()), ",".join(modules), *path]
+        output: int | None = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, *words],  # type: ignore[attr-defined]
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
+            if output is not None:
+                os.close(output)
+
+    def start(self, work: Callable[..., Any], arguments: Sequence[Any]) -> "tuple[ForkedProcess, Connection]":
+        """A process that calls `work(*arguments, link)`, and this end of the link. Both are pickled: little, please."""
+        ours, theirs = multiprocessing.Pipe()
+        reading, writing = os.pipe()
+        with suppress(OSError):  # the server is gone: so is the other end of `ours`, and of the report
+            socket.send_fds(self._requests, [b"r"], [theirs.fileno(), writing])
+        theirs.close()
+        os.close(writing)
+        with suppress(OSError):
+            ours.send((work, tuple(arguments)))
+        return ForkedProcess(reading, self._process), ours
+
+    def close(self) -> None:
+        """Kills the ranks that are left. May be called twice."""
+        self._requests.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LEAVE_S)
+        self._process.kill()
+        self._process.wait()
+
+
+class ForkedProcess:
+    """As much of multiprocessing's processes as there is use for; any thread may ask and kill."""
+
+    def __init__(self, report: int, server: "subprocess.Popen[bytes]") -> None:
+        os.set_blocking(report, False)
+        self._report = report
+        self._server = server
+        self._told = b""  # its number and, in the end, its exit status
+        self._has_ended = False
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int:
+        """0 while there is none."""
+        return next(iter(self._numbers()), 0)
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it lives. Of one whose server is gone, that of the server."""
+        numbers = self._numbers()
+        if not self._has_ended:
+            return None
+        return numbers[1] if len(numbers) > 1 else self._server.wait()
+
+    def is_alive(self) -> bool:
+        self._numbers()
+        return not self._has_ended
+
+    def join(self, timeout: float | None = None) -> None:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and (until is None or time.monotonic() < until):
+            waits = select.poll()  # of any descriptor; `select` takes the first 1024
+            waits.register(self._report, select.POLLIN)
+            waits.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic())))
+
+    def kill(self) -> None:
+        """One that is not yet there goes with its server, and so do all others."""
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL) if self.pid else self._server.kill()
+
+    def _numbers(self) -> list[int]:
+        with self._lock, suppress(BlockingIOError):
+            while not self._has_ended:
+                text = os.read(self._report, 64)
+                self._told += text
+                if not text:
+                    self._has_ended = True
+                    os.close(self._report)
+        return [int(line) for line in self._told.split(b"\n")[:-1]]
+
+
+def needed_by(model: str) -> tuple[str, ...]:
+    """The modules that a rank of this model imports. That of its class: where transformers has it, and `model` is here.
+
+    What is missing costs each rank the time of its import.
+    """
+    try:
+        kind = json.loads((Path(model) / "config.json").read_text("utf-8"))["model_type"].replace("-", "_")
+        of_class = f"transformers.models.{kind}.modeling_{kind}"
+        return (*_MODULES, of_class) if find_spec(of_class) else _MODULES
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        return _MODULES

@@ -1,0 +1,54 @@
+"""What tests let forked ranks do: told by name, so that the fork server can import it."""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+
+def tell(link):
+    """What this process is; then it waits to be told its exit status."""
+    torch = sys.modules.get("torch")
+    link.send(
+        {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "environ": dict(os.environ),
+            "folder": str(Path.cwd()),
+            "path": list(sys.path),
+            "modules": set(sys.modules),
+            "threads": sorted(one.name for one in threading.enumerate()),
+            "tasks": len(list(Path("/proc/self/task").iterdir())),
+            "name": Path("/proc/self/comm").read_text().strip(),
+            "ignored": {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN},
+            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "descriptors": [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.exists()],
+            "cuda": bool(torch and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork())),
+        }
+    )
+    _leave(link)
+
+
+def become(setup, link):
+    """A rank of `setup`, then as `tell`."""
+    from swe_rl.trainer.ranks.rank import _become_a_rank
+
+    _become_a_rank(setup)
+    print("of a library", flush=True)
+    tell(link)
+
+
+def count(link):
+    """A sum by all threads that torch takes by itself."""
+    import torch
+
+    link.send((torch.get_num_threads(), float(torch.ones(1 << 20).sum())))
+    _leave(link)
+
+
+def _leave(link):
+    try:
+        os._exit(link.recv())
+    except EOFError:
+        os._exit(1)
