@@ -60,7 +60,8 @@ def _by_element(activation: Callable[[Tensor], Tensor], compiled: bool) -> list[
         return activation(gate) * up
 
     def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-        return (rows.unflatten(0, weights.shape) * weights[:, :, None]).sum(dim=1)
+        summed: Tensor = (rows.unflatten(0, weights.shape) * weights[:, :, None]).sum(dim=1)
+        return summed
 
     functions: list[Callable[..., Tensor]] = [gated, weighted_sum]
     return [torch.compile(function, dynamic=True) for function in functions] if compiled else functions
@@ -93,8 +94,8 @@ def _experts_forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     sent: Tensor = _Spread.apply(hidden, order, back, active)  # type: ignore[no-untyped-call]
     of_experts = _there(experts, sent, ends) if experts.expert_ranks > 1 else _mlps(experts, sent, ends)
     rows: Tensor = _Reordered.apply(of_experts, back, order)  # type: ignore[no-untyped-call]
-    summed: Tensor = experts.weighted_sum(rows, weights)
-    return summed.to(hidden.dtype)
+    result: Tensor = experts.weighted_sum(rows, weights).to(hidden.dtype)
+    return result
 
 
 def _there(experts: Any, sent: Tensor, ends: Tensor) -> Tensor:
