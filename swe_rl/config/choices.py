@@ -278,7 +278,7 @@ class LoraServing(StrEnum):
 
 
 class WeightSync(StrEnum):
-    auto = "auto"  # in memory where embedded, else disk
+    auto = "auto"  # the fastest way that this layout and engine allow: docs/weights.md
     nccl = "nccl"  # vLLM's own weight transfer; without GPUs over gloo
     ipc = "ipc"  # through memory of a GPU that engine and trainer share
     disk = "disk"
