@@ -162,6 +162,29 @@ def test_lanes_of_one_process_run_side_by_side_and_keep_their_rows_and_failures_
     assert done.stdout.index("== docker: pytest's closing line") < done.stdout.index("== vllm: ")
 
 
+LONG = """
+import pytest, time
+def test_short():
+    pass
+def test_long():
+    time.sleep(60)
+"""
+
+
+def test_a_slow_machine_cuts_the_tests_short_and_leaves_out_the_lanes_after_them(project):
+    done = run_tests(project, LONG, '{ SECONDS=3355; tests; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }')
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests, slow = done.stdout.splitlines()[-2:]
+    assert re.fullmatch(r"tests +1 .* cut short: 56 minutes are over", tests), tests
+    assert re.fullmatch(r"slow +- +- +- +0 +left out: 56 minutes are over", slow), slow
+
+
+def test_a_failure_before_the_end_of_the_time_fails_the_run(project):
+    body = LONG.replace("pass", "raise AssertionError('wrong')")
+    done = run_tests(project, body, "{ SECONDS=3355; tests; }")
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
 def test_what_runs_in_the_background_ends_with_the_script(project):
     done = run_tests(project, "", 'begin log sleep 977; echo "${JOBS[0]}"; exit 3')
     assert done.returncode == 3
