@@ -172,7 +172,7 @@ def test_long():
 
 
 def test_a_slow_machine_cuts_the_tests_short_and_leaves_out_the_lanes_after_them(project):
-    done = run_tests(project, LONG, '{ SECONDS=3236; tests; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }')
+    done = run_tests(project, LONG, '{ SECONDS=3228; tests; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }')
     assert done.returncode == 0, done.stdout + done.stderr
     tests, slow = done.stdout.splitlines()[-2:]
     assert re.fullmatch(r"tests +1 .* cut short: 54 minutes are over", tests), tests
@@ -181,7 +181,7 @@ def test_a_slow_machine_cuts_the_tests_short_and_leaves_out_the_lanes_after_them
 
 def test_a_failure_before_the_end_of_the_time_fails_the_run(project):
     body = LONG.replace("pass", "raise AssertionError('wrong')")
-    done = run_tests(project, body, "{ SECONDS=3236; tests; }")
+    done = run_tests(project, body, "{ SECONDS=3228; tests; }")
     assert done.returncode == 1, done.stdout + done.stderr
 
 

@@ -30,10 +30,12 @@ def test_products_of_experts_have_the_gradients_of_a_loop():
     assert moe_gpu.products_problem("cpu") is None
 
 
-def test_mixture_and_dense_model_do_the_same_work():
-    check, *timed = moe_gpu.cases(2, 4, 16, 8192, 32768, tiny=False)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mixture_and_dense_model_do_the_same_work(compiled):
+    check, *timed = moe_gpu.cases(2, 4, 16, 8192, 32768, tiny=False, compiled=compiled)
     assert [parse(text).ep for text in (check, *timed)] == [2, 1, 2, 1]
     assert {(parse(text).rows, parse(text).world) for text in timed} == {(32, 2)}
+    assert {"compile" in parse(text).options for text in timed} == {compiled}
 
 
 def test_a_micro_batch_holds_at_least_one_row():
