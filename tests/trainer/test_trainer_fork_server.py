@@ -1,6 +1,7 @@
 """The process that ranks are forked from: what they get of it, and that nobody outlives the driver."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,12 @@ import psutil
 import pytest
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.logger.disk import DiskError
 from swe_rl.trainer.ranks import fork_server
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup
 from tests.support.command import ROOT
-from tests.support.forked_work import become, count, tell
+from tests.support.forked_work import become, count, leave_a_program, tell
 from tests.support.waiting import alive, gone, wait_until
 
 
@@ -127,7 +129,7 @@ HINDRANCES = {
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "their imports started 1 threads",
     ),
-    "torch": ("from types import SimpleNamespace; cuda = SimpleNamespace(_is_in_bad_fork=lambda: True)", ""),
+    "torch": ("from types import SimpleNamespace; cuda = SimpleNamespace(_is_in_bad_fork=lambda: True)", "for GPUs"),
 }
 
 
@@ -143,8 +145,34 @@ def test_where_a_fork_would_not_do_the_rank_is_a_new_interpreter(module, tmp_pat
         link.send(5)
         process.join()
         assert process.exitcode == 5
-    said = f"each rank imports for itself: {reason}\n" if reason else ""
-    assert (tmp_path / "log").read_text() == said
+    said = (tmp_path / "log").read_text()
+    assert re.fullmatch(f"(each|this) rank imports for itself: .*{re.escape(reason)}\n", said), said
+
+
+def test_a_killed_rank_has_ended_though_a_program_that_it_started_goes_on():
+    with server_of() as server:
+        process, link = server.start(leave_a_program, ())
+        assert link.poll(60)
+        program = link.recv()
+        try:
+            process.kill()
+            process.join(10)
+            assert process.exitcode == -signal.SIGKILL and alive(program)
+        finally:
+            os.kill(program, signal.SIGKILL)
+
+
+def test_a_process_that_an_import_left_behind_ends_no_rank(module):
+    with server_of(module("it_leaves_one", "import os, time\nif not os.fork(): time.sleep(1); os._exit(0)")) as server:
+        process, _, of_rank = told(server)
+        wait_until(lambda: len(psutil.Process(of_rank["parent"]).children()) == 1)
+        assert process.is_alive() and told(server)[0].is_alive()
+
+
+def test_a_log_that_cannot_be_opened_names_itself(tmp_path):
+    (tmp_path / "trainer").touch()
+    with pytest.raises(DiskError, match=re.escape(str(tmp_path / "trainer"))):
+        ForkServer(("json",), tmp_path / "trainer" / "rank0.log")
 
 
 def test_a_server_that_ends_before_its_ranks_are_there_is_why_there_are_none(module, tmp_path):

@@ -39,6 +39,7 @@ def main() -> None:
         hindrance = _imported(sys.argv[4].split(","), parent)
         if hindrance:
             print(f"each rank imports for itself: {hindrance}", file=sys.stderr, flush=True)
+        sys.stdout.flush()  # else each rank prints once more what the imports did
         descriptor, parent = _serve(socket.socket(fileno=descriptor), parent, forks=not hindrance)
     _be_a_rank(descriptor, parent)
 
@@ -129,7 +130,11 @@ def _serve(requests: socket.socket, driver: int, *, forks: bool) -> tuple[int, i
             for descriptor in (*(end.detach() for end in (heard, noted, requests)), *reports.values()):
                 os.close(descriptor)
             if not forks or _knows_cuda():
+                if forks:
+                    print("this rank imports for itself: imports asked for GPUs", file=sys.stderr, flush=True)
                 _start_anew(given, server)
+            for descriptor in given:  # `recv_fds` leaves them open for programs that a library starts
+                os.set_inheritable(descriptor, False)
             return given[0], server  # its report stays open here: the end of it is the end of both of us
         reports |= {rank: given[1]} if rank > 0 else {}
 
@@ -168,9 +173,9 @@ def _reap(reports: dict[int, int]) -> None:
         rank, status = os.waitpid(-1, os.WNOHANG)
         if not rank:
             return
-        report = reports.pop(rank)
-        _write(report, os.waitstatus_to_exitcode(status))
-        os.close(report)
+        if (report := reports.pop(rank, None)) is not None:  # not a process that an import started
+            _write(report, os.waitstatus_to_exitcode(status))
+            os.close(report)
 
 
 def _write(report: int, *numbers: int) -> None:

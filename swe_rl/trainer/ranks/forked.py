@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import PACKAGE
+from swe_rl.logger.disk import disk_error
 from swe_rl.trainer.ranks.fork_server import BOOT
 from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS
 
@@ -35,6 +36,7 @@ _MODULES = (
     "swe_rl.trainer.sharded.mesh",
     "transformers.models.auto.modeling_auto",
 )
+_LOOK_S = 0.5
 _LEAVE_S = 5.0  # that a server without ranks takes to end
 
 
@@ -42,14 +44,14 @@ class ForkServer:
     """For one start of ranks: it keeps the environment, the folder and the sys.path of this moment."""
 
     def __init__(self, modules: Sequence[str], log: Path | None) -> None:
-        """`modules`: what it imports. `log`: where it prints; None: where this process does. Raises OSError."""
+        """`modules`: what it imports. `log`: where it prints; None: where this process does.
+
+        Raises DiskError, OSError.
+        """
+        output = None if log is None else _opened(log)
         self._requests, theirs = socket.socketpair()
         path = [*(str(folder) for folder in sys.path), str(PACKAGE.parent)]
         words = ["serve", str(theirs.fileno()), str(os.getpid()), ",".join(modules), *path]
-        output: int | None = None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
         try:
@@ -70,8 +72,10 @@ class ForkServer:
         """A process that calls `work(*arguments, link)`, and this end of the link. Both are pickled: little, please."""
         ours, theirs = multiprocessing.Pipe()
         reading, writing = os.pipe()
-        with suppress(OSError):  # the server is gone: so is the other end of `ours`, and of the report
+        try:
             socket.send_fds(self._requests, [b"r"], [theirs.fileno(), writing])
+        except OSError:  # the server is gone, or has to go: `exitcode` waits for it
+            self._process.kill()
         theirs.close()
         os.close(writing)
         with suppress(OSError):
@@ -85,6 +89,14 @@ class ForkServer:
             self._process.wait(_LEAVE_S)
         self._process.kill()
         self._process.wait()
+
+
+def _opened(log: Path) -> int:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise disk_error(log, error) from error
 
 
 class ForkedProcess:
@@ -120,7 +132,8 @@ class ForkedProcess:
         while self.is_alive() and (until is None or time.monotonic() < until):
             waits = select.poll()  # of any descriptor; `select` takes the first 1024
             waits.register(self._report, select.POLLIN)
-            waits.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic())))
+            left_s = _LOOK_S if until is None else min(_LOOK_S, max(0.0, until - time.monotonic()))
+            waits.poll(1000 * left_s)  # another thread may have closed it meanwhile, and its number be another's
 
     def kill(self) -> None:
         """One that is not yet there goes with its server, and so do all others."""
@@ -133,7 +146,7 @@ class ForkedProcess:
             while not self._has_ended:
                 text = os.read(self._report, 64)
                 self._told += text
-                if not text:
+                if not text or self._told.count(b"\n") > 1:  # a child of the rank may hold the other end
                     self._has_ended = True
                     os.close(self._report)
         return [int(line) for line in self._told.split(b"\n")[:-1]]
@@ -146,7 +159,9 @@ def needed_by(model: str) -> tuple[str, ...]:
     """
     try:
         kind = json.loads((Path(model) / "config.json").read_text("utf-8"))["model_type"].replace("-", "_")
-        of_class = f"transformers.models.{kind}.modeling_{kind}"
-        return (*_MODULES, of_class) if find_spec(of_class) else _MODULES
+        library = find_spec("transformers")  # without importing it
+        folders = library.submodule_search_locations if library else None
+        has_it = any(Path(folder, "models", kind, f"modeling_{kind}.py").is_file() for folder in folders or ())
+        return (*_MODULES, f"transformers.models.{kind}.modeling_{kind}") if has_it else _MODULES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
         return _MODULES
