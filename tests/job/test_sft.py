@@ -249,11 +249,11 @@ def test_each_step_has_a_line_and_the_run_a_summary(run, tmp_path):
     assert (tmp_path / "run_0_model" / "report.html").is_file()
 
 
-def same_weights(ours, theirs):
+def same_weights(ours, theirs, atol=1e-5):
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
     assert ours.keys() == theirs.keys()
     for name, weight in ours.items():
-        torch.testing.assert_close(weight, theirs[name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(weight, theirs[name], atol=atol, rtol=0)
 
 
 LONGER = ("sft.steps=4", "sft.beginner_steps=2", "sft.checkpoint_every_steps=2")
@@ -370,5 +370,6 @@ def test_two_ranks_that_are_killed_and_one_process_that_goes_on_are_one_process(
         assert line["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         assert line["grad_norm"] == pytest.approx(expected["grad_norm"], abs=1e-4)
     goes_on = (f"trainer.resume={tmp_path / 'run_1_model'}", "trainer.max_tokens_per_micro_batch=200")
-    same_weights(run("model", *LONGER, *model, *goes_on), whole)
+    # A step is up to 2e-3. Adam makes parts of it from the rounding of tiny gradients, which differs from CPU to CPU.
+    same_weights(run("model", *LONGER, *model, *goes_on), whole, atol=5e-5)
     assert [line["step"] for line in steps_of(tmp_path / "run_1_model")] == [1, 2, 3, 4, 5, 6]
