@@ -164,25 +164,34 @@ def test_lanes_of_one_process_run_side_by_side_and_keep_their_rows_and_failures_
 
 LONG = """
 import pytest, time
+@pytest.mark.slow
 def test_short():
     pass
+@pytest.mark.slow
 def test_long():
     time.sleep(60)
 """
 
 
-def test_a_slow_machine_cuts_the_tests_short_and_leaves_out_the_lanes_after_them(project):
-    done = run_tests(project, LONG, '{ SECONDS=3228; tests; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }')
+def test_a_slow_machine_cuts_a_lane_short_and_leaves_out_those_after_it(project):
+    ends = '{ SECONDS=3228; lane slow; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }'
+    done = run_tests(project, LONG, ends)
     assert done.returncode == 0, done.stdout + done.stderr
-    tests, slow = done.stdout.splitlines()[-2:]
-    assert re.fullmatch(r"tests +1 .* cut short: 54 minutes are over", tests), tests
-    assert re.fullmatch(r"slow +- +- +- +0 +left out: 54 minutes are over", slow), slow
+    cut, left_out = done.stdout.splitlines()[-2:]
+    assert re.fullmatch(r"slow +1 .* cut short: 54 minutes are over", cut), cut
+    assert re.fullmatch(r"slow +- +- +- +0 +left out: 54 minutes are over", left_out), left_out
 
 
 def test_a_failure_before_the_end_of_the_time_fails_the_run(project):
     body = LONG.replace("pass", "raise AssertionError('wrong')")
-    done = run_tests(project, body, "{ SECONDS=3228; tests; }")
+    done = run_tests(project, body, '{ SECONDS=3228; lane slow; exit "$FAILED"; }')
     assert done.returncode == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("seconds", "what"), [(3238, "cut short"), (3300, "left out")])
+def test_readmes_tests_fail_where_the_time_is_over(project, seconds, what):
+    done = run_tests(project, LONG, f'SECONDS={seconds}; tests || {{ echo "${{ROWS[*]}}"; exit 3; }}')
+    assert done.returncode == 3 and f"{what}: 54 minutes are over" in done.stdout.splitlines()[-1], done.stdout
 
 
 def test_what_runs_in_the_background_ends_with_the_script(project):
