@@ -44,10 +44,7 @@ class ForkServer:
     """For one start of ranks: it keeps the environment, the folder and the sys.path of this moment."""
 
     def __init__(self, modules: Sequence[str], log: Path | None) -> None:
-        """`modules`: what it imports. `log`: where it prints; None: where this process does.
-
-        Raises DiskError, OSError.
-        """
+        """`modules`: what it imports. `log`: where it prints, if not where this process does. Raises DiskError."""
         output = None if log is None else _opened(log)
         self._requests, theirs = socket.socketpair()
         path = [*(str(folder) for folder in sys.path), str(PACKAGE.parent)]

@@ -70,11 +70,11 @@ class RankSteps:
         host = address_of(self._here)
         self._port = held_port(host)  # rank 0 listens there after its imports, beside starting engines
         setup = replace(setup, address=f"{host}:{port_of(self._port)}")
-        self._server = ForkServer(needed_by(setup.model.path), setup.log(0))
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
             rank_setup = replace(setup, rank=rank)
             if site.node is None:
+                self._server = self._server or ForkServer(needed_by(setup.model.path), setup.log(0))
                 yield RankProcess.started(rank_setup, self._server)
                 continue
             away.append(RankStep.started(rank_setup, site.node, (host, str(door.port)), self._environment(door)))
@@ -100,6 +100,7 @@ class RankSteps:
             self._door = None
         if self._server is not None:
             self._server.close()
+            self._server = None
         if self._port is not None:
             self._port.close()
 
