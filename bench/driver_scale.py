@@ -15,6 +15,7 @@ rank had all rows.
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from typing import Any
 import orjson
 
 from bench.loop_lag import LoopLag
+from swe_rl.__main__ import COLLECTOR
 from swe_rl.config.schema import Config, GatewayConfig, RouterConfig
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
@@ -203,6 +205,7 @@ def main() -> None:
     parser.add_argument("--turns-per-s", type=float, default=200.0, help="of all trajectories together")
     parser.add_argument("--ranks", type=int, default=8)
     options = parser.parse_args()
+    gc.set_threshold(*COLLECTOR)  # as a run's driver
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(options.ranks)]
     ranks = [context.Process(target=_rank, args=(theirs,), daemon=True) for _, theirs in pairs]

@@ -11,9 +11,11 @@ import sys
 
 from swe_rl.host.terminal import outlive_readers, shown, width
 
+COLLECTOR = (50_000, 20, 20)  # thresholds: a composition makes many objects and little garbage
+
 
 def main() -> int:
-    gc.set_threshold(50_000, 20, 20)  # a composition makes many objects and little garbage
+    gc.set_threshold(*COLLECTOR)
     atexit.register(gc.freeze)  # else Python's end looks through all that libraries made, and takes it apart
     outlive_readers()
     arguments = _spelled_out(sys.argv[1:])

@@ -17,7 +17,12 @@ from swe_rl.engine.vllm import server
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
+from swe_rl.trainer.ranks import forked
+from tests.support.command import HEAVY
 from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees
+from tests.support.spare import ask_for_each
+
+INTERPRETER = forked._interpreter
 
 # A busy machine is no failure of a property.
 settings.register_profile("busy_machine", deadline=None)
@@ -129,6 +134,19 @@ def servers_are_looked_at_often():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "_LOOK_S", 0.05)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ranks_are_forked_at_once():
+    """Else each start of ranks imports torch and transformers; `ranks_from_nothing` leaves this out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "_interpreter", ask_for_each(HEAVY))
+        yield
+
+
+@pytest.fixture
+def ranks_from_nothing(monkeypatch):
+    monkeypatch.setattr(forked, "_interpreter", INTERPRETER)
 
 
 _EVERY_TEST = pytest.StashKey[list[pytest.Item]]()

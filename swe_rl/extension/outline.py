@@ -94,7 +94,8 @@ def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
         name = ".".join(parts[:number])
         if number == 1 and name in sys.builtin_module_names:
             return None
-        spec = PathFinder.find_spec(name, places) if places is not None else None
+        # By its last part: a folder without __init__.py would be looked up below its parent, which is not imported.
+        spec = PathFinder.find_spec(part, places) if places is not None else None
         if spec is None and number == 1:  # an editable installation's own finder; the first part runs nothing
             spec = importlib.util.find_spec(name)
         if spec is None:

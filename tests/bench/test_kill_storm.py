@@ -231,12 +231,12 @@ def test_a_table_counts_by_target_and_by_point():
 @pytest.mark.timeout(1800)
 def test_a_short_storm_loses_nothing(tmp_path, capsys):
     words = ["--seed", "5", "--kills", "2", "--targets", "driver,store,guard,grader", "--side-by-side", "1"]
-    words += ["--points", "--only-points", "checkpoint_discarded", "--out", str(tmp_path / "storm")]
+    words += ["--points", "--only-points", "went_back", "--out", str(tmp_path / "storm")]
     status = main(words)
     said = capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "storm" / "kills.jsonl").read_text().splitlines()]
     assert status == 0 and not any(line["violations"] for line in lines), said
     assert {line["kill"] for line in lines if not line["point"]} == {0, 1}, said
-    assert {line["point"].partition(":")[0] for line in lines if line["point"]} == {"checkpoint_discarded"}
+    assert {line["point"].partition(":")[0] for line in lines if line["point"]} == {"step_recorded", "went_back"}
     assert any(not line["survived"] for line in lines)
     assert main(words) == 0 and "embedded_" not in capsys.readouterr().out  # all is done already

@@ -65,8 +65,8 @@ def test_each_key_survives_some_strange_value(part, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shift", range(1, 6))
-def test_each_key_survives_a_fifth_of_them(shift, monkeypatch):
+@pytest.mark.parametrize("shift", range(1, 3))
+def test_each_key_survives_some_others(shift, monkeypatch):
     pairs = [(key, STRANGE[(index + 5 * shift + shift) % len(STRANGE)]) for index, key in enumerate(KEYS)]
     are_plain(answers(pairs, monkeypatch)[0])
 

@@ -19,10 +19,12 @@ import pytest
 from swe_rl.trainer.ranks.rank import name_of
 from tests.support.command import HEAVY, Started, warm
 
+PROMPTS, GROUP = 2, 4  # of a step
+PER_STEP = PROMPTS * GROUP  # trajectories
 SMALL = (
     "trainer.steps=3",
-    "rollout.prompts_per_step=3",
-    "rollout.n=4",
+    f"rollout.prompts_per_step={PROMPTS}",
+    f"rollout.n={GROUP}",
     "rollout.eval_n=1",
     "trainer.checkpoint_every_steps=1",
     "trainer.num_threads=1",

@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import psutil
 import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
+from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import free_port
 from swe_rl.logger.folder import RunFolder
@@ -23,7 +25,7 @@ from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
 from swe_rl.run.components import load_sampled
-from tests.end_to_end.conftest import FEW
+from tests.end_to_end.conftest import FEW, PER_STEP
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +67,21 @@ def wait_for_port(port, seconds=60.0):
         time.sleep(0.05)
 
 
+def wait_for_requests(process, port):
+    """Until the server has a request under way."""
+
+    def asked():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            found = parse_metrics(answer.read().decode())
+        return found is not None and found.running > 0
+
+    wait_for(process, asked)
+
+
+def port_of(server):
+    return int(server.cmdline()[server.cmdline().index("--port") + 1])
+
+
 def traces_of(folder):
     store = TraceStore(folder / "traces.db")
     try:
@@ -90,7 +107,7 @@ def test_a_rollout_over_servers_of_its_own(command, fake):
     done = command.run("job=rollout", *TWO, "trainer.steps=2", "router=cap")
     assert done.exit_status == 0, done.text
     folder = command.folder("rollout")
-    assert [step["num_trajectories"] for step in command.steps("rollout")] == [12, 12]
+    assert [step["num_trajectories"] for step in command.steps("rollout")] == [PER_STEP, PER_STEP]
     assert {one.engine for one in traces_of(folder)} == {"engine0", "engine1"}
     assert sorted(path.name for path in (folder / "engines").iterdir()) == ["engine0.log", "engine1.log"]
     for line in ("Finished: 'start_engines'", "engine0 is up after", "engine1 is up after"):
@@ -103,19 +120,19 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
     fake(token_delay_s=0.02)
     process = command.start("job=rollout", *TWO, "trainer.steps=2")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
-    time.sleep(1.0)  # in the middle of first turns of about two seconds
     victim = command.servers(process)[0]
+    wait_for_requests(process, port_of(victim))  # whose turns take about two seconds
     victim.kill()
     status, text = ended(process)
     assert status == 0, text
     steps = command.steps("rollout")
-    assert [step["num_trajectories"] for step in steps] == [12, 12]
+    assert [step["num_trajectories"] for step in steps] == [PER_STEP, PER_STEP]
     for step in steps:
         assert not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
     folder = command.folder("rollout")
     traces = traces_of(folder)
     assert {one.engine for one in traces} == {"engine0", "engine1"}
-    assert len({one.session_id for one in traces}) == 24
+    assert len({one.session_id for one in traces}) == 2 * PER_STEP
     assert "SIGKILL from outside" in command.log("rollout") and "restart 1 of 3" in command.log("rollout")
     [lost], [back] = (read_events(folder / "events.jsonl", name) for name in ("engine_lost", "engine_back"))
     assert lost["engine"] == back["engine"] and 0 < back["away_s"] < 60
@@ -143,7 +160,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
         urls = ",".join(f"http://127.0.0.1:{port}/v1" for port in ports)
         process = command.start("job=rollout", "engine=external", f"engine.urls=[{urls}]", "trainer.steps=1")
         wait_for_line(command, process, "rollout", "Started: 'generate'")
-        time.sleep(1.0)
+        wait_for_requests(process, ports[0])
         theirs[0].kill()
         status, text = ended(process)
     finally:
@@ -152,7 +169,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
             server.wait()
     assert status == 0, text
     [step] = command.steps("rollout")
-    assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
+    assert step["num_trajectories"] == PER_STEP and not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
     [lost] = read_events(command.folder("rollout") / "events.jsonl", "engine_lost")
     assert lost["engine"] == "engine0" and lost["requests"] > 0
     assert "its work goes to the others until it is back" in text
@@ -168,17 +185,17 @@ def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
         wait_for_port(port)
         process = command.start(
             "job=rollout", "engine=external", f"engine.urls=[http://127.0.0.1:{port}/v1]", "engine.max_away_s=6",
-            "rollout.agent_timeout_s=3", "rollout.command_timeout_s=2",
+            "rollout.agent_timeout_s=5", "rollout.command_timeout_s=5",
         )  # fmt: skip
         wait_for_line(command, process, "rollout", "Started: 'generate'")
-        time.sleep(0.5)
+        wait_for_requests(process, port)
     finally:
         server.kill()
         server.wait()
     killed_s = time.monotonic()
     status, text = ended(process)
     assert status == 1 and "Traceback" not in text, text
-    assert 6 <= time.monotonic() - killed_s < 60  # not at once, and not a rollout.agent_timeout_s
+    assert 6 <= time.monotonic() - killed_s < 60, text  # not at once, and not a rollout.agent_timeout_s
     assert "no engine serves: work waits for one to come back, 6 s at most" in text
     told = json.loads((command.folder("rollout") / "status.json").read_text())
     assert (told["status"], told["exit_status"]) == ("failed", 1)
@@ -198,7 +215,7 @@ def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake)
     assert status == 0, text
     assert [step["weight_version"] for step in command.steps()] == [1, 2]
     for step in command.steps():
-        assert step["num_trajectories"] == 12 and not FAILED & set(step["statuses"])
+        assert step["num_trajectories"] == PER_STEP and not FAILED & set(step["statuses"])
     versions = {}
     for trace in traces_of(command.folder()):
         versions.setdefault(".".join(trace.session_id.split(".")[:2]), set()).update(trace.weight_versions.tolist())
@@ -212,13 +229,14 @@ def test_engines_that_are_gone_for_good_end_the_run(command, fake):
     fake(token_delay_s=0.02)
     process = command.start("job=rollout", *TWO, "engine.max_restarts=0")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
-    time.sleep(0.5)
+    for server in command.servers(process):
+        wait_for_requests(process, port_of(server))
     for server in command.servers(process):
         server.kill()
     started_s = time.monotonic()
     status, text = ended(process)
     assert status == 1 and "SIGKILL" in text and "Traceback" not in text, text
-    assert "12 of 12 trajectories (100%) failed for reasons of infrastructure" in text
+    assert f"{PER_STEP} of {PER_STEP} trajectories (100%) failed for reasons of infrastructure" in text
     assert time.monotonic() - started_s < 60  # not rollout.agent_timeout_s after rollout.agent_timeout_s
     assert not command.children()
 
@@ -256,7 +274,7 @@ async def test_training_over_servers_of_somebody_else(command, monkeypatch):
         for server in (first, second):
             asked = [path for path, _ in server.requests if path.endswith(("completions", "generate"))]
             loaded = [body["kwargs"]["weights_path"] for path, body in server.requests if path == "/collective_rpc"]
-            assert len(asked) > 12
+            assert len(asked) > PER_STEP
             assert [path.rsplit("_", 1)[1] for path in loaded] == ["00000000", "00000001", "00000002"]
             assert server.model.weights == "2" and not server.paused
     assert {one.engine for one in traces_of(command.folder())} == {"engine0", "engine1"}

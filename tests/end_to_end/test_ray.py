@@ -44,29 +44,9 @@ def ended(process, timeout_s=60):
     return process.returncode, stdout + stderr
 
 
-def test_a_run_on_two_nodes_is_that_of_one_process(command, nodes, overrides, finished):
-    done = command.run(*overrides)
-    assert done.exit_status == 0, done.text
-    for mine, other in zip(command.steps(), finished.steps(), strict=True):
-        for key in ("loss", "grad_norm", "entropy"):
-            assert mine[key] == pytest.approx(other[key], abs=1e-5), (mine["step"], key)
-        assert mine["reward_mean"] == other["reward_mean"] and mine["trained_tokens"] == other["trained_tokens"]
-    assert [path.name for path in sorted((command.folder() / "trainer").iterdir())] == ["rank0.log", "rank1.log"]
-    assert nodes.ranks() == []
-
-
-def test_groups_flow_beside_ranks_on_two_nodes(command, nodes, overrides):
-    done = command.run(*overrides, "rollout.mode=stream")
-    assert done.exit_status == 0, done.text
-    steps = command.steps()
-    groups = [group for one in steps for group in one["groups"]]
-    assert [one["step"] for one in steps] == [1, 2, 3] and len(set(groups)) == len(groups)
-    assert [one["weight_version"] for one in steps] == [1, 2, 3]
-    assert {int(age) for one in steps for age in one["token_staleness"]} >= {0, 1}
-    assert not list(command.folder().glob("queue/*")) and nodes.ranks() == []
-
-
-def test_a_killed_driver_takes_its_actors_with_it_and_the_run_goes_on(command, nodes, overrides):
+def test_a_killed_driver_takes_its_actors_with_it_and_the_run_is_that_of_one_process(
+    command, nodes, overrides, finished
+):
     process = command.start(*overrides, "trainer.resume=auto")
     command.wait_for_step(process, 1, timeout_s=300)
     assert len(nodes.ranks()) == 2
@@ -75,17 +55,29 @@ def test_a_killed_driver_takes_its_actors_with_it_and_the_run_goes_on(command, n
     assert no_ranks(nodes)
     done = command.run(*overrides, "trainer.resume=auto")
     assert done.exit_status == 0 and [one["step"] for one in command.steps()] == [1, 2, 3], done.text
+    for mine, other in zip(command.steps(), finished.steps(), strict=True):
+        for key in ("loss", "grad_norm", "entropy"):
+            assert mine[key] == pytest.approx(other[key], abs=1e-5), (mine["step"], key)
+        assert mine["reward_mean"] == other["reward_mean"] and mine["trained_tokens"] == other["trained_tokens"]
+    assert [path.name for path in sorted((command.folder() / "trainer").iterdir())] == ["rank0.log", "rank1.log"]
+    assert nodes.ranks() == []
 
 
-def test_a_killed_actor_ends_the_run_with_its_name(command, nodes, overrides):
-    process = command.start(*overrides, "trainer.steps=50", "trainer.max_restarts=0")
-    command.wait_for_step(process, 1, timeout_s=300)
+def test_groups_flow_beside_ranks_on_two_nodes_until_an_actor_is_killed(command, nodes, overrides):
+    """It ends the run with its name."""
+    process = command.start(*overrides, "rollout.mode=stream", "trainer.steps=50", "trainer.max_restarts=0")
+    command.wait_for_step(process, 3, timeout_s=300)
     killed = nodes.ranks()[1].pid
     os.kill(killed, signal.SIGKILL)
     status, text = ended(process)
     flat = " ".join(text.split())
     assert status == 1 and "run failed: Rank " in flat and f"process {killed}, died" in flat, text
     assert no_ranks(nodes) and "Traceback" not in text
+    steps = command.steps()[:3]
+    groups = [group for one in steps for group in one["groups"]]
+    assert [one["step"] for one in steps] == [1, 2, 3] and len(set(groups)) == len(groups)
+    assert [one["weight_version"] for one in steps] == [1, 2, 3]
+    assert {int(age) for one in steps for age in one["token_staleness"]} >= {0, 1}
 
 
 @pytest.mark.long

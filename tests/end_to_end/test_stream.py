@@ -5,6 +5,7 @@ import pytest
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.kill_point import VARIABLE
 from swe_rl.rollout.trajectory import TrajectoryId
+from tests.end_to_end.conftest import GROUP, PROMPTS
 from tests.end_to_end.test_engines import INVENTED, TWO, fake  # noqa: F401 - a fixture
 
 STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.eval_every_steps=2", "trainer.resume=auto")
@@ -20,18 +21,18 @@ def sessions_of(folder):
         store.close()
 
 
-def whole(command, last, group_size=4):
+def whole(command, last, group_size=GROUP):
     """No group is lost, doubled or trained twice; every sampled token of theirs is there once."""
     folder, steps = command.folder(), command.steps()
     assert [step["step"] for step in steps] == list(range(1, last + 1))
     groups = [group for step in steps for group in step["groups"]]
-    assert len(set(groups)) == len(groups) == 3 * last
+    assert len(set(groups)) == len(groups) == PROMPTS * last
     sessions, named = sessions_of(folder), {}
     for step in steps:
         for one in command.read(folder / "trajectories" / f"step_{step['step']:06d}.jsonl"):
             assert one["group_id"] in step["groups"] and one["trajectory_id"] not in named
             named[one["trajectory_id"]] = one
-        assert step["token_staleness_max"] <= 4 and step["num_trajectories"] == 3 * group_size
+        assert step["token_staleness_max"] <= 4 and step["num_trajectories"] == PROMPTS * group_size
     trained = {name for name in sessions if not TrajectoryId.parse(name).is_evaluation}
     assert trained == set(named)
     for name, one in named.items():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.end_to_end.conftest import FEW
+from tests.end_to_end.conftest import FEW, PER_STEP
 
 TIMES = ("_s", "per_s")
 
@@ -26,7 +26,7 @@ def test_a_run_leaves_everything_behind(command):
     steps = command.steps()
     assert [step["step"] for step in steps] == [1, 2, 3]
     for step in steps:
-        assert step["num_trajectories"] == 12 == sum(step["statuses"].values())
+        assert step["num_trajectories"] == PER_STEP == sum(step["statuses"].values())
         assert step["prefix_breaks"] == 0
         expected = step["num_trajectories"] * step["avg_response_length"] / step["generate_s"]
         assert step["tokens_per_s"] == pytest.approx(expected)
@@ -35,7 +35,7 @@ def test_a_run_leaves_everything_behind(command):
     assert summary["resolved_samples_before"] == summary["resolved_samples_after"] == 2
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
     trajectories = command.read(folder / "trajectories" / "step_000001.jsonl")
-    assert len(trajectories) == 12 and all(one["turns"] for one in trajectories)
+    assert len(trajectories) == PER_STEP and all(one["turns"] for one in trajectories)
     assert {one["reward"] for one in trajectories} <= {0.0, 1.0}
     assert not command.children()
     assert not list((command.root / "scratch").glob("swe_rl-*/*"))
@@ -95,7 +95,7 @@ def test_rollout_and_eval_jobs(command):
     rollout = command.run("job=rollout", "trainer.steps=1", cold=True)
     assert rollout.exit_status == 0, rollout.text
     [step] = command.steps("rollout")
-    assert step["num_trajectories"] == 12 and "loss" not in step
+    assert step["num_trajectories"] == PER_STEP and "loss" not in step
     evaluated = command.run("job=eval")
     assert evaluated.exit_status == 0, evaluated.text
     predictions = command.read(command.folder("eval") / "predictions.jsonl")

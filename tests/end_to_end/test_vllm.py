@@ -7,6 +7,7 @@ import pytest
 
 from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
+from tests.end_to_end.conftest import PER_STEP
 
 pytestmark = [
     pytest.mark.vllm,
@@ -42,7 +43,7 @@ def test_training_over_vllm_with_a_killed_server(command):
     assert process.returncode == 0, stdout + stderr
     assert len(command.steps()) == 2
     for step in command.steps():
-        assert step["num_trajectories"] == 12 and not {"infra_error", "grade_error", "engine_error"} & set(
+        assert step["num_trajectories"] == PER_STEP and not {"infra_error", "grade_error", "engine_error"} & set(
             step["statuses"]
         )
         assert step["logprob_diff_max"] < 1e-3

@@ -50,6 +50,16 @@ def test_a_good_one_passes(package):
     require_importable(config)
 
 
+def test_folders_need_no_init_file(package):
+    folder = package("unused", "") / "deep"
+    (folder / "within" / "another").mkdir(parents=True)
+    (folder / "within" / "another" / "theirs.py").write_text(GOOD)
+    named = "agent._target_=within.another.theirs.Mine"
+    _, none = findings(folder, named, "+agent.params.tries=3")
+    assert none == []
+    assert refused(folder, named).message == "within.another.theirs.Mine (Acts carefully) needs tries"
+
+
 def test_what_is_missing_and_what_is_too_much_is_named_with_its_docstring(package):
     folder = package("theirs", GOOD)
     missing = refused(folder)

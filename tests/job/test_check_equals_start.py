@@ -82,6 +82,14 @@ def test_of_a_set_up(verdict, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", STARTED + ANSWERED)
+def test_of_every_job_and_a_third_of_the_set_ups(verdict, job):
+    """Each set-up with a third of the jobs."""
+    set_ups = (EXPERIMENTS + SWEEPS)[(STARTED + ANSWERED).index(job) % 3 :: 3]
+    assert [found for words in set_ups for found in differences(verdict, [words], job)] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("job", STARTED + ANSWERED)
 def test_of_every_set_up_and_job(verdict, job):
     assert [found for words in EXPERIMENTS + SWEEPS for found in differences(verdict, [words], job)] == []
 

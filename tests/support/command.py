@@ -12,6 +12,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+from tests.support.spare import RANKS
 from tests.support.warm import LINE_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ HEAVY = (
     "swe_rl.agent.bash",
     "swe_rl.report.page",
     "torch.optim",
-    "transformers.models.qwen3.modeling_qwen3",
+    *RANKS,
     "transformers.models.auto.tokenization_auto",
     "swe_rl.config.hydra_callback",
 )
@@ -122,8 +123,10 @@ class Warm:
         environ: dict[str, str],
         code: str = "",
         streams: tuple[int | None, int | None] = (None, None),
+        kept: tuple[int, ...] = (),
     ) -> Started | None:
-        """`streams`: descriptors of the caller's for standard output and error, in place of a pipe that we read."""
+        """`streams`: descriptors of the caller's for standard output and error, in place of a pipe that we read.
+        `kept`: others, whose numbers there `code` finds in KEPT."""
         elsewhere = Path(environ.get("PYTHONPATH", "").partition(":")[0] or ROOT).resolve() != ROOT
         if elsewhere or _at_import(environ) != self._environ:
             return None
@@ -131,7 +134,7 @@ class Warm:
         pipes = [os.pipe() for _ in range(3)]
         given = [stream if stream is not None else pipe[1] for stream, pipe in zip(streams, pipes, strict=False)]
         with self._lock:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [*given, pipes[2][1]])
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [*given, pipes[2][1], *kept])
         for _, writing in pipes:
             os.close(writing)
         return Started(pipes[2][0], pipes[0][0], pipes[1][0])

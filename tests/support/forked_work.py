@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 
 def tell(link):
@@ -38,6 +39,17 @@ def become(setup, link):
     _become_a_rank(setup)
     print("of a library", flush=True)
     tell(link)
+
+
+def begin(setup, link):
+    """A rank of `setup` until it is ready; then the names of what it has imported since its fork."""
+    from swe_rl.trainer.ranks.rank import carry_out
+
+    before, said = set(sys.modules), []
+    pipe = SimpleNamespace(send=said.append, recv=lambda: ("close", (), {}))
+    carry_out(setup, pipe)
+    link.send((said, sorted(set(sys.modules) - before)))
+    _leave(link)
 
 
 def count(link):

@@ -2,7 +2,8 @@
 
 A command that imports torch and transformers spends three seconds of a core on that, one that composes half of one.
 Each request on the inherited socket brings a command line, a folder, an environment and three descriptors: standard
-output, standard error, and the one on which the process's number and its exit status are reported.
+output, standard error, and the one on which the process's number and its exit status are reported. Further ones are
+kept open, and code finds their numbers in KEPT.
 
 Invariants:
 - One thread: a fork copies no other.
@@ -23,7 +24,9 @@ import sys
 import threading
 from pathlib import Path
 
-REQUEST_BYTES = 1 << 20
+from tests.support.spare import REQUEST_BYTES, keep_spares
+
+MOST_DESCRIPTORS = 4
 LINE_BYTES = 16_384  # of the padding argument that the forked process writes its own line over
 
 
@@ -39,7 +42,7 @@ def serve(requests: socket.socket) -> dict:
         _wait(requests, heard)
         _reap(reports)
         try:
-            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 3)
+            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, MOST_DESCRIPTORS)
         except BlockingIOError:
             continue
         if not text:
@@ -50,11 +53,11 @@ def serve(requests: socket.socket) -> dict:
                 end.close()
             for report in [*reports.values(), descriptors[2]]:
                 os.close(report)
-            return json.loads(text) | {"streams": descriptors[:2]}
+            return json.loads(text) | {"streams": descriptors[:2], "kept": descriptors[3:]}
         os.write(descriptors[2], f"{number}\n".encode())
         reports[number] = descriptors[2]
-        for stream in descriptors[:2]:
-            os.close(stream)
+        for descriptor in (*descriptors[:2], *descriptors[3:]):
+            os.close(descriptor)
 
 
 def _wait(requests: socket.socket, heard: socket.socket) -> None:
@@ -91,6 +94,8 @@ def become(request: dict) -> None:
     os.environ.update(request["environ"])
     sys.argv = ["-c" if request["code"] else "-m", *request["arguments"]]
     sys.path[0] = "" if request["code"] else request["cwd"]
+    if "torch" in sys.modules and not request["code"]:
+        keep_spares()
     program = ["-c", request["code"]] if request["code"] else ["-m", "swe_rl"]
     _write_line([sys.executable, *program, *request["arguments"]])
 
@@ -126,7 +131,7 @@ def main() -> None:
     request = serve(requests)
     become(request)
     if request["code"]:
-        exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__"})
+        exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__", "KEPT": request["kept"]})
     else:
         runpy.run_module("swe_rl", run_name="__main__", alter_sys=True)
 

@@ -4,19 +4,22 @@ import importlib.util
 import random
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from swe_rl.algo.row import Row
-from swe_rl.config.schema import ModelConfig
+from swe_rl.config.schema import LossConfig, ModelConfig
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 64
+SLOW = LossConfig(name="slow", _target_="tests.support.slow_loss.SlowLoss")
 
 
 @pytest.fixture(autouse=True)
@@ -164,16 +167,18 @@ def make_rows(make_row):
 
 @pytest.fixture
 def long_step(rank_cases):
-    """Has a started group do a step of more than three times its driver's patience, which it returns, in seconds."""
+    """long_step(setup, ranks) -> a started group that has done a step of more than three times its driver's patience,
+    and that patience in seconds."""
 
-    def train(group):
-        group._patience_s = 8.0  # its ranks' signs are 3 s apart
+    def train(setup, **ranks):
+        trainer = replace(setup.trainer, collective_timeout_s=15.0, max_tokens_per_micro_batch=48)
+        group = TrainerGroup(replace(setup, trainer=trainer, loss=SLOW), **ranks)
+        group._patience_s = 120.0  # with the start alone, on a machine that has other work
+        group.start()
+        group._patience_s = 4.5  # its ranks' signs are 1.5 s apart
         began_s = time.monotonic()
-        group.train_step(rank_cases.rows(groups=8, longest=200), 1)
-        each_s = (time.monotonic() - began_s) / 8
-        began_s = time.monotonic()
-        group.train_step(rank_cases.rows(groups=int(5 * group._patience_s / each_s), longest=200), 2)
+        group.train_step(rank_cases.rows(groups=9, longest=80), 1)
         assert time.monotonic() - began_s > 3 * group._patience_s
-        return group._patience_s
+        return group, group._patience_s
 
     return train

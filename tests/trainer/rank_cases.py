@@ -4,20 +4,22 @@ Every case leaves FOLDER/CASE.json (rank 0 alone). `run_ranks` starts all ranks 
 """
 
 import contextlib
-import gc
+import importlib
 import json
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tests.support.command import HEAVY, ROOT, warm
+
 VOCAB = 64
 STEPS = 3
+_MAIN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2, experts=0):
@@ -363,13 +365,9 @@ def one_rank(rank, world, port, folder, cases):
 
 
 def main(world, port, folder, cases):
-    """Forks all ranks once the libraries are imported; the first status that is not 0 ends all."""
-    import transformers.models.qwen3.modeling_qwen3
-    import transformers.models.qwen3_moe.modeling_qwen3_moe  # noqa: F401
-
-    import swe_rl.trainer.sharded.assemble  # noqa: F401
-
-    gc.freeze()
+    """Forks all ranks; the first status that is not 0 ends all."""
+    if any("lora" in case for case in cases):
+        importlib.import_module("peft")  # once for all of them
     ranks = []
     for rank in range(world):
         ranks.append(os.fork())
@@ -402,16 +400,11 @@ def _until_the_end(world, folder, cases, timeout_s):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = subprocess.Popen(
-        [sys.executable, __file__, str(world), str(port), str(folder), *cases],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    words = [__file__, str(world), str(port), str(folder), *cases]
+    ranks = warm(HEAVY).start(words, ROOT, {**os.environ, "OMP_NUM_THREADS": "1"}, _MAIN)
+    assert ranks is not None, "the libraries of the ranks would be others"
     try:
-        said = ranks.communicate(timeout=timeout_s)[0]
+        said = "".join(ranks.communicate(timeout=timeout_s))
     finally:
         with contextlib.suppress(ProcessLookupError):  # all have ended
             os.killpg(ranks.pid, signal.SIGKILL)

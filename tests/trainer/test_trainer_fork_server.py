@@ -15,13 +15,19 @@ import psutil
 import pytest
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.host.addresses import free_port
 from swe_rl.logger.disk import DiskError
 from swe_rl.trainer.ranks import fork_server
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup
 from tests.support.command import ROOT
-from tests.support.forked_work import become, count, leave_a_program, tell
+from tests.support.forked_work import become, begin, count, leave_a_program, tell
 from tests.support.waiting import alive, gone, wait_until
+
+pytestmark = pytest.mark.usefixtures("ranks_from_nothing")
+
+
+MOST_OF_ITS_OWN = 10  # modules that a rank imports after its fork
 
 
 @contextmanager
@@ -121,6 +127,13 @@ def test_what_ranks_need_starts_no_thread_and_no_gpu_before_the_fork(monkeypatch
         assert of_rank["tasks"] == 2 and of_rank["threads"] == ["MainThread", "driver"] and not of_rank["cuda"]
         _, link = server.start(count, ())
         assert link.poll(60) and link.recv() == (max(1, len(os.sched_getaffinity(0))), float(1 << 20))
+        setup = RankSetup(saved, TrainerConfig(), AlgoConfig(), 0, 1.0, 0, 1, 1, f"127.0.0.1:{free_port()}", "cpu")
+        _, link = server.start(begin, (setup,))
+        assert link.poll(60)
+        said, imported = link.recv()
+        assert ("ready", None) in said, said
+        own = [name for name in imported if name.partition(".")[0] in {"torch", "transformers", "swe_rl"}]
+        assert len(own) < MOST_OF_ITS_OWN, own  # each rank would import them again
 
 
 HINDRANCES = {

@@ -99,13 +99,9 @@ def test_an_error_on_one_rank_is_the_reason_and_a_quiet_end_says_nothing(setup, 
 
 @pytest.mark.slow
 def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(setup, rank_cases, long_step):
-    trainer = replace(setup.trainer, collective_timeout_s=30.0, max_tokens_per_micro_batch=48)
-    group = TrainerGroup(replace(setup, trainer=trainer))
-    group._patience_s = 120.0  # with the start alone, on a machine that has other work
-    group.start()
+    group, patience_s = long_step(setup)
     try:
         pids = group.pids
-        patience_s = long_step(group)
         os.kill(pids[1], signal.SIGSTOP)
         began_s = time.monotonic()
         with pytest.raises(RankLost, match=r"Rank 1 of 2 .*: no sign of life for \d+ s during `train_step`"):
@@ -122,7 +118,7 @@ def test_closing_in_the_middle_of_a_start_ends_both(setup, closed_while_it_start
     assert len(pids) == 2 and not any(_alive(pid) for pid in pids)
 
 
-def test_closing_before_the_ranks_are_there_leaves_no_process(setup, closed_while_it_starts):
+def test_closing_before_the_ranks_are_there_leaves_no_process(setup, closed_while_it_starts, ranks_from_nothing):
     before = set(psutil.Process().children())
     began_s = time.monotonic()
     assert closed_while_it_starts(TrainerGroup(setup), lambda pids: len(pids) == 2) == []

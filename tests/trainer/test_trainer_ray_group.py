@@ -55,30 +55,14 @@ def setup(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard_ranks", [None, 1])
-def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(
-    nodes, setup, rank_cases, tmp_path, shard_ranks
-):
-    """Also where each node has a replica."""
+def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(nodes, setup, rank_cases, tmp_path):
     said = []
-    group = TrainerGroup(replace(setup, shard_ranks=shard_ranks), ranks=RayRanks(nodes.address, say=said.append))
+    group = TrainerGroup(setup, ranks=RayRanks(nodes.address, say=said.append))
     group.start()
     try:
         homes = [one.rpartition(" on node ")[2] for one in said[0].split("; ")]
         assert len(set(homes)) == 2 and sorted(group.pids) == sorted(one.pid for one in nodes.ranks())
-        model = AutoModelForCausalLM.from_pretrained(setup.model.path, dtype="float32")
-        plain = RankTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
-        for step in (1, 2, 3):
-            metrics, expected = group.train_step(rank_cases.rows(), step), plain.train_step(rank_cases.rows(), step)
-            assert metrics.loss == pytest.approx(expected.loss, abs=1e-5)
-            assert metrics.grad_norm == pytest.approx(expected.grad_norm, abs=1e-5)
-        for one, other in zip(
-            group.row_logprobs(rank_cases.rows()), plain.row_logprobs(rank_cases.rows()), strict=True
-        ):
-            assert one == pytest.approx(other, abs=1e-4)
-        weights = group.weights()
-        for name, tensor in plain.model.named_parameters():
-            torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-5)
+        weights = weights_of_three_steps(group, setup, rank_cases.rows())
         saved = group.save(tmp_path, **rank_cases.save_arguments(3))
         group.wait()
         group.train_step(rank_cases.rows(), 4)
@@ -100,12 +84,29 @@ def test_two_nodes_train_save_and_hand_their_weights_over_as_one_process(
         group.close()
 
 
+def weights_of_three_steps(group, setup, rows):
+    """Those of one process, as are the steps' numbers."""
+    model = AutoModelForCausalLM.from_pretrained(setup.model.path, dtype="float32")
+    plain = RankTrainer(model, setup.trainer, AlgoConfig(), pad_token_id=0)
+    for step in (1, 2, 3):
+        metrics, expected = group.train_step(rows, step), plain.train_step(rows, step)
+        assert metrics.loss == pytest.approx(expected.loss, abs=1e-5)
+        assert metrics.grad_norm == pytest.approx(expected.grad_norm, abs=1e-5)
+    for one, other in zip(group.row_logprobs(rows), plain.row_logprobs(rows), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+    weights = group.weights()
+    for name, tensor in plain.model.named_parameters():
+        torch.testing.assert_close(weights[name], tensor.detach(), rtol=0, atol=1e-5)
+    return weights
+
+
 @pytest.mark.slow
 def test_a_quiet_end_leaves_nothing_and_an_error_on_one_rank_is_the_reason(nodes, setup, rank_cases, tmp_path):
-    quiet = replace(setup, logs=tmp_path / "quiet")
+    """The quiet ones are two replicas."""
+    quiet = replace(setup, logs=tmp_path / "quiet", shard_ranks=1)
     group = TrainerGroup(quiet, ranks=RayRanks(nodes.address))
     group.start()
-    group.train_step(rank_cases.rows(), 1)
+    weights_of_three_steps(group, setup, rank_cases.rows())
     pids = group.pids
     group.close()
     group.close()
@@ -126,13 +127,9 @@ def test_a_quiet_end_leaves_nothing_and_an_error_on_one_rank_is_the_reason(nodes
 
 @pytest.mark.slow
 def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(nodes, setup, rank_cases, long_step):
-    trainer = replace(setup.trainer, collective_timeout_s=30.0, max_tokens_per_micro_batch=48)
-    group = TrainerGroup(replace(setup, trainer=trainer), ranks=RayRanks(nodes.address))
-    group._patience_s = 120.0  # with the start alone, on a machine that has other work
-    group.start()
+    group, patience_s = long_step(setup, ranks=RayRanks(nodes.address))
     try:
         pids = group.pids
-        patience_s = long_step(group)
         os.kill(pids[1], signal.SIGSTOP)
         began_s = time.monotonic()
         with pytest.raises(RankLost, match=r"Rank 1 of 2 .*: no sign of life for \d+ s during `train_step`"):

@@ -52,13 +52,7 @@ class ForkServer:
         # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, *words],  # type: ignore[attr-defined]
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-            )
+            self._process = _interpreter(words, theirs.fileno(), output)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
@@ -86,6 +80,17 @@ class ForkServer:
             self._process.wait(_LEAVE_S)
         self._process.kill()
         self._process.wait()
+
+
+def _interpreter(words: Sequence[str], kept: int, output: int | None) -> "subprocess.Popen[bytes]":
+    """`kept`: a descriptor that it inherits by its number."""
+    return subprocess.Popen(
+        [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, *words],  # type: ignore[attr-defined]
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[kept],
+    )
 
 
 def _opened(log: Path) -> int:

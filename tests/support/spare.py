@@ -1,0 +1,131 @@
+"""The process that ranks are forked from, without its imports: forked itself from one that has them done.
+
+`swe_rl.trainer.ranks.forked` starts a new interpreter for it, which imports torch and transformers for seconds of a
+core. A command that was forked gets a child before it begins, which waits to become that process; a process of pytest,
+which has threads, asks the one that forks commands. Commands that are `cold` start the interpreter.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from swe_rl.config.folders import PACKAGE
+from swe_rl.trainer.ranks import forked
+from swe_rl.trainer.ranks.fork_server import BOOT
+from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS
+
+RANKS = (
+    *forked._MODULES,
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+)
+REQUEST_BYTES = 1 << 20
+_SPARES = 2  # a trainer is started again where a rank was lost
+_MODULES, _PATH = 3, 4  # places in the words of a fork server
+_SERVE = "import sys; from tests.support.spare import serve; serve(sys.argv[1:], KEPT[0])"
+
+Interpreter = Callable[[Sequence[str], int, int | None], subprocess.Popen]
+
+
+class Child(subprocess.Popen):
+    """A child of this process that was forked: as much of Popen as there is use for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.args, self.returncode = pid, ["fork server"], None
+        self.stdin = self.stdout = self.stderr = None
+        self._waitpid_lock = threading.Lock()
+        self._child_created = True
+        self._sigint_wait_secs = 0.25
+
+
+def keep_spares() -> None:
+    """For a forked command, before it has a second thread: its first fork servers are children that wait already."""
+    interpreter, path = forked._interpreter, frozenset(sys.path)
+    spares = [_spare() for _ in range(_SPARES)]
+
+    def start(words: Sequence[str], kept: int, output: int | None) -> subprocess.Popen:
+        if not spares or not _can_be_forked(words, path):
+            return interpreter(words, kept, output)
+        pid, requests = spares.pop(0)
+        request = {"words": list(words), "cwd": str(Path.cwd()), "environ": dict(os.environ)}
+        outputs = [output] * 2 if output is not None else [1, 2]
+        with requests:
+            socket.send_fds(requests, [json.dumps(request).encode()], [kept, *outputs])
+        return Child(pid)
+
+    forked._interpreter = start
+
+
+def _spare() -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        _wait(theirs)
+    theirs.close()
+    return pid, ours
+
+
+def _can_be_forked(words: Sequence[str], path: Collection[str]) -> bool:
+    """Whether its imports are those that were done: it looks for them in no other folder than those of `path`."""
+    return set(words[_PATH:]) <= {"", str(PACKAGE.parent), *path} and all(
+        module in RANKS for module in words[_MODULES].split(",")
+    )
+
+
+def ask_for_each(modules: tuple[str, ...]) -> Interpreter:
+    """For a process of pytest: what starts a fork server by the process that has `modules` imported."""
+    from tests.support.command import warm
+
+    interpreter, path = forked._interpreter, frozenset(sys.path)
+
+    def start(words: Sequence[str], kept: int, output: int | None) -> subprocess.Popen:
+        streams = (1, 2) if output is None else (output, output)
+        made = None
+        if _can_be_forked(words, path):
+            made = warm(modules).start(list(words), Path.cwd(), dict(os.environ), _SERVE, streams, kept=(kept,))
+        return made or interpreter(words, kept, output)
+
+    return start
+
+
+def _wait(requests: socket.socket) -> None:
+    """In the child: until it is needed, or never."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
+    for stream in (1, 2):
+        os.dup2(0, stream)  # else whoever reads what the command prints would wait for us as well
+    text, given, _, _ = socket.recv_fds(requests, REQUEST_BYTES, 3)
+    if not text:
+        os._exit(0)
+    request = json.loads(text)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    for stream, descriptor in zip((1, 2), given[1:], strict=True):
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    requests.close()
+    serve(request["words"], given[0])
+
+
+def serve(words: list[str], kept: int) -> None:
+    """This process becomes the fork server, and its forks ranks. Does not return."""
+    for number in DRIVERS_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
+    words[1:3] = [str(kept), str(os.getppid())]
+    sys.argv = ["-c", *words]
+    sys.orig_argv = [sys.executable, "-c", BOOT, *words]
+    try:
+        exec(compile(BOOT, "<string>", "exec"), {"__name__": "__main__"})
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
