@@ -17,7 +17,14 @@ from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
+from swe_rl.rollout.batch import rollout_numbers
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.pass_rates import PassRates
+from swe_rl.rollout.prefixes import replay_numbers
+from swe_rl.rollout.rows import Mismatch
 from swe_rl.rollout.trajectory import Status
+from swe_rl.run.stream import token_staleness
+from swe_rl.trainer.metrics import TrainMetrics
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -202,6 +209,32 @@ def test_the_messages_that_a_page_explains_are_those_of_the_program():
     messages = re.findall(r"^\| `(.+?)` \| .+ \| .+ \|$", page, re.MULTILINE)
     said = "\0".join(texts_of_the_program())
     assert len(messages) > 20 and [message for message in messages if message not in said] == []
+
+
+def keys_of_steps():
+    """Those of a line of steps.jsonl that functions of their own give; `run/loop.py` adds a few by name."""
+    yield from (field.name for field in dataclasses.fields(TrainMetrics))
+    yield from rollout_numbers(Collected([], [], []), 1.0)
+    yield from replay_numbers([])
+    yield from PassRates(1, 1.0).observe([])
+    yield from Mismatch().rates()
+    yield from token_staleness([], 0)
+    loop = (ROOT / "swe_rl" / "run" / "loop.py").read_text()
+    yield from re.findall(r'record\["(\w+)"\] =', loop)
+
+
+def test_each_key_of_steps_jsonl_is_explained():
+    page = (ROOT / "docs" / "run_folder.md").read_text()
+    section = re.split(r"^## ", page.partition("\n## `steps.jsonl`\n")[2], flags=re.MULTILINE)[0]
+    explained = {
+        key
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for key in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    keys = set(keys_of_steps())
+    assert len(keys) > 60 and {"loss", "resampled_groups", "replays_dropped"} < keys
+    assert sorted(keys - explained) == []
 
 
 def test_keys_of_other_systems_are_those_that_the_check_knows():
