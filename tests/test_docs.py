@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import re
 import subprocess
 import tomllib
@@ -48,12 +49,15 @@ def readme_command(name):
 
 def rows(title, text):
     """The cells of the table whose header line starts with `| title |`."""
+    return tables(title, text)[0]
+
+
+def tables(title, text):
+    """All of them, in the order of the page."""
     lines = text.split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {title} |"))
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return
-        yield [cell.strip() for cell in line.strip("|").split("|")]
+    starts = [number for number, line in enumerate(lines) if line.startswith(f"| {title} |")]
+    bodies = [itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :]) for start in starts]
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in body] for body in bodies]
 
 
 def code(text):
@@ -322,11 +326,14 @@ def test_tests_that_pages_name_exist():
 
 
 def test_every_fault_has_a_test_that_injects_it():
-    """In the order of their numbers; each says what happens and names tests that exist."""
-    table = list(rows("number", (ROOT / "docs" / "faults.md").read_text()))
-    assert [cells[0] for cells in table] == [str(number) for number in range(1, 46)]
-    for number, fault, happens, tests in table:
+    """In the order of their numbers; each says what happens and names, in the last table, tests that exist."""
+    *places, of_tests = tables("number", (ROOT / "docs" / "faults.md").read_text())
+    faults, numbers = [cells for table in places for cells in table], [str(number) for number in range(1, 46)]
+    assert [cells[0] for cells in faults] == [cells[0] for cells in of_tests] == numbers
+    assert len(places) > 5 and all(places)
+    for number, fault, happens in faults:
         assert fault and happens, number
+    for number, tests in of_tests:
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
         assert named and len(named) == tests.count("`") / 2, number
         for file, function in named:
