@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import options
@@ -23,7 +24,7 @@ from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_rates import PassRates
 from swe_rl.rollout.prefixes import replay_numbers
 from swe_rl.rollout.rows import Mismatch
-from swe_rl.rollout.trajectory import Status
+from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run.stream import token_staleness
 from swe_rl.trainer.metrics import TrainMetrics
 
@@ -227,18 +228,34 @@ def keys_of_steps():
     yield from re.findall(r'record\["(\w+)"\] =', loop)
 
 
+def section_of_run_folder(title):
+    _, found, rest = (ROOT / "docs" / "run_folder.md").read_text().partition(f"\n## {title}\n")
+    assert found
+    return re.split(r"^## ", rest, flags=re.MULTILINE)[0]
+
+
+def first_cells(section):
+    """What they name."""
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return {name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+
+
 def test_each_key_of_steps_jsonl_is_explained():
-    page = (ROOT / "docs" / "run_folder.md").read_text()
-    section = re.split(r"^## ", page.partition("\n## `steps.jsonl`\n")[2], flags=re.MULTILINE)[0]
-    explained = {
-        key
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for key in re.findall(r"`(\w+)`", line.split("|")[1])
-    }
-    keys = set(keys_of_steps())
+    explained, keys = first_cells(section_of_run_folder("`steps.jsonl`")), set(keys_of_steps())
     assert len(keys) > 60 and {"loss", "resampled_groups", "replays_dropped"} < keys
     assert sorted(keys - explained) == []
+
+
+def test_each_key_of_a_trajectory_is_named():
+    named = set(re.findall(r"`(\w+)`", section_of_run_folder("A trajectory")))
+    assert {field.name for kind in (Trajectory, Turn) for field in dataclasses.fields(kind)} - named == set()
+
+
+def test_each_event_is_explained():
+    code = "".join(path.read_text() for path in (ROOT / "swe_rl").rglob("*.py") if "packages" not in path.parts)
+    events = set(re.findall(r'(?:events\.write|\brecord)\(\s*"(\w+)"', code))
+    assert {"went_back", "engine_lost", "trainer_restart", "runtime_ends"} < events
+    assert events - first_cells(section_of_run_folder("`events.jsonl`")) == set()
 
 
 def test_keys_of_other_systems_are_those_that_the_check_knows():
