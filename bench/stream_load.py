@@ -52,7 +52,7 @@ class Pace:
 class Flowed:
     end_s: float = 0.0
     trainer_idle_s: float = 0.0
-    ages: list[int] = field(default_factory=list)  # of groups in updates, since they began
+    ages: list[int] = field(default_factory=list)  # of groups in steps, since they began
 
 
 class FlowSimulation:

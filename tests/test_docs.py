@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import itertools
 import re
 import subprocess
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import options
@@ -17,7 +19,14 @@ from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
-from swe_rl.rollout.trajectory import Status
+from swe_rl.rollout.batch import rollout_numbers
+from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.pass_rates import PassRates
+from swe_rl.rollout.prefixes import replay_numbers
+from swe_rl.rollout.rows import Mismatch
+from swe_rl.rollout.trajectory import Status, Trajectory
+from swe_rl.run.stream import token_staleness
+from swe_rl.trainer.metrics import TrainMetrics
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -41,12 +50,15 @@ def readme_command(name):
 
 def rows(title, text):
     """The cells of the table whose header line starts with `| title |`."""
+    return tables(title, text)[0]
+
+
+def tables(title, text):
+    """All of them, in the order of the page."""
     lines = text.split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {title} |"))
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return
-        yield [cell.strip() for cell in line.strip("|").split("|")]
+    starts = [number for number, line in enumerate(lines) if line.startswith(f"| {title} |")]
+    bodies = [itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :]) for start in starts]
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in body] for body in bodies]
 
 
 def code(text):
@@ -204,6 +216,48 @@ def test_the_messages_that_a_page_explains_are_those_of_the_program():
     assert len(messages) > 20 and [message for message in messages if message not in said] == []
 
 
+def keys_of_steps():
+    """Those of a line of steps.jsonl that functions of their own give; `run/loop.py` adds a few by name."""
+    yield from (field.name for field in dataclasses.fields(TrainMetrics))
+    yield from rollout_numbers(Collected([], [], []), 1.0)
+    yield from replay_numbers([])
+    yield from PassRates(1, 1.0).observe([])
+    yield from Mismatch().rates()
+    yield from token_staleness([], 0)
+    loop = (ROOT / "swe_rl" / "run" / "loop.py").read_text()
+    yield from re.findall(r'record\["(\w+)"\] =', loop)
+
+
+def section_of_run_folder(title):
+    _, found, rest = (ROOT / "docs" / "run_folder.md").read_text().partition(f"\n## {title}\n")
+    assert found
+    return re.split(r"^## ", rest, flags=re.MULTILINE)[0]
+
+
+def first_cells(section):
+    """What they name."""
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    return {name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+
+
+def test_each_key_of_steps_jsonl_is_explained():
+    explained, keys = first_cells(section_of_run_folder("`steps.jsonl`")), set(keys_of_steps())
+    assert len(keys) > 60 and {"loss", "resampled_groups", "replays_dropped"} < keys
+    assert sorted(keys - explained) == []
+
+
+def test_each_key_of_a_trajectory_is_named():
+    named = set(re.findall(r"`(\w+)`", section_of_run_folder("A trajectory")))
+    assert {field.name for kind in (Trajectory, Turn) for field in dataclasses.fields(kind)} - named == set()
+
+
+def test_each_event_is_explained():
+    code = "".join(path.read_text() for path in (ROOT / "swe_rl").rglob("*.py") if "packages" not in path.parts)
+    events = set(re.findall(r'(?:events\.write|\brecord)\(\s*"(\w+)"', code))
+    assert {"went_back", "engine_lost", "trainer_restart", "runtime_ends"} < events
+    assert events - first_cells(section_of_run_folder("`events.jsonl`")) == set()
+
+
 def test_keys_of_other_systems_are_those_that_the_check_knows():
     page = (ROOT / "docs" / "migration.md").read_text()
     found = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (NEAR)? ?\|$", page, re.MULTILINE)
@@ -289,11 +343,14 @@ def test_tests_that_pages_name_exist():
 
 
 def test_every_fault_has_a_test_that_injects_it():
-    """In the order of their numbers; each says what happens and names tests that exist."""
-    table = list(rows("number", (ROOT / "docs" / "faults.md").read_text()))
-    assert [cells[0] for cells in table] == [str(number) for number in range(1, 46)]
-    for number, fault, happens, tests in table:
+    """In the order of their numbers; each says what happens and names, in the last table, tests that exist."""
+    *places, of_tests = tables("number", (ROOT / "docs" / "faults.md").read_text())
+    faults, numbers = [cells for table in places for cells in table], [str(number) for number in range(1, 46)]
+    assert [cells[0] for cells in faults] == [cells[0] for cells in of_tests] == numbers
+    assert len(places) > 5 and all(places)
+    for number, fault, happens in faults:
         assert fault and happens, number
+    for number, tests in of_tests:
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
         assert named and len(named) == tests.count("`") / 2, number
         for file, function in named:

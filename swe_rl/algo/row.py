@@ -2,7 +2,7 @@
 
 Invariants:
 - What grows with tokens is in arrays: a token of a row takes 9 bytes, and 8 to 12 more where it was sampled.
-- A row's age counts updates of the engines' weights since its oldest token, so a row of mixed weights counts as old.
+- A row's age counts versions of the weights (one a step) since its oldest token: a row of mixed weights counts as old.
 - A row past the limit is not trained and enters no denominator; its trajectory's other rows stay.
 - Without a limit nothing is masked.
 """

@@ -487,7 +487,7 @@ class AlgoConfig:
     correction: Correction = Correction.none  # between engine and trainer: none, token_tis or sequence_tis
     correction_cap: AtLeastOne = 2.0  # largest weight of a token or trajectory
     stale_correction: Correction | None = None  # for rows that older weights sampled; null: as algo.correction
-    max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many updates are not trained
+    max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many steps are not trained
     mask_level: MaskLevel = MaskLevel.token  # token, geometric (mean over the trajectory) or sequence (product)
     mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are not trained
     mask_high: NotNegative | None = None  # tokens whose ratio of engine and trainer is above this are not trained

@@ -55,7 +55,7 @@ def _means(sums: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]
 
 
 def _staleness(steps: Sequence[Record]) -> dict[str, list[int]]:
-    """Tokens by how many updates the trainer was ahead of the weights that sampled them."""
+    """Tokens by how many steps the trainer was ahead of the weights that sampled them."""
     rows: list[dict[int, int]] = []
     for step in steps:
         ages: dict[int, int] = {}

@@ -85,7 +85,7 @@ function flowing() {
     fromZero: true, series: [["by the step that trained it", trained], ["by the step in whose order it began", begun]]
       .map(([label, values], index) => ({ label, color: PALETTE[index], values: values[key] })) });
   return [
-    { title: "Staleness", note: "sampled tokens of each step, by how many updates older their weights were", wide: true,
+    { title: "Staleness", note: "sampled tokens of each step, by how many steps older their weights were", wide: true,
       stacked: true, series: Object.keys(staleness).map((age, index) =>
         ({ label: age, color: PALETTE[index % PALETTE.length], values: staleness[age] })) },
     pair("Length, trained and begun", "length"),

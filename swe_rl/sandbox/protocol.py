@@ -63,8 +63,8 @@ class Toolchain:
 class Workspace:
     """What a sandbox starts from: a prepared folder on this machine (copied), or a container image.
 
-    With a `toolchain`, commands see it in the place of the Python that runs swe_rl, whose packages they then do not
-    see. An image has its own.
+    With a `toolchain`, commands of process sandboxes see it in the place of the Python that runs swe_rl, whose packages
+    they then do not see. Containers take none: an image has its own.
     """
 
     path: Path | None = None

@@ -1,7 +1,7 @@
 """What one training step reports.
 
 Invariants:
-- A quantity without a single token behind it is None, never 0.
+- A quantity without a single token behind it is None, never 0; losses, the gradient's norm and fractions are 0 there.
 - Entropy and the engine's distance are over all sampled tokens, also of rows that are not trained: of many such rows a
   random part stands for all, with their weight. Everything else is over the tokens that are trained.
 """
@@ -33,7 +33,7 @@ class TrainMetrics:
       an upper end); clip_fraction has both. With `algo.policy_loss=gspo` all tokens of a trajectory are held together.
     - masked_fraction: tokens whose correction is 0, so that only KL and entropy train them.
     - stale_rows: those left out by `algo.max_staleness_steps`. staleness_mean and staleness_max are of the others that
-      have trained tokens, in updates; None without any.
+      have trained tokens, in versions of the weights, of which each step makes one; None without any.
     - expert_load_max: of a mixture, the tokens of a layer's most used expert over an even share, mean over layers: 1 is
       even. expert_entropy: of tokens over a layer's experts, as a share of the largest: 1 is even. expert_unused_rate:
       the share of experts without a token. All over trained tokens; None of a dense model.

@@ -48,7 +48,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """`tokens_per_h`: of trained trajectories, prompts included. `staleness`: sampled tokens by how many updates the
+    """`tokens_per_h`: of trained trajectories, prompts included. `staleness`: sampled tokens by how many steps the
     trained weights were ahead of those that sampled them. Shares are of the time of one step."""
 
     way: str
