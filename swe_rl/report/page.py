@@ -31,7 +31,7 @@ from swe_rl.report.timeline import programs_of
 
 Record = Mapping[str, Any]
 
-PHASES = ("generate_s", "grade_s", "train_s", "think_s", "weight_sync_s", "checkpoint_s")
+PHASES = ("generate_s", "train_s", "think_s", "weight_sync_s", "checkpoint_s")
 COLUMNS = (
     *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
     *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),

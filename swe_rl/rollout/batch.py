@@ -11,8 +11,10 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
+from swe_rl.agent.protocol import Turn
 from swe_rl.algo.advantage import (
     Group,
     batch_advantages,
@@ -31,7 +33,6 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
-from swe_rl.rollout.turn_reward import pays, turn_reward
 
 NO_TURN_REWARDS = TurnRewardsConfig()
 
@@ -112,6 +113,20 @@ def _leave_to_trainer(
         trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
         if pays(table) or any(trajectory.own_turn_rewards):
             trajectory.turn_rewards = _turn_rewards(trajectory, table)
+
+
+def pays(table: TurnRewardsConfig) -> bool:
+    return any(astuple(table))
+
+
+def turn_reward(turn: Turn, table: TurnRewardsConfig) -> float:
+    """Nothing that the agent wrote is believed but its command's status. A command without one, such as the one that
+    submits, brings nothing."""
+    if turn.format_error:
+        return table.format_error
+    if turn.command is None or turn.exit_code is None:
+        return 0.0
+    return table.command_failed if turn.exit_code else table.command_done
 
 
 def _turn_rewards(trajectory: Trajectory, table: TurnRewardsConfig) -> list[float]:

@@ -11,8 +11,6 @@ from swe_rl.cli.trials import read_trials
 
 # Not slow, but the lane whose environment has Optuna.
 pytestmark = pytest.mark.slow
-pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
-optuna = pytest.importorskip("optuna")
 
 SECRET = "qz7-never-on-disk"
 OPTUNA = (
@@ -26,9 +24,12 @@ GRID = (*MEASURED, "hydra/sweeper/sampler=grid")
 
 
 @pytest.fixture(autouse=True)
-def no_log_of_optunas():
-    """It would go to the stream of the first test that imported it."""
-    optuna.logging.disable_default_handler()
+def optuna():
+    """Its log would go to the stream of the first test that imported it."""
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="the extra optuna is not installed")
+    library = pytest.importorskip("optuna")
+    library.logging.disable_default_handler()
+    return library
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_what_all_trials_share_can_be_checked(job, started, tmp_path, capsys):
     assert "rollout.n=0" in "".join(capsys.readouterr()) and started == [] and list(tmp_path.iterdir()) == []
 
 
-def test_a_study_is_kept_and_continued(started, tmp_path):
+def test_a_study_is_kept_and_continued(started, tmp_path, optuna):
     storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db"
     kept = [*MEASURED, storage, "hydra.sweeper.study_name=one", "hydra.sweeper.n_trials=1"]
     for low, high in ((0.01, 0.011), (0.02, 0.021)):

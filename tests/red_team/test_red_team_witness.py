@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading import script_run
 from swe_rl.env.grading.evidence import Evidences
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.protocol import TRICKS, GradeError
@@ -36,8 +37,9 @@ UNCOUNTED = {
 
 
 @pytest.fixture
-def official(tmp_path, sandboxes):
+def official(tmp_path, sandboxes, monkeypatch):
     """The verdict on edits of a replica, or on its gold patch."""
+    monkeypatch.setattr(script_run, "MAX_LOG_BYTES", 4 * 1024**2)
 
     async def run(name, edits, timeout_s=60.0, **columns):
         folder = tmp_path / name

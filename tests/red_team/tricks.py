@@ -153,7 +153,7 @@ def forged_and_out(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
             Edit(
                 place.init,
                 guarded(
-                    f"{tell}\nfor _ in range(40):\n    os.write(1, b'x' * 1000000)\nos.write(1, _words)\nos._exit(0)"
+                    f"{tell}\nfor _ in range(5):\n    os.write(1, b'x' * 1000000)\nos.write(1, _words)\nos._exit(0)"
                 ),
             ),
         ),

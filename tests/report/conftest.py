@@ -139,7 +139,6 @@ def write_step(steps: StepLog, rng: random.Random, step: int, skill: float) -> N
         "clip_fraction": rng.random() / 30,
         "kl_rollout": 1e-4 * rng.random() if step != 4 else float("nan"),
         "train_s": 2.5 + rng.random(),
-        "grade_s": 1.0 + rng.random(),
         "weight_sync_s": 0.05,
         "checkpoint_s": 0.4 if step % 5 == 0 else 0.0,
         "weight_version": step,

@@ -9,10 +9,9 @@ from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Break
-from swe_rl.rollout.batch import set_advantages, turn_numbers
+from swe_rl.rollout.batch import pays, set_advantages, turn_numbers, turn_reward
 from swe_rl.rollout.rows import traced_rows, weighed
 from swe_rl.rollout.trajectory import Status, Trajectory
-from swe_rl.rollout.turn_reward import pays, turn_reward
 
 TABLE = TurnRewardsConfig(format_error=-0.5, command_failed=-0.25, command_done=0.125)
 WRONG = Turn(0, "hm", None, "reminder", format_error=True)

@@ -30,6 +30,11 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def peft():
+    return pytest.importorskip("peft")
+
+
 @pytest.fixture(scope="session")
 def rank_cases():
     """The module of that name here, which is a script of its own as well."""

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("peft")
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +35,7 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send import hand_over
 
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)
+pytestmark = pytest.mark.usefixtures("peft")
 BASE = {"path": "m", "revision": None, "fingerprint": "one"}
 SAVED = {"weight_version": 1, "data_order": [], "config": {}, "hash_of_config": config_hash({}), "keep": 0}
 

@@ -4,11 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("peft")
-
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,6 +24,7 @@ from swe_rl.trainer.sharded.materialize import fill_from_folder, fill_random
 from swe_rl.trainer.sharded.model import ShardedModel
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("peft")
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)
 SAVED = {"step": 1, "weight_version": 1, "data_order": [], "config": {}, "keep": 0}
 
@@ -136,7 +133,9 @@ def test_a_base_that_was_trained_further_is_noticed(mesh, saved, stepped, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["many", "one"])
-def test_an_export_is_the_merged_model_with_the_adapter_beside_it(mesh, saved, stepped, rank_cases, tmp_path, kind):
+def test_an_export_is_the_merged_model_with_the_adapter_beside_it(
+    mesh, saved, stepped, rank_cases, tmp_path, kind, peft
+):
     trainer = stepped
     folder = Checkpoints(mesh).save(tmp_path / "many", stepped, background=False, **SAVED)
     if kind == "one":
@@ -152,7 +151,7 @@ def test_an_export_is_the_merged_model_with_the_adapter_beside_it(mesh, saved, s
     ids = torch.tensor([rank_cases.rows()[0].token_ids.tolist()])
     with torch.no_grad():
         before = base(ids).logits.clone()
-        apart = PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")
+        apart = peft.PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")
         torch.testing.assert_close(apart(ids).logits, together(ids).logits, rtol=0, atol=1e-5)
         assert (before - together(ids).logits).abs().max() > 1e-3
     export.export(folder, Path(saved.path), tmp_path / "half")

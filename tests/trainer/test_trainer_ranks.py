@@ -87,9 +87,9 @@ def two_ranks(rank_cases, folder):
 
 
 @pytest.fixture(autouse=True)
-def peft(request):
+def needs_peft(request):
     if "lora" in request.node.name:
-        pytest.importorskip("peft")
+        request.getfixturevalue("peft")
 
 
 @pytest.fixture
