@@ -50,6 +50,7 @@ _UNHASHED_KEYS = (
     "trainer.offload_optimizer",
     "trainer.collective_timeout_s",
     "trainer.max_restarts",
+    "trainer.keep_checkpoints",  # a run that filled its disk goes on with fewer
     "trainer.weight_sync",  # the same weights by another way
     "rollout.max_wait_s",  # patience, as is the next
     "engine.max_away_s",

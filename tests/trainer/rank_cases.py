@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.support.command import HEAVY, ROOT, warm
 
 VOCAB = 64
-STEPS = 3
+STEPS = 2
 _MAIN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -210,7 +210,7 @@ def found_by_trainer(case, seed=0):
 
 
 def result_of(trainer, case):
-    """Three steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
+    """Two steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
     from swe_rl.trainer.lora import adapter_alone
     from swe_rl.trainer.sharded.mesh import whole
 

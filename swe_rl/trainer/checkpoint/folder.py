@@ -341,7 +341,7 @@ def write_error(target: Path, error: OSError, needed_bytes: int) -> CheckpointWr
         return CheckpointWriteError(f"The checkpoint {target} could not be written: {error}. {rest}")
     return CheckpointWriteError(
         f"The disk is full: the checkpoint {target} needs {needed_bytes / MB:.1f} MB, {_free_mb(target.parent):.1f} MB "
-        f"are free. Free some space, lower trainer.keep_checkpoints, or set paths.outputs to another disk. {rest}"
+        f"are free. {rest} Free some space or lower trainer.keep_checkpoints, then go on with trainer.resume=auto."
     )
 
 
