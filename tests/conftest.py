@@ -18,7 +18,7 @@ from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
 from swe_rl.trainer.ranks import forked
-from tests.support.command import HEAVY
+from tests.support.command import HEAVY, environ_of_session
 from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees
 from tests.support.spare import ask_for_each
 
@@ -139,6 +139,7 @@ def servers_are_looked_at_often():
 @pytest.fixture(scope="session", autouse=True)
 def ranks_are_forked_at_once():
     """Else each start of ranks imports torch and transformers; `ranks_from_nothing` leaves this out."""
+    environ_of_session()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forked, "_interpreter", ask_for_each(HEAVY))
         yield
@@ -161,6 +162,7 @@ class Rotated(pytest.Dir):
 
 
 def pytest_collect_directory(path, parent):
+    """Of folders below this one: pytest asks nobody in here about this one."""
     return Rotated.from_parent(parent, path=path)
 
 

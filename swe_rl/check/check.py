@@ -33,7 +33,6 @@ from swe_rl.check.rules import (
     sandbox,
     time,
     trainer,
-    verifiers,
 )
 from swe_rl.config.folders import clash
 from swe_rl.config.keys import comment_of
@@ -56,7 +55,6 @@ _FILES = (
     data,
     extension,
     agent,
-    verifiers,
     sandbox,
     router,
     time,

@@ -69,7 +69,9 @@ class Learner:
 
     def go_back(self) -> tuple[int, SamplerState | None]:
         """To the newest checkpoint: its step, and the order of the instances. Raises CorruptCheckpointError."""
-        self.saved_step, order = load_newest(self._trainer, self._session.folder, config_hash(self._config))
+        self.saved_step, order = load_newest(
+            self._trainer, self._session.folder, config_hash(self._config), self._config.trainer.keep_checkpoints
+        )
         self._trained_step = self.saved_step
         return self.saved_step, order
 
@@ -237,12 +239,15 @@ class NoLearner:
     def wait(self) -> None: ...
 
 
-def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -> tuple[int, SamplerState | None]:
-    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all.
+def load_newest(
+    trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str, keep: int
+) -> tuple[int, SamplerState | None]:
+    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all. Of
+    the others `keep` stay, also where the disk has no room for the next one before they go.
 
     Raises CorruptCheckpointError where that would pass over checkpoints.
     """
-    from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, remove_leftovers
+    from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, prune, remove_leftovers
 
     recorded = {record.get("step") for record in read_jsonl(folder.steps_jsonl)}
     there = by_step(folder.checkpoints)
@@ -260,6 +265,7 @@ def load_newest(trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str) -
 
     saved = trainer.load(newest, hash_of_config)
     restore_rng(saved.rng)
+    prune(folder.checkpoints, keep, newest)
     return saved.step, saved.data_order
 
 

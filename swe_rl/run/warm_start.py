@@ -113,7 +113,7 @@ class WarmStart:
     def resume(self) -> None:
         """To the newest checkpoint, or to the start. Raises CorruptCheckpointError."""
         session = self._session
-        self.step, order = load_newest(self._trainer, session.folder, self._hash)
+        self.step, order = load_newest(self._trainer, session.folder, self._hash, self._config.trainer.keep_checkpoints)
         if order is not None:
             version, internal, gauss = order
             self._rng.setstate((version, tuple(internal), gauss))

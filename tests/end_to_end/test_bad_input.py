@@ -65,10 +65,10 @@ def test_a_trace_database_of_another_version(command, finished):
 
 
 def test_a_full_disk(command):
-    """The run fails with the reason and status 1, and what is there is whole."""
+    """The run fails with the reason and status 1, and what is there is whole. It goes on with fewer checkpoints."""
     disk = command.root / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=45m", "tmpfs", str(disk)], check=False)
     if mounted.returncode:
         pytest.skip("no right to mount a small disk")
     try:
@@ -78,7 +78,11 @@ def test_a_full_disk(command):
         assert "Traceback" not in done.text
         assert "No space left" in done.stderr or "disk" in done.stderr, done.stderr
         leftovers = [path for path in disk.rglob("*") if ".tmp" in path.name or path.name.startswith(".step")]
-        assert not leftovers
+        assert not leftovers and "lower trainer.keep_checkpoints" in " ".join(done.stderr.split())
+        assert len(list((command.folder() / "checkpoints").iterdir())) == 2  # a third one has no room
+        resumed = command.run("trainer.keep_checkpoints=1", "trainer.resume=auto")
+        assert resumed.exit_status == 0 and "continues after step" in resumed.text, resumed.text
+        assert [step["step"] for step in command.steps()] == [1, 2, 3]
     finally:
         subprocess.run(["umount", str(disk)], check=False)
 

@@ -43,7 +43,7 @@ def alone(finished):
 
 def test_two_ranks_are_killed_and_go_on_as_one_process(command, alone):
     """Driver killed, ranks gone by themselves, checkpoint of two ranks read by one process: the run of one process."""
-    process = command.start(*TWO, "trainer.resume=auto")
+    process = command.start(*TWO, "trainer.resume=auto", cold=True)
     command.wait_for_step(process, 2, timeout_s=400)
     ranks = ranks_of(process.pid)
     assert len(ranks) == 2
@@ -85,7 +85,7 @@ def stored_bytes(checkpoint):
 
 
 def test_two_ranks_are_one_process(command, alone):
-    done = command.run(*TWO)
+    done = command.run(*TWO, cold=True)
     assert done.exit_status == 0, done.text
     assert_same_run(command, alone)
     folder = command.folder()

@@ -30,6 +30,10 @@ def test_one_checkpoint_more_than_is_kept_must_fit(free_gb, fits):
     assert rules(found) == ([] if fits else [("preflight_disk", Severity.error)])
     if not fits:
         assert "trainer.keep_checkpoints=1" in found[0].fix
+        resumed = replace(config, trainer=replace(config.trainer, resume="auto"))
+        assert rules(machine.outputs(resumed, ScriptedSystem(free_gb=free_gb))) == [
+            ("preflight_disk", Severity.warning)
+        ]
 
 
 @pytest.mark.parametrize(

@@ -21,5 +21,5 @@ def test_what_a_kill_left_beside_the_checkpoints_goes_away_also_after_the_last_s
         (folder.checkpoints / name).mkdir()
     saved = SimpleNamespace(step=1, data_order=None, rng=capture_rng())
     trainer = SimpleNamespace(load=lambda checkpoint, wanted: saved)
-    assert load_newest(trainer, folder, "hash") == (1, None)
+    assert load_newest(trainer, folder, "hash", 1) == (1, None)
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step_000001"]

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tests.support.spare import RANKS
+from tests.support.spare import RANKS, at_import
 from tests.support.warm import LINE_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +32,6 @@ HEAVY = (
     "transformers.models.auto.tokenization_auto",
     "swe_rl.config.hydra_callback",
 )
-# Read when something is imported: where one differs, what was imported is not what the command would have.
-_READ_WHEN_USED = {"PYTHONPATH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}  # the second is set by whoever loads a model
-_READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_", "LD_", "LC_", "LANG")
 
 
 class Started:
@@ -49,6 +47,7 @@ class Started:
         self.stdout = os.fdopen(stdout, encoding="utf-8")
         self.stderr = os.fdopen(stderr, encoding="utf-8")
         self.returncode: int | None = None
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         return self._ended(0)
@@ -60,8 +59,10 @@ class Started:
 
     def _ended(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and self._reported.poll(None if timeout_s is None else 1000 * timeout_s):
-            self.returncode = int(self._report.readline() or -signal.SIGKILL)
-            self._report.close()
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = int(self._report.readline() or -signal.SIGKILL)
+                    self._report.close()
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
@@ -91,7 +92,8 @@ class Started:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -102,13 +104,14 @@ class Warm:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
-        self._environ = _at_import(os.environ)
+        environ = environ_of_session()
+        self._environ = at_import(environ)
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), " " * LINE_BYTES, *modules]
         self._server = subprocess.Popen(
             words,
             cwd=ROOT,
-            env={**os.environ, **self._environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            env={**environ, **self._environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -128,7 +131,7 @@ class Warm:
         """`streams`: descriptors of the caller's for standard output and error, in place of a pipe that we read.
         `kept`: others, whose numbers there `code` finds in KEPT."""
         elsewhere = Path(environ.get("PYTHONPATH", "").partition(":")[0] or ROOT).resolve() != ROOT
-        if elsewhere or _at_import(environ) != self._environ:
+        if elsewhere or at_import(environ) != self._environ:
             return None
         request = {"arguments": arguments, "cwd": str(cwd), "environ": environ, "code": code}
         pipes = [os.pipe() for _ in range(3)]
@@ -144,9 +147,10 @@ class Warm:
         self._server.wait()
 
 
-def _at_import(environ) -> dict[str, str]:
-    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
-    return {name: value for name, value in read.items() if name not in _READ_WHEN_USED} | {"OMP_NUM_THREADS": "1"}
+@cache
+def environ_of_session() -> dict[str, str]:
+    """As it was when it was first asked for: what tests set later is not for all of them."""
+    return dict(os.environ)
 
 
 @cache

@@ -5,6 +5,7 @@ core. A command that was forked gets a child before it begins, which waits to be
 which has threads, asks the one that forks commands. Commands that are `cold` start the interpreter.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from swe_rl.config.folders import PACKAGE
@@ -27,6 +28,9 @@ RANKS = (
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )
 REQUEST_BYTES = 1 << 20
+# Read when something is imported: where one differs, what was imported is not what the process would have.
+_READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_", "LD_", "LC_", "LANG")
+_READ_WHEN_USED = {"PYTHONPATH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}  # the second is set by whoever loads a model
 _SPARES = 2  # a trainer is started again where a rank was lost
 _MODULES, _PATH = 3, 4  # places in the words of a fork server
 _SERVE = "import sys; from tests.support.spare import serve; serve(sys.argv[1:], KEPT[0])"
@@ -45,19 +49,35 @@ class Child(subprocess.Popen):
         self._sigint_wait_secs = 0.25
 
 
+def at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    read = {name: value for name, value in environ.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in read.items() if name not in _READ_WHEN_USED} | {"OMP_NUM_THREADS": "1"}
+
+
+def write_line(words: Sequence[str]) -> None:
+    """Into /proc/self/cmdline, where tests look for what is left of a run."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
 def keep_spares() -> None:
     """For a forked command, before it has a second thread: its first fork servers are children that wait already."""
-    interpreter, path = forked._interpreter, frozenset(sys.path)
+    interpreter, path, environ = forked._interpreter, frozenset(sys.path), at_import(os.environ)
     spares = [_spare() for _ in range(_SPARES)]
 
     def start(words: Sequence[str], kept: int, output: int | None) -> subprocess.Popen:
-        if not spares or not _can_be_forked(words, path):
+        if not spares or not _can_be_forked(words, path) or at_import(os.environ) != environ:
             return interpreter(words, kept, output)
         pid, requests = spares.pop(0)
         request = {"words": list(words), "cwd": str(Path.cwd()), "environ": dict(os.environ)}
         outputs = [output] * 2 if output is not None else [1, 2]
         with requests:
-            socket.send_fds(requests, [json.dumps(request).encode()], [kept, *outputs])
+            try:
+                socket.send_fds(requests, [json.dumps(request).encode()], [kept, *outputs])
+            except BrokenPipeError:  # it was killed
+                return interpreter(words, kept, output)
         return Child(pid)
 
     forked._interpreter = start
@@ -123,6 +143,7 @@ def serve(words: list[str], kept: int) -> None:
     words[1:3] = [str(kept), str(os.getppid())]
     sys.argv = ["-c", *words]
     sys.orig_argv = [sys.executable, "-c", BOOT, *words]
+    write_line(sys.orig_argv)
     try:
         exec(compile(BOOT, "<string>", "exec"), {"__name__": "__main__"})
     except BaseException:

@@ -12,7 +12,6 @@ Invariants:
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.support.spare import REQUEST_BYTES, keep_spares
+from tests.support.spare import REQUEST_BYTES, keep_spares, write_line
 
 MOST_DESCRIPTORS = 4
 LINE_BYTES = 16_384  # of the padding argument that the forked process writes its own line over
@@ -82,6 +81,7 @@ def _reap(reports: dict[int, int]) -> None:
 def become(request: dict) -> None:
     """What a fresh process has: session, signals, streams, folder, environment, arguments."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whoever asked for us first may have blocked some
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -97,15 +97,7 @@ def become(request: dict) -> None:
     if "torch" in sys.modules and not request["code"]:
         keep_spares()
     program = ["-c", request["code"]] if request["code"] else ["-m", "swe_rl"]
-    _write_line([sys.executable, *program, *request["arguments"]])
-
-
-def _write_line(words: list[str]) -> None:
-    """Into /proc/self/cmdline, where tests look for what is left of a run."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(fields[45]), int(fields[46])
-    text = b"\0".join(os.fsencode(word) for word in words)[: end - start - 1]
-    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+    write_line([sys.executable, *program, *request["arguments"]])
 
 
 def _compose_ready() -> None:

@@ -179,11 +179,15 @@ def long_step(rank_cases):
         trainer = replace(setup.trainer, collective_timeout_s=15.0, max_tokens_per_micro_batch=48)
         group = TrainerGroup(replace(setup, trainer=trainer, loss=SLOW), **ranks)
         group._patience_s = 120.0  # with the start alone, on a machine that has other work
-        group.start()
-        group._patience_s = 4.5  # its ranks' signs are 1.5 s apart
-        began_s = time.monotonic()
-        group.train_step(rank_cases.rows(groups=9, longest=80), 1)
-        assert time.monotonic() - began_s > 3 * group._patience_s
+        try:
+            group.start()
+            group._patience_s = 4.5  # its ranks' signs are 1.5 s apart
+            began_s = time.monotonic()
+            group.train_step(rank_cases.rows(groups=9, longest=80), 1)
+            assert time.monotonic() - began_s > 3 * group._patience_s
+        except BaseException:
+            group.close()
+            raise
         return group, group._patience_s
 
     return train

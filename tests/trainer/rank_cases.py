@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -401,8 +402,15 @@ def _until_the_end(world, folder, cases, timeout_s):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [__file__, str(world), str(port), str(folder), *cases]
-    ranks = warm(HEAVY).start(words, ROOT, {**os.environ, "OMP_NUM_THREADS": "1"}, _MAIN)
-    assert ranks is not None, "the libraries of the ranks would be others"
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = warm(HEAVY).start(words, ROOT, environ, _MAIN) or subprocess.Popen(
+        [sys.executable, *words],
+        env=environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         said = "".join(ranks.communicate(timeout=timeout_s))
     finally:

@@ -30,7 +30,8 @@ def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
     needed_gb = one_gb * (keep + 1)
     free_gb = system.disk_free_bytes(config.paths.outputs) / 1e9
     if needed_gb > free_gb:
-        yield error(
+        resumed = config.trainer.resume != "none"  # some of them may be there already
+        yield (warning if resumed else error)(
             "preflight_disk",
             "paths.outputs",
             f"{keep + 1} checkpoints of {one_gb:.1f} GB take {needed_gb:.1f} GB there (one more than are kept, while "
