@@ -9,6 +9,7 @@ observation to it. Bodies are of the given size on average (from half to one and
 one machine and compete for its cores: read the figures as differences and ratios within one run.
 
 Invariants:
+- The plain proxy has the same server and client of HTTP and passes the bytes on: nobody who uses them adds less.
 - Everybody is measured in the same run, in turn, in every repeat; the figures are medians over the repeats.
 - This project's gateway does all its work: rendering and tokens, router, token capture, SQLite.
 """
@@ -250,6 +251,9 @@ class GatewayBench:
             ours = await self._start(stack, f"gateway {loop}", [*serve, "--loop", loop], engine)
             name = f"swe_rl on {loop}"
             doors.append(Door(name, ours, lambda session: f"/sessions/{session}/v1/chat/completions"))
+        proxy = [sys.executable, "-m", "bench.gateway_cost", "--proxy", "{engine}", "--port", "{port}"]
+        url = await self._start(stack, "proxy", proxy, engine)
+        doors.append(Door("plain proxy", url, lambda session: f"/sessions/{session}/v1/chat/completions"))
         for peer in PEERS if self._arguments.peers else ():
             try:
                 url = await self._start(stack, peer.name, peer.command(self._arguments.peers, ["{engine}"]), engine)

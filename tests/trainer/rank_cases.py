@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.support.command import HEAVY, ROOT, warm
 
 VOCAB = 64
-STEPS = 2
 _MAIN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -170,8 +169,10 @@ def shard_ranks(case):
     return next((int(word[5:]) for word in case.split("_") if word[:5] == "shard"), None)
 
 
-def run_steps(trainer, all_rows):
-    metrics = [asdict(trainer.train_step(all_rows, step)) for step in range(STEPS)]
+def run_steps(trainer, case):
+    """Two; a case with a checkpoint goes on to a third one."""
+    steps, all_rows = 3 if "checkpoint" in case.split("_") else 2, rows_of(case)
+    metrics = [asdict(trainer.train_step(all_rows, step)) for step in range(steps)]
     for one in metrics:
         one.pop("train_s")
     return metrics
@@ -211,11 +212,11 @@ def found_by_trainer(case, seed=0):
 
 
 def result_of(trainer, case):
-    """Two steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
+    """Steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
     from swe_rl.trainer.lora import adapter_alone
     from swe_rl.trainer.sharded.mesh import whole
 
-    metrics = run_steps(trainer, rows_of(case))
+    metrics = run_steps(trainer, case)
     kl = trainer.sequence_kl(rows_of(case)) if trainer.algo.kl_coef else {}
     weights = trainer.engine_weights() if trainer.adapter else trainer.policy_weights()
     if trainer.adapter:
