@@ -217,8 +217,8 @@ class KnownBodies:
             shared = sent.shared(raw, begin)
             if shared > known:
                 before, known = sent, shared
-        ends = [begin + end - before.begin for end in before.ends[:known]] if before is not None else []
-        return _read(raw, begin, ends, before)
+        shift, ends = (begin - before.begin, list(before.ends[:known])) if before is not None else (0, [])
+        return _read(raw, begin, [end + shift for end in ends] if shift else ends, before)
 
     def keep(self, name: str, sent: Sent) -> None:
         """In place of the conversation that it goes on from."""
