@@ -9,7 +9,7 @@ observation to it. Bodies are of the given size on average (from half to one and
 one machine and compete for its cores: read the figures as differences and ratios within one run.
 
 Invariants:
-- The plain proxy has the same server and client of HTTP and passes the bytes on: nobody who uses them adds less.
+- The plain proxy has the same server and client of HTTP and passes the bytes on: with them no gateway adds less.
 - Everybody is measured in the same run, in turn, in every repeat; the figures are medians over the repeats.
 - This project's gateway does all its work: rendering and tokens, router, token capture, SQLite.
 """

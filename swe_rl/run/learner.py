@@ -242,10 +242,8 @@ class NoLearner:
 def load_newest(
     trainer: TrainsPolicy, folder: RunFolder, hash_of_config: str, keep: int
 ) -> tuple[int, SamplerState | None]:
-    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all. Of
-    the others `keep` stay, also where the disk has no room for the next one before they go.
-
-    Raises CorruptCheckpointError where that would pass over checkpoints.
+    """The trainer goes back to the newest checkpoint that counts; step 0 and no order where there is none at all. The
+    `keep` newest stay. Raises CorruptCheckpointError where that would pass over checkpoints.
     """
     from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, prune, remove_leftovers
 
@@ -265,7 +263,8 @@ def load_newest(
 
     saved = trainer.load(newest, hash_of_config)
     restore_rng(saved.rng)
-    prune(folder.checkpoints, keep, newest)
+    with suppress(OSError):  # a folder that takes no change is for the next write to tell
+        prune(folder.checkpoints, keep, newest)  # now: the disk may have no room for the next one
     return saved.step, saved.data_order
 
 

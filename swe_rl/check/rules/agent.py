@@ -1,4 +1,4 @@
-"""Rules of the agents: tools, words and program that fit the agent, and jobs that it has something to give.
+"""Rules of the agents: tools, words, program and environment that fit the agent, and jobs that it has a use in.
 
 Invariants:
 - Decided from names and sizes alone; nothing of an agent's own package is imported.
