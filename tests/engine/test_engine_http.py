@@ -233,6 +233,7 @@ async def test_the_experts_of_each_token_come_with_it(start, timings):
         (lambda routes: routes[1:], "it read 10 tokens, and tells the experts of 9"),
         (lambda routes: routes + 9, "experts outside 0 .. 3"),
         (lambda routes: routes.astype(float), "experts outside 0 .. 3"),
+        (lambda routes: routes * 0, "the same expert twice for one token: .* another --moe-backend"),
         (lambda routes: np.array([{}]), "not a completion"),  # a pickle, which is not opened
     ],
 )

@@ -54,6 +54,8 @@ async def test_a_server_that_does_not_tell_its_experts_is_refused_by_name():
     assert (await features_of(needs=needs, routes=True)).token_in is TokenIn.completions
     with pytest.raises(ServerRefusedError, match="trainer.routing_replay needs: start it with --enable-return-routed"):
         await features_of(needs=needs)
+    with pytest.raises(ServerRefusedError, match="of no use here: it tells the same expert twice for one token"):
+        await features_of(needs=needs, routes=True, experts=(2, 2, 1))
 
 
 async def test_production_servers_have_no_control():

@@ -219,7 +219,7 @@ async def _token_in(client: HttpClient, model: str, needs: Needs, patience: Pati
         return TokenIn.generate, second
     if first is not None:
         return TokenIn.completions, first
-    if all("routed-experts" in why for why in (why_first, why_second)):
+    if all("trainer.routing_replay" in why for why in (why_first, why_second)):
         raise ServerRefusedError(f"{client.url} is of no use here: {why_first}")
     failed = any(why.startswith(_FAILED) for why in (why_first, why_second))
     raise ServerRefusedError(

@@ -9,8 +9,9 @@ Invariants:
 - A reply with another number of log-probabilities than tokens, with one that no float32 sampler gives (vLLM writes
   -9999 for NaN and minus infinity; none is above 0), or with a token that the model does not have, is an error, never a
   completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
-- Where experts are wanted, a reply without them, with those of another number of tokens, or with one that the model
-  does not have is an error. They come as base64 of NumPy's own format (vLLM's `routed_experts`), and are no pickle.
+- Where experts are wanted, a reply without them, with those of another number of tokens, with one that the model does
+  not have, or with the same one twice for a token is an error. (vLLM answers with zeros if its kernel chooses the
+  experts itself.) They come as base64 of NumPy's own format (vLLM's `routed_experts`), and are no pickle.
 """
 
 import base64
@@ -197,6 +198,11 @@ def _routes(packed: Any, num_experts: int) -> Routes:
     numbers = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
     if numbers.ndim != 3 or numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= num_experts).any():
         raise BadNumbersError(f"it tells of experts outside 0 .. {num_experts - 1} (model.num_experts)")
+    if not (np.diff(np.sort(numbers[[0, -1]])) > 0).all():  # two tokens show it: to sort all would cost a long reply
+        raise BadReplyError(
+            "it tells the same expert twice for one token: its kernel chooses the experts itself and does not report "
+            "them. Start it with another --moe-backend, for example triton, or set trainer.routing_replay=none"
+        )
     routes: Routes = numbers.astype(route_type(num_experts))
     return routes
 
