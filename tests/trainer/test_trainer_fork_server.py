@@ -103,6 +103,15 @@ def test_environment_folder_and_path_are_those_of_the_start(module, monkeypatch,
         monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
 
 
+def test_a_library_that_starts_a_thread_when_it_is_imported_is_kept_from_it(module):
+    """transformers imports pyarrow where scikit-learn and pandas are installed, as on most GPU hosts."""
+    module("job_code", "import pyarrow")
+    with server_of("job_code") as server:
+        _, _, of_rank = told(server)
+    assert of_rank["modules"] >= {"job_code", "pyarrow"}  # so it was forked
+    assert not any(name.startswith("JE_ARROW") for name in of_rank["environ"])
+
+
 def test_each_rank_has_its_gpu_its_log_its_name_and_no_ear_for_the_drivers_signals(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     setup = RankSetup(saved, TrainerConfig(), AlgoConfig(), 0, 1.0, 0, 2, 1, "", "cpu", ("3", "5"), tmp_path)

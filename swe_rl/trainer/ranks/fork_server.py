@@ -28,7 +28,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 BOOT = "import sys; sys.path[:] = sys.argv[5:]; from swe_rl.trainer.ranks.fork_server import main; main()"
-_BLAS = "OPENBLAS_NUM_THREADS"  # its pool, which only numpy uses, is made by the import; torch's is not
+# Libraries that start threads when they are imported: numpy's and scipy's BLAS (torch's has no pool yet), pyarrow's
+# jemalloc, which transformers imports where scikit-learn and pandas are installed.
+_QUIET = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _LOOK_S = 0.5
 
 
@@ -64,8 +66,8 @@ def _imported(modules: Sequence[str], driver: int) -> str:
     """Why a fork of this process would be no rank's process like any other; empty: it is one."""
     if sys.platform != "linux":
         return f"on {sys.platform} libraries do not outlive a fork"
-    blas = os.environ.get(_BLAS)
-    os.environ[_BLAS] = "1"
+    before = {name: os.environ[name] for name in _QUIET if name in os.environ}
+    os.environ.update(_QUIET)
     gc.disable()  # nothing of what is imported is garbage
     try:
         with _ended_with(driver):
@@ -76,8 +78,9 @@ def _imported(modules: Sequence[str], driver: int) -> str:
     finally:
         gc.enable()
         gc.freeze()  # a collection in a rank would copy the pages of all modules
-        os.environ.pop(_BLAS)
-        os.environ.update({} if blas is None else {_BLAS: blas})
+        for name in _QUIET:
+            os.environ.pop(name)
+        os.environ.update(before)
     threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
     return f"their imports started {threads - 1} threads" if threads > 1 else ""
 
