@@ -84,6 +84,11 @@ def test_the_cpu_build_fails_at_top_k_where_nothing_was_drafted(facts):
     assert "numel() == 0" in facts["without_drafts"]
 
 
+def test_the_cpu_build_does_not_report_experts(facts):
+    """The reason of `routing_replay`. Once this fails, a mixture can be replayed by a real server in this lane."""
+    assert "requires Model Runner V2" in facts["without_routes"]
+
+
 def test_exact_acceptance_samples_what_the_model_alone_would(facts, exact):
     """Ten replies, nine degrees of freedom: above 33.7 in one of 10,000 tries."""
     assert len(exact) == 10 and math.isclose(sum(share for share, _ in exact.values()), 1.0, rel_tol=1e-5)

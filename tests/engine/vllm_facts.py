@@ -6,11 +6,13 @@ over a vocabulary of five. `mended` stands in for the copy that the CPU build lo
 
 import json
 import sys
+from pathlib import Path
 from typing import get_args
 
 import torch
 from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 from vllm.config.speculative import RejectionSampleMethod
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
@@ -35,6 +37,16 @@ def without_drafts():
     try:
         rejection_sampler.apply_top_k_top_p(torch.zeros(0, VOCABULARY), torch.zeros(0, dtype=torch.int32), None)
     except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def without_routes():
+    """Why this build does not report the experts of tokens; empty: it does."""
+    model = str(Path(__file__).parents[2] / "swe_rl/model/checkpoints/tiny_moe")
+    try:
+        EngineArgs(model=model, enable_return_routed_experts=True).create_engine_config()
+    except ValueError as error:
         return str(error)
     return ""
 
@@ -104,6 +116,7 @@ def main():
         "acceptance": get_args(RejectionSampleMethod),
         "logits": LOGITS.tolist(),
         "drafts": DRAFTS,
+        "without_routes": without_routes(),
         "temperature": TEMPERATURE,
         "kept": TOP_K,
         "temperatures": expanded(torch.tensor([0.5, 2.0])),
