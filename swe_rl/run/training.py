@@ -131,7 +131,9 @@ async def start_trainer(config: Config, session: Session, trainer: TrainsPolicy)
     """Returns once its ranks are up. `close` stops them, also in the middle of it. Raises UserError, TrainerError."""
     if not trainer_ranks(config):
         return
-    session.progress.message(f"trainer starts: {trainer_ranks(config)} ranks on {_where(config)}")
+    ranks = trainer_ranks(config)
+    where = where_ranks_are(config, os.environ)
+    session.progress.message(f"trainer starts: {ranks} rank{'s' * (ranks > 1)} on {where}")
     started_s = time.monotonic()
     with session.progress.phase("start_trainer"):
         await asyncio.to_thread(trainer.start)
@@ -254,14 +256,16 @@ def trainer_gpus(config: Config, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(visible_devices([gpu], environ, mig=mig) if gpu.node == home_node else "" for gpu in placement.trainer)
 
 
-def _where(config: Config) -> str:
+def where_ranks_are(config: Config, environ: Mapping[str, str]) -> str:
+    """For people. GPUs have the names that engines' have, those of CUDA_VISIBLE_DEVICES. Raises DeviceError."""
     if config.hardware.ray_address is not None:
         return "the Ray cluster"
     gpus = place(config).trainer
     nodes = {gpu.node for gpu in gpus}
     if len(nodes) > 1:
         return f"{len(gpus)} GPUs of {len(nodes)} nodes"
-    return f"GPU {', '.join(str(gpu.index) for gpu in gpus)}" if gpus else "the CPU"
+    named = zip(gpus, trainer_gpus(config, environ), strict=True)
+    return f"GPU {', '.join(name or str(gpu.index) for gpu, name in named)}" if gpus else "the CPU"
 
 
 def pad(tokenizer: "PreTrainedTokenizerFast") -> int:

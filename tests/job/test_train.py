@@ -16,7 +16,7 @@ from swe_rl.job import train
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import training
 from swe_rl.run.runtime_keeper import RuntimeLost
-from swe_rl.run.training import trainer_gpus, trainer_ranks
+from swe_rl.run.training import trainer_gpus, trainer_ranks, where_ranks_are
 from swe_rl.trainer.ranks.steps import RankSite
 
 
@@ -41,6 +41,8 @@ def test_ranks_and_their_gpus(overrides, ranks, gpus):
 def test_only_gpus_of_this_process_s_own_are_given_out():
     composed = config("layout=dp4", "hardware=h100x8", "layout.engines=1", "layout.trainer_gpus=2")
     assert trainer_gpus(composed, {"CUDA_VISIBLE_DEVICES": "5,2,7"}) == ("2", "7")
+    assert where_ranks_are(composed, {"CUDA_VISIBLE_DEVICES": "5,2,7"}) == "GPU 2, 7"  # as engines are named
+    assert where_ranks_are(composed, {}) == "GPU 1, 2"
     with pytest.raises(DeviceError, match="this process sees 2"):
         trainer_gpus(composed, {"CUDA_VISIBLE_DEVICES": "5,2"})
 
