@@ -66,20 +66,31 @@ def _imported(modules: Sequence[str], driver: int) -> str:
         return f"on {sys.platform} libraries do not outlive a fork"
     blas = os.environ.get(_BLAS)
     os.environ[_BLAS] = "1"
-    gc.disable()  # nothing of what is imported is garbage
     try:
-        with _ended_with(driver):
+        with importing(), _ended_with(driver):
             for name in modules:
                 importlib.import_module(name)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        gc.enable()
-        gc.freeze()  # a collection in a rank would copy the pages of all modules
         os.environ.pop(_BLAS)
         os.environ.update({} if blas is None else {_BLAS: blas})
     threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
     return f"their imports started {threads - 1} threads" if threads > 1 else ""
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports, which leave a million objects and no garbage: nobody looks through them, then or later.
+
+    A collection in a forked rank would copy the pages of all modules.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager
