@@ -75,9 +75,8 @@ LOADER = "--load-format"
 READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
 READ_ONCE = frozenset(
     {
-        *("bitsandbytes", "dummy", "modelexpress", "runai_streamer", "runai_streamer_sharded"),
-        *("sharded_state", "tensorizer"),  # no `get_all_weights`, up to here
-        *("mistral", "npcache", "pt"),  # files that no update has
+        *("bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state", "tensorizer"),
+        *("mistral", "npcache", "pt"),  # these read files that no update has; the others have no `get_all_weights`
     }
 )
 
@@ -301,7 +300,7 @@ def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
 @between(Part.engines, Part.trainer)
 def load_format(config: Config, host: Host) -> Iterator[Finding]:
     """`reload_weights` (`gpu_model_runner.py`) reads an update's folder, which has safetensors, with the loader of the
-    server's start; that has to have `get_all_weights`. A plugin's loader (another name) may have it.
+    server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
     """
     given = arguments(config, host).get(LOADER, Argument("", ""))
     by_folder = wanted_sync(config, host.environment) is WeightSync.disk and not serves_adapter(config)
