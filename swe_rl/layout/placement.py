@@ -148,6 +148,16 @@ def _too_few(rooms: Sequence[Room], free: Sequence[float], world: int, together:
     at_a_time = f", {together} at a time on one node ({keys})" if together > 1 else ""
     return (
         f"The trainer's {world} ranks need {world} {resource}s of the Ray cluster{at_a_time}; free are "
-        f"{there or 'none'}. Start more nodes with `ray start --address=...`, end what holds them (`ray status`), or "
-        "take a smaller layout."
+        f"{there or 'none'}. End what holds them (`ray status`), or take {more_room(free, together, resource)}."
+    )
+
+
+def more_room(free: Iterable[float], together: int, resource: str) -> str:
+    """What else to take where `rank_nodes` finds too little: more nodes do not help where each is too narrow."""
+    widest = int(max(free, default=0.0) + 1e-6)
+    if not 0 < widest < together:
+        return "more nodes with `ray start --address=...`, or a smaller layout"
+    return (
+        f"nodes with {together} {resource}s each, or smaller layout.sequence_parallel and layout.shard_ranks, with "
+        f"{widest} ranks at a time at most (layout.shard_ranks=null splits one copy of the model over all nodes)"
     )

@@ -58,6 +58,13 @@ def test_what_is_free_is_held_against_the_layout(layout, told):
     assert told is None or told in found[0].message
 
 
+def test_more_nodes_are_advised_only_where_they_help():
+    [few] = findings(configured(trainer_gpus=16, sequence_parallel=4), answer(NODES))[0]
+    [narrow] = findings(configured(trainer_gpus=32, shard_ranks=16), answer(NODES))[0]
+    assert few.fix.startswith("more nodes") and "more nodes" not in narrow.fix
+    assert "nodes with 16 GPUs each" in narrow.fix and "8 ranks at a time at most" in narrow.fix
+
+
 def test_a_cluster_that_refuses_is_an_error_and_a_silent_one_unknown():
     [found], _ = findings(configured(trainer_ranks=2), answer({}, "nothing answers at head:6379"))
     assert found.rule_id == "preflight_ray" and found.message == "nothing answers at head:6379" and found.fix

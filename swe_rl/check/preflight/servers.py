@@ -19,7 +19,7 @@ from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, Sand
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
 from swe_rl.host.program import Unanswered
-from swe_rl.layout.placement import neighbours, rank_places
+from swe_rl.layout.placement import more_room, neighbours, rank_places
 from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
@@ -206,5 +206,5 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
             _RAY,
             f"the trainer's {ranks} ranks need a {resource} each, {together} of them on one node at a time; free are "
             f"{there}",
-            "more nodes with `ray start --address=...`, or a smaller layout",
+            more_room(free.values(), together, resource),
         )
