@@ -75,7 +75,15 @@ LOADER = "--load-format"
 READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
 READ_ONCE = frozenset(
     {
-        *("bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state", "tensorizer"),
+        *(
+            "bitsandbytes",
+            "dummy",
+            "ipc_cache",
+            "modelexpress",
+            "runai_streamer_sharded",
+            "sharded_state",
+            "tensorizer",
+        ),
         *("mistral", "npcache", "pt"),  # these read files that no update has; the others have no `get_all_weights`
     }
 )
