@@ -73,20 +73,9 @@ QUANTISED_ON_ARRIVAL = frozenset(
 _ON_ARRIVAL = "fp8_per_tensor"
 LOADER = "--load-format"
 READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
-READ_ONCE = frozenset(
-    {
-        *(
-            "bitsandbytes",
-            "dummy",
-            "ipc_cache",
-            "modelexpress",
-            "runai_streamer_sharded",
-            "sharded_state",
-            "tensorizer",
-        ),
-        *("mistral", "npcache", "pt"),  # these read files that no update has; the others have no `get_all_weights`
-    }
-)
+_NO_SUCH_FILES = ("mistral", "npcache", "pt")  # they look for files that no update has
+_NEVER_AGAIN = ("bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state")
+READ_ONCE = frozenset({*_NO_SUCH_FILES, *_NEVER_AGAIN, "tensorizer"})
 
 
 @about(Part.engines)

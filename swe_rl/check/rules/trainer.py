@@ -156,7 +156,6 @@ def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
     `_verify_aux_output_compatibility`), and so it is without cached prefixes.
     """
     mode, key, off = config.trainer.routing_replay, "trainer.routing_replay", "trainer.routing_replay=none"
-    engine = config.engine
     if mode is RoutingReplay.none:
         return
     if not config.model.num_experts:
@@ -164,10 +163,10 @@ def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
     elif config.rollout.capture is Capture.retokenize:
         why = "rows that are rendered anew have other tokens than the engine sent to its experts"
         yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")
-    elif engine.kind is EngineKind.vllm and uses_no_gpu(config.layout):
+    elif config.engine.kind is EngineKind.vllm and uses_no_gpu(config.layout):
         why = f"layout={config.layout.name} has no GPU, and vLLM tells only on GPUs which experts it chooses"
         yield error("routing_replay", key, why, f"engine=embedded, or {off}")
-    elif engine.kind is EngineKind.vllm and not engine.prefix_caching:
+    elif config.engine.kind is EngineKind.vllm and not config.engine.prefix_caching:
         why = "vLLM 0.32 tells experts only where it caches prefixes, and does not start otherwise (0.26 starts)"
         yield warning("routing_replay", "engine.prefix_caching", why, f"engine.prefix_caching=true, or {off}")
 

@@ -81,10 +81,7 @@ def _imported(modules: Sequence[str], driver: int) -> str:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports, which leave a million objects and no garbage: nobody looks through them, then or later.
-
-    A collection in a forked rank would copy the pages of all modules.
-    """
+    """Around imports: no collection looks through their million objects, which are no garbage, then or in a fork."""
     gc.disable()
     try:
         yield

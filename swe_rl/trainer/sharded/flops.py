@@ -18,7 +18,7 @@ def layer_weights(config: Any) -> int:
 
 def pair_flops(config: Any) -> float:
     """One pair of tokens: a product with the key and one with the value, in every head of a layer."""
-    return 4.0 * config.num_attention_heads * _head_dim(config)
+    return 4.0 * int(config.num_attention_heads) * _head_dim(config)
 
 
 def cost_per_token(config: Any) -> float:
@@ -27,4 +27,4 @@ def cost_per_token(config: Any) -> float:
 
 
 def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
