@@ -260,7 +260,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
     from swe_rl.trainer.compute import ShardedCompute
     from swe_rl.trainer.policy import Trainer
-    from swe_rl.trainer.sharded.flops import DenseShape, cost_per_token
+    from swe_rl.trainer.sharded.flops import cost_per_token
     from swe_rl.trainer.sharded.model import checkpoint_activations
 
     config = model_config(case)
@@ -279,7 +279,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
         ),
         AlgoConfig(),
         pad_token_id=0,
-        compute=ShardedCompute(mesh, cost_per_token(DenseShape.of(config))),
+        compute=ShardedCompute(mesh, cost_per_token(config)),
     )
     if "recomputeattn" in case.options:
         checkpoint_activations(model, True, keep_attention=False)
@@ -350,13 +350,24 @@ def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     return result
 
 
+def train_flops(config: Any, row_tokens: Sequence[int], trained_tokens: int) -> float:
+    """Of one forward and backward pass over rows of so many tokens: forward once, backward twice (arXiv:2104.04473,
+    appendix). The output head counts at trained tokens only, attention under the causal mask only.
+    """
+    from swe_rl.trainer.sharded.flops import layer_weights, pair_flops
+
+    matrices = 2.0 * layer_weights(config) * sum(row_tokens)
+    attention = sum(pair_flops(config) * tokens * tokens / 2.0 for tokens in row_tokens)
+    head = 2.0 * config.vocab_size * config.hidden_size * trained_tokens
+    return 3.0 * (config.num_hidden_layers * (matrices + attention) + head)
+
+
 def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float], rows: list[Any]) -> Result:
     import statistics
 
     import torch
 
     from swe_rl.trainer.batching import input_length
-    from swe_rl.trainer.sharded.flops import DenseShape, train_flops
 
     result.first_s, *timed = seconds
     result.steps, result.step_s = len(timed), statistics.median(timed)
@@ -366,7 +377,7 @@ def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float
         memory = [torch.cuda.max_memory_allocated(mesh.device), torch.cuda.max_memory_reserved(mesh.device)]
         peak = mesh.maximum(torch.tensor(memory, device=mesh.device, dtype=torch.float64)).tolist()
         result.peak_gb, result.reserved_gb = peak[0] / 1e9, peak[1] / 1e9
-    flops = train_flops(DenseShape.of(config), lengths, sum(row.trained_tokens for row in rows))
+    flops = train_flops(config, lengths, sum(row.trained_tokens for row in rows))
     result.matrix_tflops = matrix_rate(mesh.device)
     if result.matrix_tflops:
         result.mfu = flops / result.step_s / mesh.world / (result.matrix_tflops * 1e12)

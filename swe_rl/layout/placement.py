@@ -8,7 +8,7 @@ Invariants:
   neighbours on one node: what they exchange in each layer does not leave it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
@@ -125,7 +125,9 @@ def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, togethe
         if sum(groups[number] for number in chosen) * together < world and groups[index]:
             chosen.append(index)
     if sum(groups[number] for number in chosen) * together < world:
-        raise PlacementError(_too_few(rooms, free, world, together, resource))
+        there = dict(zip((room.name for room in rooms), free, strict=True))
+        what, way_out = shortage(there, world, together, resource)
+        raise PlacementError(f"The trainer's {what}. End what holds them (`ray status`), or take {way_out}.")
     ranks: list[int] = []
     for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):
         ranks += [index] * min(groups[index] * together, world - len(ranks))
@@ -142,12 +144,16 @@ def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted
     return -min(groups[index], wanted), not rooms[index].here, index
 
 
-def _too_few(rooms: Sequence[Room], free: Sequence[float], world: int, together: int, resource: str) -> str:
-    there = "; ".join(f"{room.name}: {units:g}" for room, units in zip(rooms, free, strict=True))
+def shortage(free: Mapping[str, float], world: int, together: int, resource: str) -> tuple[str, str]:
+    """What `rank_nodes` lacks, by node, and a way out: more nodes do not help where each is too narrow."""
+    there = "; ".join(f"{name}: {units:g}" for name, units in free.items()) or "none"
     keys = "layout.sequence_parallel, layout.shard_ranks"
     at_a_time = f", {together} at a time on one node ({keys})" if together > 1 else ""
-    return (
-        f"The trainer's {world} ranks need {world} {resource}s of the Ray cluster{at_a_time}; free are "
-        f"{there or 'none'}. Start more nodes with `ray start --address=...`, end what holds them (`ray status`), or "
-        "take a smaller layout."
+    what = f"{world} ranks need {world} {resource}s of the Ray cluster{at_a_time}; free are {there}"
+    widest = int(max(free.values(), default=0.0) + 1e-6)
+    if not 0 < widest < together:
+        return what, "more nodes with `ray start --address=...`, or a smaller layout"
+    return what, (
+        f"nodes with {together} {resource}s each, or smaller layout.sequence_parallel and layout.shard_ranks, with "
+        f"{widest} ranks at a time at most (layout.shard_ranks=null splits one copy of the model over all nodes)"
     )

@@ -48,8 +48,8 @@ class Update:
 class CriticMetrics:
     """Of PPO's critic in one step.
 
-    loss: mean over its updates. explained: 1 - variance of target less value over that of targets, before them.
-    grad_norm: mean over its updates, before clipping. repeated_updates: as in `TrainMetrics`.
+    loss, grad_norm (before clipping): means over its updates without those dropped; 0 without any. repeated_updates: as
+    in `TrainMetrics`. explained: 1 - variance of target less value over that of targets, before the updates.
     """
 
     loss: float

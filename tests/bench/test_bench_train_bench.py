@@ -1,14 +1,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from bench import moe_gpu, train_bench
-from bench.train_bench import Result, model_config, parse, synthetic_rows, table
-from swe_rl.trainer.sharded.flops import DenseShape
+from bench.train_bench import Result, model_config, parse, synthetic_rows, table, train_flops
+from swe_rl.trainer.sharded.flops import layer_weights, pair_flops
 
 
 def test_a_case_is_read_from_its_name():
@@ -20,10 +19,22 @@ def test_a_case_is_read_from_its_name():
 def test_a_mixture_is_as_wide_for_a_token_as_its_dense_pair():
     mixture, dense = (parse(f"{name}:dp2:ep2:4x64:layers4") for name in ("30b-a3b", "3b-dense"))
     assert (mixture.ep, mixture.world) == (2, 2)
-    shapes = [DenseShape.of(model_config(case)) for case in (mixture, dense)]
-    assert shapes[0].routes == 128 and replace(shapes[0], routes=0) == shapes[1]
-    assert shapes[1].layers == 4 and shapes[1].vocab == 12672  # a twelfth of 151,936, up to a multiple of 64
-    assert shapes[1].intermediate == 8 * 768
+    configs = [model_config(case) for case in (mixture, dense)]
+    router = configs[0].hidden_size * configs[0].num_experts
+    assert configs[0].num_experts == 128 and layer_weights(configs[0]) == layer_weights(configs[1]) + router
+    for config in configs:
+        assert config.num_hidden_layers == 4 and config.vocab_size == 12672  # 151,936 / 12, up to a multiple of 64
+    assert configs[1].intermediate_size == 8 * 768 and pair_flops(configs[0]) == pair_flops(configs[1])
+
+
+def test_flops_are_six_a_weight_and_token_and_attention_grows_with_the_square():
+    config = SimpleNamespace(num_hidden_layers=40, hidden_size=5120, intermediate_size=17408, vocab_size=151936)
+    vars(config).update(num_attention_heads=40, num_key_value_heads=8, head_dim=128)
+    assert 40 * layer_weights(config) == pytest.approx(13.2e9, rel=0.01)
+    short = train_flops(config, [1], 0)
+    assert short == pytest.approx(6 * 13.2e9, rel=0.01)
+    assert train_flops(config, [65536], 0) - 65536 * short == pytest.approx(6 * 40 * 5120 * 65536**2, rel=0.01)
+    assert train_flops(config, [], 1) == 6 * 5120 * 151936
 
 
 def test_products_of_experts_have_the_gradients_of_a_loop():

@@ -6,15 +6,18 @@ import pytest
 
 from swe_rl.check.findings import Host, Severity
 from swe_rl.check.rules.engine import (
+    READ_AGAIN,
+    READ_ONCE,
     arguments,
     cpu_drafts,
     draft_weights,
     drafting,
     inexact_drafts,
+    load_format,
     quantised_rollouts,
     quantised_weights,
 )
-from swe_rl.config.choices import Correction, EngineKind
+from swe_rl.config.choices import Correction, EngineKind, LoraServing, WeightSync
 from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
 from swe_rl.plan.sizes import VLLM_COMMAND
 
@@ -98,16 +101,16 @@ def test_what_vllm_has_no_name_for_yet_is_no_exact_acceptance():
 )
 def test_strange_settings_raise_nothing(settings):
     config = config_of("-sc", settings)
-    for rule in (cpu_drafts, draft_weights, inexact_drafts, quantised_rollouts, quantised_weights):
+    for rule in (cpu_drafts, draft_weights, inexact_drafts, load_format, quantised_rollouts, quantised_weights):
         assert all(one.fix for one in rule(config, HOST))
     assert found(draft_weights, config) == []
 
 
 def test_servers_of_others_and_the_engine_of_this_process_have_arguments_of_their_own():
-    extra = ("--spec-method", "mtp", "-q", "awq", "--kv-cache-dtype", "fp8")
+    extra = ("--spec-method", "mtp", "-q", "awq", "--kv-cache-dtype", "fp8", "--load-format", "dummy")
     for kind in (EngineKind.external, EngineKind.embedded):
         config = config_of(*extra, kind=kind, layout=LayoutConfig(), correction=Correction.none)
-        for rule in (cpu_drafts, draft_weights, inexact_drafts, quantised_rollouts, quantised_weights):
+        for rule in (cpu_drafts, draft_weights, inexact_drafts, load_format, quantised_rollouts, quantised_weights):
             assert found(rule, config) == []
 
 
@@ -122,3 +125,22 @@ def test_a_configuration_of_quantised_layers_needs_a_correction_too():
     extra = ("--quantization-config", '{"moe": "mxfp8"}')
     assert found(quantised_rollouts, config_of(*extra, correction=Correction.none))
     assert not found(quantised_weights, config_of(*extra))
+
+
+def by_folder(config, way=WeightSync.disk, **trainer):
+    return replace(config, trainer=replace(config.trainer, weight_sync=way, **trainer))
+
+
+@pytest.mark.parametrize("extra", [(), ("--load-format",), *((f"--load_format={name}",) for name in READ_AGAIN)])
+def test_loaders_that_read_the_folder_of_an_update(extra):
+    assert found(load_format, by_folder(config_of(*extra))) == []
+
+
+@pytest.mark.parametrize("name", [*sorted(READ_ONCE), "Dummy"])
+def test_loaders_that_cannot_are_refused_where_weights_go_by_folder(name):
+    config = config_of("--load-format", name)
+    assert found(load_format, by_folder(config)) == [(Severity.error, "engine.extra_arguments", "--load-format")]
+    assert found(load_format, by_folder(config, WeightSync.nccl)) == []
+    assert found(load_format, by_folder(config, lora_rank=8, lora_serving=LoraServing.adapter)) == []
+    named = config_of(command=f"vllm serve --load-format {name}")  # whose weights `auto` sends by folder
+    assert found(load_format, named) == [(Severity.error, "engine.command", "--load-format")]

@@ -18,6 +18,7 @@ from tests.support.waiting import alive, gone
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TWO = ("engine=vllm", "layout=local2", "trainer.steps=1", "trainer.check_weights=false", *FEW)
+WARM_START = ("job=sft", "layout.trainer_ranks=2", "sft.steps=2", "sft.beginner_steps=1")
 NEVER_S = 600.0
 
 
@@ -30,17 +31,29 @@ def fake(monkeypatch):
     return use
 
 
+def started(process, look):
+    """What `look` sees of a run that starts, as soon as it is something."""
+    until = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < until:
+        if seen := look():
+            return seen
+        time.sleep(0.02)
+    process.kill()
+    raise AssertionError(process.communicate())
+
+
+def below(process):
+    return psutil.Process(process.pid).children(recursive=True)
+
+
 def both_start(command, process):
     """All processes of a run whose server and ranks are starting: the server, the ranks, whatever is above them."""
-    until = time.monotonic() + 240
-    while True:
-        if process.poll() is not None or time.monotonic() > until:
-            process.kill()
-            raise AssertionError(process.communicate())
+
+    def look():
         servers, ranks = command.servers(process), ranks_of(process.pid)
-        if servers and len(ranks) == 2:
-            return servers[0], ranks, psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.02)
+        return (servers[0], ranks, below(process)) if servers and len(ranks) == 2 else None
+
+    return started(process, look)
 
 
 def nothing_stays(command, processes):
@@ -49,8 +62,8 @@ def nothing_stays(command, processes):
     assert not list((command.root / "scratch").glob("swe_rl-*/*"))
 
 
-def status_of(command):
-    return json.loads((command.folder() / "status.json").read_text())["status"]
+def status_of(command, job="train"):
+    return json.loads((command.folder(job) / "status.json").read_text())["status"]
 
 
 def test_both_come_up_side_by_side(command, fake):
@@ -121,4 +134,24 @@ def test_a_killed_driver(command, fake):
     assert gone(processes) and not any(map(alive, processes))
     for root in (command.root / "scratch").glob("swe_rl-*"):
         assert reap_stale(root)
+    nothing_stays(command, processes)
+
+
+@pytest.mark.parametrize(("moment", "sent"), [("imports", signal.SIGTERM), ("ranks", signal.SIGINT)])
+def test_a_warm_start_whose_ranks_start(command, moment, sent):
+    """Interrupted while libraries are imported for its ranks, or while a rank that hangs builds its part."""
+    output = command.root / "model"
+    process = command.start(*WARM_START, f"sft.output={output}", small=False, cold=moment == "imports")
+    if moment == "imports":
+        started(process, lambda: below(process))
+    else:
+        started(process, lambda: len(ranks_of(process.pid)) == 2)
+        ranks_of(process.pid)[1].suspend()
+    processes = below(process)
+    os.killpg(process.pid, sent)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in stderr, stderr
+    assert "trainer starts: 2 ranks" in stdout and "trainer is up" not in stdout
+    assert status_of(command, "sft") == "interrupted"
+    assert not output.exists() and not list(command.root.glob(".*"))
     nothing_stays(command, processes)

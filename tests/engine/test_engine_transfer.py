@@ -318,7 +318,7 @@ def kill(engine):
 
 @pytest.mark.slow
 async def test_a_server_that_is_killed_while_tensors_travel_costs_a_try(tmp_path):
-    """The wire breaks for all; whoever had half an update is started anew, and the second try finds the successors."""
+    """It alone is started anew, and the second try finds its successor; the other one has all tensors by then."""
     weights = {f"layer{number}": torch.full((10,), 1.0) for number in range(20)}
     async with programs(tmp_path, receives=True, tensor_delay_s=0.05) as (engines, config, _):
         trainer = Trainer(weights)
@@ -331,7 +331,7 @@ async def test_a_server_that_is_killed_while_tensors_travel_costs_a_try(tmp_path
         kill(engines[0])
         times = await asyncio.wait_for(updating, 60)
         assert times.rounds == 2 and [(await one.receiver()).weight_version for one in engines] == [2, 2]
-        assert [engine.restarts for engine in engines] == [1, 1]
+        assert [engine.restarts for engine in engines] == [1, 0]
         trainer.end.close()
 
 

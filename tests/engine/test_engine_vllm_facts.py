@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swe_rl.check.rules.engine import EXACT_ACCEPTANCE, QUANTISED_ON_ARRIVAL
+from swe_rl.check.rules.engine import EXACT_ACCEPTANCE, QUANTISED_ON_ARRIVAL, READ_AGAIN, READ_ONCE
 from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
 
 try:
@@ -69,6 +69,12 @@ def chi_square(found, exact):
 def test_methods_that_quantise_what_arrives_are_vllms(facts):
     assert set(facts["on_arrival"]) <= QUANTISED_ON_ARRIVAL
     assert QUANTISED_ON_ARRIVAL - set(facts["on_arrival"]) <= set(facts["methods"])
+
+
+def test_loaders_that_can_load_again_are_vllms(facts):
+    again = {name for name, loads_again in facts["loaders"].items() if loads_again}
+    assert READ_AGAIN <= again <= READ_AGAIN | {"runai_streamer", "mistral", "npcache", "pt"}
+    assert facts["loaders"].keys() - again - {"runai_streamer"} <= READ_ONCE
 
 
 def test_acceptance_methods_are_vllms(facts):

@@ -28,6 +28,12 @@ ValueError: Available memory on node 0 (9.03/23.49 GiB) on startup is less than 
 KV = """\
 ValueError: To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is needed, which is larger than the available KV cache memory (3.4 GiB).
 """
+REFUSED = """\
+(APIServer pid=1)   File "vllm/engine/arg_utils.py", line 2846, in create_engine_config
+(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig
+(APIServer pid=1)   Value error, AuxOutput Connector requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1. [type=value_error, input_value=ArgsKwargs(())]
+(APIServer pid=1)     For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,7 @@ ValueError: To serve at least one request with the models's max seq len (40960),
             Cause.unknown,
             "Worker proc VllmWorker-0 died unexpectedly (exit code: -9)",
         ),
+        (REFUSED, Cause.unknown, "Value error, AuxOutput Connector requires Model Runner V2"),
         ("nothing\nof note", Cause.unknown, "nothing | of note"),
         ("", Cause.unknown, "its log says nothing"),
     ],

@@ -14,6 +14,7 @@ from vllm.config.quantization import ONLINE_QUANT_SHORTHAND_NAMES
 from vllm.config.speculative import RejectionSampleMethod
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
 from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -113,6 +114,7 @@ def main():
     facts = {
         "on_arrival": ONLINE_QUANT_SHORTHAND_NAMES,
         "methods": QUANTIZATION_METHODS,
+        "loaders": {name: hasattr(made, "get_all_weights") for name, made in _LOAD_FORMAT_TO_MODEL_LOADER.items()},
         "acceptance": get_args(RejectionSampleMethod),
         "logits": LOGITS.tolist(),
         "drafts": DRAFTS,

@@ -45,17 +45,24 @@ def findings(config, done, versions=None):
         ({"trainer_gpus": 12, "sequence_parallel": 4}, None),
         ({"trainer_gpus": 13}, None),
         ({"trainer_ranks": 5}, None),
-        ({"trainer_gpus": 14}, "need a GPU each, 1 of them on one node at a time; free are a (10.0.0.1, 1): 8, b"),
-        ({"trainer_gpus": 16, "sequence_parallel": 4}, "need a GPU each, 4 of them on one node"),
+        ({"trainer_gpus": 14}, "need 14 GPUs of the Ray cluster; free are a (10.0.0.1, 1): 8; b"),
+        ({"trainer_gpus": 16, "sequence_parallel": 4}, "need 16 GPUs of the Ray cluster, 4 at a time on one node"),
         ({"trainer_gpus": 8, "shard_ranks": 4}, None),
-        ({"trainer_gpus": 12, "shard_ranks": 6}, "need a GPU each, 6 of them on one node"),
-        ({"trainer_ranks": 6}, "need a CPU each"),
+        ({"trainer_gpus": 12, "shard_ranks": 6}, "need 12 GPUs of the Ray cluster, 6 at a time on one node"),
+        ({"trainer_ranks": 6}, "need 6 CPUs"),
     ],
 )
 def test_what_is_free_is_held_against_the_layout(layout, told):
     found, _ = findings(configured(**layout), answer(NODES))
     assert [one.rule_id for one in found] == ([] if told is None else ["preflight_ray"])
     assert told is None or told in found[0].message
+
+
+def test_more_nodes_are_advised_only_where_they_help():
+    [few] = findings(configured(trainer_gpus=16, sequence_parallel=4), answer(NODES))[0]
+    [narrow] = findings(configured(trainer_gpus=32, shard_ranks=16), answer(NODES))[0]
+    assert few.fix.startswith("more nodes") and "more nodes" not in narrow.fix
+    assert "nodes with 16 GPUs each" in narrow.fix and "8 ranks at a time at most" in narrow.fix
 
 
 def test_a_cluster_that_refuses_is_an_error_and_a_silent_one_unknown():

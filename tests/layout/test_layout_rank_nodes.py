@@ -39,6 +39,22 @@ def test_a_replica_never_leaves_a_node_where_there_are_several():
         rank_nodes(rooms_of(2), [6.0, 3.0], 8, neighbours(8, 1, 4), "GPU")
 
 
+@pytest.mark.parametrize(
+    ("free", "together", "way_out"),
+    [
+        ([6.0, 3.0], 4, "or take more nodes with `ray start"),
+        ([0.0], 16, "or take more nodes with `ray start"),
+        ([6.0, 8.0], 16, "or take nodes with 16 GPUs each, or .* 8 ranks at a time at most"),
+    ],
+)
+def test_more_nodes_are_the_way_out_only_where_one_is_wide_enough(free, together, way_out):
+    with pytest.raises(PlacementError, match=way_out):
+        rank_nodes(rooms_of(len(free)), free, 2 * together, together, "GPU")
+    narrower = int(max(free))
+    if 0 < narrower < together:  # as said: with so many at a time, more nodes do help
+        assert rank_nodes(rooms_of(4), [*free, *free, *free][:4], 2 * narrower, narrower, "GPU")
+
+
 def test_too_little_room_says_what_every_node_has():
     with pytest.raises(PlacementError, match="need 6 GPUs of the Ray cluster, 4 at a time .*node0: 3; node1: 4"):
         rank_nodes(rooms_of(2), [3.0, 4.0], 6, 4, "GPU")

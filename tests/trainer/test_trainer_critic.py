@@ -231,5 +231,22 @@ def test_a_critics_non_finite_gradient_is_computed_again_without_cudnns_attentio
     assert metrics.repeated_updates == 1 and asked == [torch.device("cpu")]
     wanted = other.critic.model.state_dict() if kernel_is_at_fault else before
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in one.critic.model.state_dict().items())
-    if kernel_is_at_fault:
-        assert metrics.critic_grad_norm == expected.critic_grad_norm
+    told = (metrics.critic_grad_norm, metrics.value_loss)
+    assert told == ((expected.critic_grad_norm, expected.value_loss) if kernel_is_at_fault else (0.0, 0.0))
+
+
+def test_a_dropped_update_of_the_critic_is_in_no_mean(make, rows, monkeypatch):
+    """The second of two epochs fails: norm and loss are those of the first."""
+    original, calls = critic.value_loss, []
+
+    def bad_second_half(*args):
+        calls.append(args)
+        return original(*args) * (float("nan") if len(calls) > 2 * once else 1.0)
+
+    monkeypatch.setattr(critic, "value_loss", bad_second_half)
+    once = len(rows)  # more than there are micro-batches
+    expected = make(replace(PPO, critic_epochs=1)).train_step(rows, 1)
+    once = len(calls)
+    metrics = make(replace(PPO, critic_epochs=2)).train_step(rows, 1)
+    assert len(calls) == 3 * once and metrics.critic_grad_norm == expected.critic_grad_norm > 0.0
+    assert metrics.value_loss == expected.value_loss > 0.0

@@ -30,7 +30,7 @@ from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.experts import _by_element, _products, use_sharded_experts
-from swe_rl.trainer.sharded.flops import DenseShape
+from swe_rl.trainer.sharded.flops import layer_weights
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.mesh import make_mesh
 from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
@@ -314,9 +314,7 @@ def test_even_and_uneven_loads():
 
 
 def test_a_token_s_arithmetic_is_that_of_its_experts(saved_mixture):
-    shape = DenseShape.of(load_model(saved_mixture).config)
-    assert (shape.intermediate, shape.routes) == (48, 4)
-    assert shape.layer_weights == 32 * 8 * (2 * 4 + 2 * 2) + 32 * (3 * 48 + 4)
+    assert layer_weights(load_model(saved_mixture).config) == 32 * 8 * (2 * 4 + 2 * 2) + 32 * (3 * 48 + 4)
 
 
 def test_parts_cover_a_tensor_once():

@@ -1,5 +1,6 @@
 """The process that ranks are forked from: what they get of it, and that nobody outlives the driver."""
 
+import gc
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from swe_rl.host.addresses import free_port
 from swe_rl.logger.disk import DiskError
 from swe_rl.trainer.ranks import fork_server
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
-from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup
+from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup, carry_out
 from tests.support.command import ROOT
 from tests.support.forked_work import become, begin, count, leave_a_program, tell
 from tests.support.waiting import alive, gone, wait_until
@@ -143,6 +144,16 @@ def test_what_ranks_need_starts_no_thread_and_no_gpu_before_the_fork(monkeypatch
         assert ("ready", None) in said, said
         own = [name for name in imported if name.partition(".")[0] in {"torch", "transformers", "swe_rl"}]
         assert len(own) < MOST_OF_ITS_OWN, own  # each rank would import them again
+
+
+def test_a_rank_whose_imports_fail_reports_it_with_the_garbage_collector_on(monkeypatch, saved):
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
+    setup = RankSetup(saved, TrainerConfig(), AlgoConfig(), 0, 1.0, 0, 1, 1, "", "cpu")
+    ours, theirs = Pipe()
+    with ours, theirs:
+        assert carry_out(setup, theirs) == 1 and ours.recv() == ("alive",)
+        assert ours.recv()[:2] == ("failed", "ModuleNotFoundError")
+    assert gc.isenabled()
 
 
 HINDRANCES = {

@@ -29,7 +29,6 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded import assemble
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
-from swe_rl.trainer.sharded.flops import DenseShape, train_flops
 from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_random
 from swe_rl.trainer.sharded.mesh import local_shard, make_mesh, whole
 from swe_rl.trainer.sharded.model import ShardedModel, compare, require_agreement
@@ -311,15 +310,6 @@ def test_one_process_goes_on_with_what_many_wrote_and_back(mesh, saved, stepped,
 def local(saved):
     model = AutoModelForCausalLM.from_pretrained(saved.path, dtype="float32")
     return RankTrainer(model, CONFIG, AlgoConfig(), pad_token_id=0)
-
-
-def test_flops_are_six_a_weight_and_token_and_attention_grows_with_the_square():
-    shape = DenseShape(layers=40, hidden=5120, intermediate=17408, heads=40, kv_heads=8, head_dim=128, vocab=151936)
-    assert shape.layers * shape.layer_weights == pytest.approx(13.2e9, rel=0.01)
-    short = train_flops(shape, [1], 0)
-    assert short == pytest.approx(6 * 13.2e9, rel=0.01)
-    assert train_flops(shape, [65536], 0) - 65536 * short == pytest.approx(6 * 40 * 5120 * 65536**2, rel=0.01)
-    assert train_flops(shape, [], 1) == 6 * 5120 * 151936
 
 
 def test_more_ranks_than_heads_divide_is_refused_by_the_mesh(mesh):

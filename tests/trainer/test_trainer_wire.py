@@ -2,10 +2,11 @@
 
 import threading
 from datetime import timedelta
+from types import MappingProxyType
 
 import pytest
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.ipc_handle import open_shared
@@ -38,20 +39,20 @@ class Receiver(threading.Thread):
         limit = timedelta(seconds=20)
         store = TCPStore(*self._where, self._world, False, limit)
         group = ProcessGroupGloo(PrefixStore("weights", store), self._rank, self._world, limit)
-        options = BroadcastOptions()
-        options.rootRank = 0
         for number, one in enumerate(self._announced):
             if number == self._leaves_after:
                 return
             tensor = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
-            group.broadcast([tensor], options).wait()
+            group.recv([tensor], 0, 0).wait()
             self.found[one.name] = tensor
 
 
-def opened(receivers=1, dtype=torch.float32, **rest):
+def opened(receivers=1, dtype=torch.float32, leaves_after=MappingProxyType({})):
     end = WireEnd(0, dtype, timeout_s=20.0)
     announced, where = end.announce(WEIGHTS, TWICE), end.address(loopback=True)
-    found = [Receiver(where, 1 + index, 1 + receivers, announced, **rest) for index in range(receivers)]
+    found = [
+        Receiver(where, 1 + index, 1 + receivers, announced, leaves_after.get(index)) for index in range(receivers)
+    ]
     for one in found:
         one.start()
     assert end.open(GLOO, *where, 1 + receivers) is None
@@ -72,6 +73,16 @@ def test_everybody_gets_everything(dtype):
         assert all(torch.equal(tensor, expected[name].to(dtype)) for name, tensor in one.found.items())
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_receiver_that_leaves_holds_up_none_of_the_others(gone):
+    end, receivers = opened(2, leaves_after={gone: 1})
+    assert end.send(WEIGHTS, TWICE).problem is None
+    for number, one in enumerate(receivers):
+        one.join(20)
+        assert len(one.found) == (1 if number == gone else len(WEIGHTS) + 1)
+    end.close()
+
+
 def test_what_is_announced_names_the_second_after_the_first():
     found = WireEnd(3, torch.bfloat16).announce(WEIGHTS, TWICE)
     assert [one.name for one in found][:2] == ["model.embed_tokens.weight", "lm_head.weight"]
@@ -79,7 +90,7 @@ def test_what_is_announced_names_the_second_after_the_first():
 
 
 def test_a_receiver_that_leaves_is_a_problem_and_all_is_gathered_all_the_same():
-    end, _ = opened(1, leaves_after=1)
+    end, _ = opened(1, leaves_after={0: 1})
     gathered = []
 
     class Weights(dict):

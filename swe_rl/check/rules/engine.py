@@ -19,12 +19,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import Capture, Correction, EngineKind
+from swe_rl.config.choices import Capture, Correction, EngineKind, WeightSync
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
-from swe_rl.plan.sizes import VLLM_COMMAND, serves_adapter, shares_gpus, uses_no_gpu
+from swe_rl.plan.sizes import VLLM_COMMAND, serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {
@@ -71,6 +71,11 @@ QUANTISED_ON_ARRIVAL = frozenset(
     }
 )
 _ON_ARRIVAL = "fp8_per_tensor"
+LOADER = "--load-format"
+READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
+_NO_SUCH_FILES = ("mistral", "npcache", "pt")  # they look for files that no update has
+_NEVER_AGAIN = ("bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state")
+READ_ONCE = frozenset({*_NO_SUCH_FILES, *_NEVER_AGAIN, "tensorizer"})
 
 
 @about(Part.engines)
@@ -287,6 +292,21 @@ def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
             f"{WEIGHTS} {_ON_ARRIVAL}, which quantises what arrives, or leave {WEIGHTS} out",
             value=WEIGHTS,
         )
+
+
+@between(Part.engines, Part.trainer)
+def load_format(config: Config, host: Host) -> Iterator[Finding]:
+    """`reload_weights` (`gpu_model_runner.py`) reads an update's folder, which has safetensors, with the loader of the
+    server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
+    """
+    given = arguments(config, host).get(LOADER, Argument("", ""))
+    by_folder = wanted_sync(config, host.environment) is WeightSync.disk and not serves_adapter(config)
+    name = given.value.lower()  # as vLLM reads it
+    if by_folder and name and name not in READ_AGAIN:
+        say, fails = (error, "fails") if name in READ_ONCE else (warning, "fails unless its loader has get_all_weights")
+        words = f"weights go through folders of safetensors, and vLLM's first update with {LOADER} {name} {fails}"
+        fix = f"leave {LOADER} out, or {LOADER} safetensors"
+        yield say("load_format", given.key, words, fix, value=LOADER)
 
 
 @about(Part.engines)

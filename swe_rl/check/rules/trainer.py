@@ -151,7 +151,9 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
 def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
     """Tokens that are to go where the engine sent them need experts, and have to be the engine's.
 
-    Whether somebody else's server tells, its probe asks.
+    Whether somebody else's server tells, its probe asks. vLLM on a CPU: the experts are chosen inside of the kernel
+    (`is_monolithic` of `unquantized_fused_moe_method.py`, 0.26); 0.32 does not start (`config/vllm.py`,
+    `_verify_aux_output_compatibility`), and so it is without cached prefixes.
     """
     mode, key, off = config.trainer.routing_replay, "trainer.routing_replay", "trainer.routing_replay=none"
     if mode is RoutingReplay.none:
@@ -161,6 +163,12 @@ def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
     elif config.rollout.capture is Capture.retokenize:
         why = "rows that are rendered anew have other tokens than the engine sent to its experts"
         yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")
+    elif config.engine.kind is EngineKind.vllm and uses_no_gpu(config.layout):
+        why = f"layout={config.layout.name} has no GPU, and vLLM tells only on GPUs which experts it chooses"
+        yield error("routing_replay", key, why, f"engine=embedded, or {off}")
+    elif config.engine.kind is EngineKind.vllm and not config.engine.prefix_caching:
+        why = "vLLM 0.32 tells experts only where it caches prefixes, and does not start otherwise (0.26 starts)"
+        yield warning("routing_replay", "engine.prefix_caching", why, f"engine.prefix_caching=true, or {off}")
 
 
 @about(Part.trainer)

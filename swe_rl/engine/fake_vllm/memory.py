@@ -109,13 +109,10 @@ class FakeReceiver:
     def _take_over_wire(self, info: dict[str, Any]) -> None:
         """Raises RuntimeError where the sender is gone."""
         import torch
-        from torch.distributed import BroadcastOptions
 
-        options = BroadcastOptions()
-        options.rootRank = 0
         for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._wire.broadcast([weight], options).wait()
+            self._wire.recv([weight], 0, 0).wait()
             self.taken[name] = weight
             time.sleep(self._tensor_delay_s)
 

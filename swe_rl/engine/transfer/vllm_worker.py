@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from swe_rl_ipc_handle import device_key, open_shared  # type: ignore[import-not-found]
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -91,11 +91,9 @@ class GlooEngine(_Receiver):
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("no weight transfer was initialised")
-        options = BroadcastOptions()
-        options.rootRank = 0
         for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._group.broadcast([weight], options).wait()
+            self._group.recv([weight], 0, 0).wait()
             self.model.load_weights([(name, weight)])
 
     def shutdown(self) -> None:

@@ -19,7 +19,7 @@ _PREFIX = re.compile(
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(
     r"^[\w.]*(Error|Exception|Interrupt|NotFound|Failure)\b(: .*)?$|^\w*[Ee]rror: |^Killed$|Segmentation fault"
-    r"|(died|exited) unexpectedly"
+    r"|(died|exited) unexpectedly|^(Value error|Assertion failed), "  # the last two are pydantic's reasons
 )
 _WRAPPERS = ("root cause above", "Engine core initialization failed", "EngineDeadError", "RuntimeError: cancelled")
 

@@ -68,21 +68,29 @@ def _imported(modules: Sequence[str], driver: int) -> str:
         return f"on {sys.platform} libraries do not outlive a fork"
     before = {name: os.environ[name] for name in _QUIET if name in os.environ}
     os.environ.update(_QUIET)
-    gc.disable()  # nothing of what is imported is garbage
     try:
-        with _ended_with(driver):
+        with importing(), _ended_with(driver):
             for name in modules:
                 importlib.import_module(name)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        gc.enable()
-        gc.freeze()  # a collection in a rank would copy the pages of all modules
         for name in _QUIET:
             os.environ.pop(name)
         os.environ.update(before)
     threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
     return f"their imports started {threads - 1} threads" if threads > 1 else ""
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Around imports: no collection looks through their million objects, which are no garbage, then or in a fork."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from typing import Any
 from swe_rl.config.schema import AlgoConfig, LossConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
 from swe_rl.trainer.pulse import ALIVE, Pulse
+from swe_rl.trainer.ranks.fork_server import importing
 from swe_rl.trainer.ranks.rows_file import RowsFile
 
 DRIVERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})  # that reach all of us
@@ -89,14 +90,11 @@ def carry_out(setup: RankSetup, pipe: Any) -> int:
         patience_s = setup.trainer.collective_timeout_s
         beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
         beat()  # now and after the import, which takes minutes where the libraries are on a shared disk
-        gc.disable()  # these leave a million objects and no garbage
-        import torch
-        import transformers.modeling_utils  # noqa: F401 - the first of what a model's module imports
+        with importing():
+            import torch
+            import transformers.modeling_utils  # noqa: F401 - the first of what a model's module imports
 
-        from swe_rl.trainer.sharded.mesh import make_mesh, process_group
-
-        gc.freeze()  # no later collection looks through them
-        gc.enable()
+            from swe_rl.trainer.sharded.mesh import make_mesh, process_group
         beat()
         torch.set_num_threads(setup.trainer.num_threads)
         device = torch.device("cpu") if setup.device == "cpu" else torch.device("cuda", 0 if setup.gpus else setup.rank)

@@ -126,14 +126,20 @@ class GlooWire:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host without a network may not know its own name
         self._store: Any = TCPStore(host, port, world, True, limit, wait_for_workers=False)
         self._group: Any = ProcessGroupGloo(PrefixStore("weights", self._store), 0, world, limit)
+        self._world = world
 
     def broadcast(self, tensors: Iterator[Named]) -> None:
-        from torch.distributed import BroadcastOptions
-
-        options = BroadcastOptions()
-        options.rootRank = 0
+        """Each tensor to one receiver after another: whoever is gone gets no more, and holds up none of the others."""
+        there = list(range(1, self._world))
         for _, tensor in tensors:
-            self._group.broadcast([tensor.cpu().contiguous()], options).wait()
+            weight = tensor.cpu().contiguous()
+            for rank in tuple(there):
+                try:
+                    self._group.send([weight], rank, 0).wait()
+                except RuntimeError:
+                    there.remove(rank)
+                    if not there:
+                        raise
 
     def close(self) -> None:
         self._group = self._store = None

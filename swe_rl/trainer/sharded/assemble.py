@@ -22,7 +22,7 @@ from swe_rl.trainer.lora import Adapter, attach, base_of
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.attention import Kernel, choose
-from swe_rl.trainer.sharded.flops import DenseShape, cost_per_token
+from swe_rl.trainer.sharded.flops import cost_per_token
 from swe_rl.trainer.sharded.materialize import empty_model, fill_from_folder
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import ShardedModel, head_shape, require_agreement
@@ -51,7 +51,6 @@ def sharded_trainer(
         reference = sharded_model(model, config, mesh, beat, frozen=True)
     teacher = sharded_model(teacher_model(model, algo), config, mesh, beat, frozen=True) if has_teacher(algo) else None
     critic = _critic(model, config, mesh, beat) if algo.advantage is Advantage.gae else None
-    shape = DenseShape.of(policy.causal_lm.config)
     return RankTrainer(
         policy,
         config,
@@ -59,7 +58,7 @@ def sharded_trainer(
         pad_token_id=pad_token_id,
         temperature=temperature,
         reference=reference,
-        compute=ShardedCompute(mesh, cost_per_token(shape), beat),
+        compute=ShardedCompute(mesh, cost_per_token(policy.causal_lm.config), beat),
         adapter=adapter,
         teacher=teacher,
         critic=critic,
