@@ -6,17 +6,20 @@ Invariants:
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
+from importlib.machinery import PathFinder
 from string import Formatter
 from typing import Any
 
 from swe_rl.check.columns import TREE_COLUMNS, absent_columns, renamed, unknown_names
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.check.rules.agent import AGENT_TOOLS
+from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
 from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
 from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
@@ -245,3 +248,19 @@ def images_fit(config: Config, host: Host) -> Iterator[Finding]:
             f"layers; hardware.disk_gb={disk:g}",
             "env.instances=FILE with fewer, or a larger disk for the container engine",
         )
+
+
+@about(Part.data)
+def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
+    """Not where the job runs on another machine: what is installed there is not known."""
+    if config.env._target_ != VERIFIERS_ENV or host.elsewhere or host.submitted:
+        return
+    if config.env.dataset == "none":
+        words = "env=verifiers needs the name of an environment's package"
+        yield error("verifiers_package", "env.dataset", words, "env.dataset=PACKAGE")
+        return
+    module = config.env.dataset.replace("-", "_").split("/")[-1]
+    if PathFinder.find_spec(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]) is None:
+        words = f"there is no installed package with the module {module}, which an environment of that name is"
+        fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
+        yield error("verifiers_package", "env.dataset", words, fix)
