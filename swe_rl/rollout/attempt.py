@@ -343,8 +343,8 @@ class Attempter:
             self._tests_s[instance_id] = min(grade.duration_s, self._tests_s.get(instance_id, grade.duration_s))
         if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
             raise GradeError(
-                f"the tests of {instance_id} did not end within rollout.grade_timeout_s={timeout_s:g}, and no attempt showed "
-                "that they can in half of it; raise it, or lower rollout.concurrency; with other values it is a new run"
+                f"the tests of {instance_id} did not end within rollout.grade_timeout_s={timeout_s:g}, and no attempt "
+                "ended them in half of it; raise it, or lower rollout.concurrency; with other values it is a new run"
             )
         return grade.timed_out
 

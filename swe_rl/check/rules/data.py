@@ -8,7 +8,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
-from importlib.machinery import PathFinder
 from string import Formatter
 from typing import Any
 
@@ -22,6 +21,7 @@ from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
+from swe_rl.extension.outline import is_there
 from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
@@ -260,7 +260,7 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
         yield error("verifiers_package", "env.dataset", words, "env.dataset=PACKAGE")
         return
     module = config.env.dataset.replace("-", "_").split("/")[-1]
-    if PathFinder.find_spec(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]) is None:
+    if not is_there(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]):
         words = f"there is no installed package with the module {module}, which an environment of that name is"
         fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
         yield error("verifiers_package", "env.dataset", words, fix)
