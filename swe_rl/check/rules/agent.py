@@ -10,7 +10,7 @@ from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.choices import Capture, SandboxKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import AgentConfig, Config
 
 VERIFIERS_ENV = "swe_rl.env.verifiers.VerifiersEnv"
 VERIFIERS_AGENT = "swe_rl.agent.verifiers.VerifiersAgent"
@@ -120,12 +120,16 @@ def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
         yield error("agent_samples", "agent.name", words, "job=rollout or job=eval")
 
 
+def own_tokens(agent: AgentConfig) -> int:
+    """At least; 0 where nothing is known."""
+    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
+        return _BARE_TOKENS
+    return _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
+
+
 @about(Part.rollouts)
 def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
-    agent, rollout = config.agent, config.rollout
-    tokens = _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
-    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
-        tokens = _BARE_TOKENS
+    agent, rollout, tokens = config.agent, config.rollout, own_tokens(config.agent)
     if tokens <= rollout.max_prompt_tokens:
         return
     hopeless = tokens >= rollout.max_trajectory_tokens

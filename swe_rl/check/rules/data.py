@@ -152,7 +152,7 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     env = config.env
     if env.name != "jsonl" or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
         return
-    rows = [renamed(row, env.columns) for row in _rows(host.read_text(env.dataset) or "")]
+    rows = [renamed(row, env.columns) for row in rows_in(host.read_text(env.dataset) or "")]
     rows = [row for row in rows if "instance_id" in row]
     without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row, env.columns)]
     if not without or env.unproven is Unproven.keep:
@@ -177,7 +177,7 @@ def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
     for key, columns, dataset in tables:
         problems = list(unknown_names(columns, env.name))
         if not problems and columns and (dataset or "").endswith(".jsonl"):
-            problems = list(absent_columns(columns, _rows(host.read_text(str(dataset)) or "")))
+            problems = list(absent_columns(columns, rows_in(host.read_text(str(dataset)) or "")))
         for problem in problems:
             yield error("columns", f"{key}.{problem.name}", problem.message, problem.fix, value=columns[problem.name])
     if env.eval_columns and env.eval_dataset in (None, env.dataset):
@@ -185,7 +185,7 @@ def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
         yield error("columns", "env.eval_columns", words, "env.columns", value="set")
 
 
-def _rows(text: str) -> Iterator[dict[str, Any]]:
+def rows_in(text: str) -> Iterator[dict[str, Any]]:
     """What is no record is refused, with its line, when it is read."""
     for line in text.split("\n"):
         try:
