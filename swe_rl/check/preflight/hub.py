@@ -72,8 +72,8 @@ def prompts(config: Config, system: System) -> Iterator[Finding]:
         yield warning(
             "preflight_prompts",
             "rollout.max_prompt_tokens",
-            f"{share} have more tokens, up to {most}{beside}: their trajectories end as context_overflow with no turn, as "
-            "failures that teach nothing",
+            f"{share} have more tokens, up to {most}{beside}: their trajectories end as context_overflow without a "
+            "turn, as failures that teach nothing",
             f"rollout.max_prompt_tokens={(most + taken) // 512 * 512 + 1024}, or env.instances=FILE without them",
         )
 
