@@ -94,11 +94,6 @@ class Row:
         """Raises ValueError where nothing was sampled."""
         return int(self.weight_versions.min())
 
-    @property
-    def newest_version(self) -> int:
-        """Raises ValueError where nothing was sampled."""
-        return int(self.weight_versions.max())
-
 
 def alike(value: float, loss_mask: Mask) -> PerToken:
     """The same for each sampled token."""

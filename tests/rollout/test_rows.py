@@ -103,7 +103,7 @@ def test_an_aborted_reply_is_not_trained():
 def test_each_sampled_token_keeps_its_weight_version():
     first = trace(0, 0, [1], [2], weight_versions=(6,))
     [row] = rows_of([first, trace(1, 0, [1, 2, 3], [4, 5], weight_versions=(4, 9))])
-    assert row.weight_versions.tolist() == [6, 4, 9] and (row.oldest_version, row.newest_version) == (4, 9)
+    assert row.weight_versions.tolist() == [6, 4, 9] and row.oldest_version == 4
     assert age_steps(row, 9) == 5
 
 
