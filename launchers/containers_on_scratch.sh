@@ -8,7 +8,7 @@ SWE_RL_SCRATCH=${SWE_RL_SCRATCH:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}}
 
 _swe_rl_containers() {
   local base="$SWE_RL_SCRATCH/swe_rl-$(id -un)" job=${SLURM_JOB_ID:-$$} storage run own=0
-  mkdir -p "$base" && chmod 700 "$base" || return 1
+  mkdir -p "$base" && chmod 700 "$base" && base=$(cd "$base" && pwd) || return 1
   storage="$base/containers"
   mkdir -p "$storage"
   exec {_swe_rl_lock}>"$base/containers.lock"
@@ -18,8 +18,8 @@ _swe_rl_containers() {
   fi
   run=$(mktemp -d "/tmp/swe_rl-$job-XXXX") || return 1  # sockets, no layers: a short path, as podman takes 50 characters
   export DOCKER_HOST="unix://$run/s"
-  if command -v podman >/dev/null; then
-    setsid podman --root "$storage" --runroot "$run/runroot" system service --time=0 "$DOCKER_HOST" >"$run/log" 2>&1 </dev/null &
+  if command -v podman >/dev/null; then  # in $run: conmon leaves a file `oom` where the service began
+    setsid env -C "$run" podman --root "$storage" --runroot "$run/runroot" system service --time=0 "$DOCKER_HOST" >"$run/log" 2>&1 </dev/null &
   elif [ "$(id -u)" = 0 ]; then
     setsid dockerd --host "$DOCKER_HOST" --data-root "$storage" --exec-root "$run/exec" --pidfile "$run/pid" >"$run/log" 2>&1 </dev/null &
   else

@@ -41,13 +41,15 @@ def test_bash_can_read_it(path):
 def test_containers_on_scratch(tmp_path):
     """Two jobs of one user at once: the second has storage of its own, and nothing but the first's layers stays."""
     script = f"source {HERE}/containers_on_scratch.sh; echo host $DOCKER_HOST; podman --remote info >/dev/null; "
+    where = "grep -lsaz -- $DOCKER_HOST /proc/[0-9]*/cmdline | sed 's,cmdline,cwd,' | xargs readlink; "
     code, text = bash(
-        f"{script} (SLURM_JOB_ID=2 bash -c '{script} true'); exec true", cwd=tmp_path, SWE_RL_SCRATCH=str(tmp_path)
+        f"{script} {where} (SLURM_JOB_ID=2 bash -c '{script} true'); exec true", cwd=tmp_path, SWE_RL_SCRATCH="."
     )
     assert code == 0, text
     assert text.count("host unix://") == 2 and "containers-2" in text
     home = next(tmp_path.iterdir())
     runs = [Path(word.removeprefix("unix://")).parent for word in text.split() if word.startswith("unix://")]
+    assert str(runs[0]) in text.splitlines(), "the service is in no folder of the user: it leaves files there"
     until = time.monotonic() + 20
     while sorted(path.name for path in home.iterdir()) != ["containers", "containers.lock"] or any(
         map(Path.exists, runs)

@@ -150,5 +150,6 @@ class GradesInPlace(Protocol):
 
     @abstractmethod
     async def grade_in(self, instance: Instance, sandbox: Sandbox, timeout_s: float) -> Grade:
-        """Called once the agent has ended; nothing that the agent wrote is trusted. Raises GradeError, SandboxError."""
+        """Called once the agent has ended; nothing that the agent wrote is trusted. Whether the agent broke a verifier
+        that has not `started` is found out by `grade` with NOOP_PATCH. Raises GradeError, SandboxError."""
         ...

@@ -8,11 +8,13 @@ Invariants:
 
 import ast
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
+from itertools import chain
 from pathlib import Path
 
 from swe_rl.errors import UserError
@@ -68,7 +70,7 @@ def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
     if file is None:  # compiled, or made while it runs
         return Outline(target, "", None, complete=False)
     tree = _parsed(file)
-    missing = [top for top in _imported(tree) if not _is_there(top, path)]
+    missing = [top for top in _imported(tree) if not is_there(top, path)]
     if missing:
         raise OutlineError(f"{file} imports {missing[0]}, which is not installed for this Python")
     node = _defined(tree, name)
@@ -98,11 +100,20 @@ def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
         spec = PathFinder.find_spec(part, places) if places is not None else None
         if spec is None and number == 1:  # an editable installation's own finder; the first part runs nothing
             spec = importlib.util.find_spec(name)
+        if spec is None and number > 1 and places is not None:
+            spec = _by_other_finders(name, places)
         if spec is None:
             raise OutlineError(_no_module(name, part, number == 1))
         places = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
     origin = spec.origin if spec is not None else None
     return Path(origin) if origin and origin.endswith(".py") else None
+
+
+def _by_other_finders(name: str, places: list[str]) -> ModuleSpec | None:
+    """Those of editable installations, which know whole names: `importlib.util.find_spec` would run what is above."""
+    below = (finder.find_spec(name) for place in places if (finder := pkgutil.get_importer(place)) is not None)
+    others = (finder.find_spec(name, places) for finder in sys.meta_path if finder is not PathFinder)
+    return next((spec for spec in chain(below, others) if spec is not None), None)
 
 
 def _no_module(name: str, part: str, first: bool) -> str:
@@ -137,7 +148,8 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _is_there(top: str, path: tuple[str, ...]) -> bool:
+def is_there(top: str, path: Sequence[str]) -> bool:
+    """Whether there is such a top-level package or module, which is not imported."""
     if top in sys.modules or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
         return True
     if PathFinder.find_spec(top, list(path)) is not None:

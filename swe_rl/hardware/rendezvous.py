@@ -106,7 +106,8 @@ class Meeting:
         except OSError as error:
             raise disk_error(self.key_file, error) from error
         finally:
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):  # the folder may take no change any more, which is said above
+                aside.unlink()
 
     def known_key(self) -> str | None:
         try:

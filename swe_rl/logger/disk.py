@@ -2,7 +2,8 @@
 
 Invariants:
 - A file under its own name is always complete: text goes into a neighbour first, is flushed to the disk, then renamed.
-- A failed write leaves the old file as it was and no neighbour behind.
+- A failed write leaves the old file as it was and no neighbour behind, but in a folder that takes no change any more:
+  `remove_asides` removes it once the folder does.
 - JSON on disk is strict: NaN and infinities become null, lone surrogates become '?'.
 - A secret is the value of a variable whose name contains KEY, TOKEN, SECRET or PASSWORD. Left alone are values that
   cannot be secrets and would tear holes into every line: switches ('false'), short numbers and existing paths.

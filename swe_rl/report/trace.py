@@ -57,7 +57,8 @@ def write_trace(folder: RunFolder, path: Path) -> int:
     except OSError as error:
         raise disk_error(path, error, key="job.output") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may take no change any more, which is said above
+            aside.unlink()
     return path.stat().st_size
 
 

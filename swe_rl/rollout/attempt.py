@@ -35,8 +35,9 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch import collect_patch
+from swe_rl.env.patch import NOOP_PATCH, collect_patch
 from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, Limits
+from swe_rl.errors import one_line
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
@@ -113,7 +114,9 @@ class Attempter:
         try:
             await self._act(order, progress, times_s)
             order.acted()
-            if progress.result and needs_grading(progress.result.exit, progress.patch):
+            if progress.grade is not None and not progress.grade.started:
+                await self._check_untouched(order, times_s)
+            elif progress.result and needs_grading(progress.result.exit, progress.patch):
                 async with self._gradings:
                     await self._judge(order, progress, times_s, self._grade(order, progress.patch))
             assert progress.result is not None
@@ -309,6 +312,19 @@ class Attempter:
         self._is_out_of_time(instance.instance_id, grade, timeout_s)
         return grade
 
+    async def _check_untouched(self, order: Order, times_s: dict[str, float]) -> None:
+        """A verifier without a verdict was broken by the agent only if it gives one where nobody acted. Called once the
+        agent's sandbox has given its place back. Raises GradeError, SandboxError."""
+        instance, began_s = order.instance, self._clock()
+        async with self._gradings:
+            grade = await self._env.grade(instance, NOOP_PATCH, self._sandboxes, self._rollout.grade_timeout_s)
+        times_s["grade"] += self._clock() - began_s
+        if not grade.started or grade.timed_out:
+            raise GradeError(
+                f"the verifier of {instance.instance_id} gave no verdict, and in an untouched sandbox it gives none "
+                f"either: {one_line(grade.log_tail[-300:])}"
+            )
+
     async def _grade(self, order: Order, patch: str) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
         timeout_s = self._rollout.grade_timeout_s
@@ -328,7 +344,7 @@ class Attempter:
         if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
             raise GradeError(
                 f"the tests of {instance_id} did not end within rollout.grade_timeout_s={timeout_s:g}, and no attempt "
-                f"showed that they can in half of it; raise it, or lower rollout.concurrency"
+                "ended them in half of it; raise it, or lower rollout.concurrency; with other values it is a new run"
             )
         return grade.timed_out
 

@@ -70,7 +70,7 @@ def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutCon
         f"{_MOST_TIMEOUTS:.0%} of a step may: nothing can be learned from them. On average {calls:.1f} calls were "
         f"answered, decoding took {mean['decode']:.1f} s and the agent's own commands {mean['command']:.1f} s of "
         f"rollout.agent_timeout_s={rollout.agent_timeout_s:g}, without what was waited for. Raise it, or lower "
-        f"rollout.concurrency or rollout.max_turn_tokens"
+        f"rollout.concurrency or rollout.max_turn_tokens; with other values it is a new run"
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 from swe_rl.sandbox.working_copy import remove_tree
@@ -185,6 +186,21 @@ class BaseProvider(ABC, Generic[Opened]):
     def _check_open(self) -> None:
         if self._closed:
             raise SandboxError("the sandbox provider is closed")
+
+
+def image_of(workspace: Workspace, config: SandboxConfig, owner: str) -> str:
+    """Its own, else that for folders. Raises UserError: there is none, or it lacks the workspace's programs."""
+    if workspace.image is None and workspace.toolchain is not None:
+        raise UserError(
+            f"{owner}: its commands need the programs of {workspace.toolchain.folder}, which they see only with "
+            "sandbox=process and bubblewrap: use these, or let the environment name an image that has the programs"
+        )
+    if image := workspace.image or config.image:
+        return image
+    raise UserError(
+        f"{owner}: the folder of an instance is copied into a base image, and none is set: sandbox.image=IMAGE (one "
+        "with bash, git and the Python that the tests need)"
+    )
 
 
 def safe_name(owner: str) -> str:

@@ -64,7 +64,7 @@ class Workspace:
     """What a sandbox starts from: a prepared folder on this machine (copied), or a container image.
 
     With a `toolchain`, commands of process sandboxes see it in the place of the Python that runs swe_rl, whose packages
-    they then do not see. Containers take none: an image has its own.
+    they then do not see. A container shows none: its workspace has to name an `image` that has such programs.
     """
 
     path: Path | None = None

@@ -26,7 +26,7 @@ from typing import Any
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import TIMEOUT_EXIT
+from swe_rl.sandbox.base import TIMEOUT_EXIT, image_of
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
 _KILLED = 137
@@ -115,11 +115,9 @@ class SweRex:
             raise UserError(f"sandbox=swe_rex needs {error.name}: pip install 'swe_rl[swe_rex]'") from error
 
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> "Deployed":
-        image = workspace.image or self._config.image
         if self._local and workspace.image is not None:
             raise UserError(f"{owner}: deployment=local has no images, and this is {workspace.image}; use docker")
-        if not self._local and image is None:
-            raise UserError(f"{owner}: a folder is copied into an image: sandbox.image=IMAGE with bash and coreutils")
+        image = None if self._local and workspace.toolchain is None else image_of(workspace, self._config, owner)
         name = f"swe_rex-{uuid.uuid4().hex[:12]}"
         workdir = str(self._scratch / name) if self._local else workspace.workdir
         deployment = self._made(image, name, owner)

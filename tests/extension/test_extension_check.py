@@ -153,6 +153,78 @@ def test_nothing_of_it_is_imported(package):
     assert done.stdout.splitlines()[-1] == "0 []", done.stdout + done.stderr
 
 
+# What setuptools writes for `pip install -e` of a package whose folders are not called as it is.
+FINDER = """
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+
+class Finder:
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        if fullname in MAPPING:
+            for file in (Path(MAPPING[fullname], "__init__.py"), Path(MAPPING[fullname] + ".py")):
+                if file.exists():
+                    return spec_from_file_location(fullname, file)
+        elif (parent := fullname.rpartition(".")[0]) in MAPPING:
+            return PathFinder.find_spec(fullname, path=[MAPPING[parent]])
+
+class Namespaces:
+    @classmethod
+    def hook(cls, path):
+        if path == PLACE:
+            return cls
+        raise ImportError
+
+    @classmethod
+    def find_spec(cls, fullname, target=None):
+        if fullname in NAMESPACES:
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [PLACE]
+            return spec
+
+sys.meta_path.append(Finder)
+sys.path_hooks.append(Namespaces.hook)
+sys.path.append(PLACE)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mapped", "namespaces", "target"),
+    [
+        ("ns.pkg", ["ns"], "ns.pkg.theirs"),
+        ("ns.deep.pkg", ["ns", "ns.deep"], "ns.deep.pkg.theirs"),
+        ("ns.theirs", ["ns"], "ns.theirs"),
+        ("pkg", [], "pkg.theirs"),
+    ],
+)
+def test_an_editable_installation_of_a_namespace_is_read_and_not_imported(
+    package, tmp_path, mapped, namespaces, target
+):
+    source = package("theirs", GOOD)
+    (source / "__init__.py").touch()
+    place = source / "theirs" if target == mapped else source
+    site = tmp_path / "site"
+    site.mkdir()
+    facts = (
+        f"MAPPING = {{{mapped!r}: {str(place)!r}}}\nNAMESPACES = {namespaces}\nPLACE = '__editable__.x.__path_hook__'\n"
+    )
+    (site / "__editable___x_finder.py").write_text(facts + FINDER)
+    (site / "__editable__.x.pth").write_text("import __editable___x_finder\n")
+    code = (
+        f"import importlib, site, sys; site.addsitedir({str(site)!r}); from swe_rl.cli.launch import start;"
+        f"status = start(['job=check', 'agent._target_={target}.Mine', '+agent.params.tries=1']);"
+        "from swe_rl.check.check import check; from swe_rl.config.compose import compose;"
+        f"config = compose(['env=verifiers', 'env.dataset={target.partition('.')[0]}']).config;"
+        "refused = [finding.rule_id for finding in check(config) if finding.rule_id == 'verifiers_package'];"
+        "print(status, refused, sorted({'ns', 'pkg'} & set(sys.modules)));"
+        f"importlib.import_module({target!r}).Mine"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 [] []"), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("group", "declared", "overrides", "rule"),
     [

@@ -1,14 +1,18 @@
 """Models and data sets of the hub: in the cache, to be fetched, or out of reach."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import hub
 from swe_rl.check.preflight.hub import cache_folder
-from swe_rl.check.preflight.system import HttpAnswer
+from swe_rl.check.preflight.system import HttpAnswer, System
 from swe_rl.check.rules.data import is_hub_id
+from swe_rl.config.folders import PACKAGE
 from swe_rl.config.schema import Config
 from tests.support.scripted_machine import ScriptedSystem
 
@@ -162,3 +166,61 @@ def test_hub_ids(text, expected):
 )
 def test_where_the_cache_is(environment, expected):
     assert cache_folder(environment) == expected
+
+
+def issues(*texts, column="problem_statement"):
+    return "".join(json.dumps({"instance_id": str(number), column: text}) + "\n" for number, text in enumerate(texts))
+
+
+def too_long(system=None, *, model=None, env=None, agent=None, **rollout):
+    rollout = {"max_prompt_tokens": 100, "max_trajectory_tokens": 4096, **rollout}
+    given = {"model": model or {"path": "builtin:tiny"}, "env": env or {}, "agent": agent or {}, "rollout": rollout}
+    return [(one.message, one.fix) for one in hub.prompts(configured(**given), system or System())]
+
+
+def test_issues_that_are_longer_than_a_first_prompt_are_counted_by_the_models_tokenizer(tmp_path):
+    file = tmp_path / "mine.jsonl"
+    env = {"name": "jsonl", "dataset": str(file)}
+    file.write_text(issues("word " * 120, "one two three " * 90, "a short one", " padded" + " " * 400))
+    [(message, fix)] = too_long(env=env)
+    tokenizer = Tokenizer.from_file(str(PACKAGE / "model/checkpoints/tiny/tokenizer.json"))
+    longest = len(tokenizer.encode(("one two three " * 90).strip()).ids)
+    assert message.startswith(f"2 of 4 issues (50.0%) have more tokens, up to {longest}: their trajectories end as")
+    assert re.search(r"rollout\.max_prompt_tokens=(\d+), or env\.instances=FILE", fix)
+    raised = int(re.search(r"\d+", fix)[0])
+    assert longest <= raised and too_long(env=env, max_prompt_tokens=longest) == []
+
+    other = {**env, "dataset": "no", "eval_dataset": str(file), "eval_columns": {"problem_statement": "text"}}
+    file.write_text(issues("one two three " * 90, column="text"))
+    assert len(too_long(env=env)) == 0 and len(too_long(env=other)) == 1
+    assert too_long(env=other, agent={"name": "noop"}) == []
+    [(message, _)] = too_long(env=other, agent={"name": "openhands"}, max_prompt_tokens=7100)
+    assert "1 of 1 issues (100.0%)" in message and "beside the agent's own 7000" in message
+
+
+def test_instructions_of_harbor_tasks_are_issues(tmp_path):
+    for name in ("a", "train/b"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "instruction.md").write_text("one two three " * 90)
+    [(message, _)] = too_long(env={"name": "harbor", "dataset": str(tmp_path)})
+    assert message.startswith("2 of 2 issues")
+
+
+def test_of_very_many_issues_some_of_each_length_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "_COUNTED", 10)
+    texts = ["one two three " * (50 + number) for number in range(100)]
+    (tmp_path / "mine.jsonl").write_text(issues(*texts))
+    env = {"name": "jsonl", "dataset": str(tmp_path / "mine.jsonl")}
+    [(message, _)] = too_long(env=env, max_prompt_tokens=440)  # which is four for each repetition
+    assert message.startswith("about 40 of 100 issues (40.0%) have more tokens, up to 596")
+
+
+def test_the_tokenizer_of_the_hub_s_cache_is_taken_and_without_one_nothing_is_said():
+    tokenizer = (PACKAGE / "model/checkpoints/tiny/tokenizer.json").read_text()
+    files = {"/mine.jsonl": issues("one two three " * 90), f"{REPOSITORY}/snapshots/abc/tokenizer.json": tokenizer}
+    system = machine(WHOLE, files=files, versions={"tokenizers": "1"})
+    env = {"name": "jsonl", "dataset": "/mine.jsonl"}
+    assert len(too_long(system, model={"path": MODEL}, env=env)) == 1
+    assert too_long(system, model={"path": "Qwen/Other"}, env=env) == []
+    system.versions.clear()
+    assert too_long(system, model={"path": MODEL}, env=env) == []

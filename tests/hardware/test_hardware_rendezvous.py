@@ -23,6 +23,7 @@ from swe_rl.hardware.rendezvous import (
     meets,
     with_meeting,
 )
+from swe_rl.logger.disk import DiskError
 
 SERVER = ServerRecord(server="s1", url="http://n1:5", host="n1", slots=7, job_id="12", containers="podman")
 TRAINER = TrainerRecord(trainer="t1", run="train", host="n2", job_id="13_0")
@@ -107,6 +108,16 @@ def test_one_key_however_many_come_first(meeting):
 def test_a_wanted_key_is_taken_where_there_is_none(meeting):
     assert meeting.known_key() is None
     assert meeting.key("mine") == "mine" == meeting.known_key()
+
+
+def test_a_folder_that_takes_no_change_any_more_is_said(meeting, monkeypatch):
+    def read_only(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "link", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(DiskError, match=r"cannot write .*runtime\.key: Permission denied"):
+        meeting.key()
 
 
 def test_who_leaves_takes_only_its_own(meeting):

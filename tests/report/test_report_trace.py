@@ -1,11 +1,15 @@
 """The timeline as Chrome's trace events, held against the files that it is made from."""
 
+import errno
 import gzip
 import json
+import os
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 
+from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import EventLog, StepLog, read_jsonl
 from swe_rl.report.trace import ENGINES, FIRST_STEP, RUN, trace_lines, write_trace
@@ -127,6 +131,17 @@ def test_a_file_is_whole_also_where_it_is_packed(folder, tmp_path):
     write_trace(folder, packed)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert not [*tmp_path.rglob(".*.tmp")]
+
+
+def test_a_folder_that_takes_no_change_any_more_is_said(folder, tmp_path, monkeypatch):
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(Path, name, _read_only)
+    with pytest.raises(DiskError, match=r"trace\.json: Read-only file system .* point job\.output at another disk"):
+        write_trace(folder, tmp_path / "trace.json")
+
+
+def _read_only(*_, **__):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_large_run_is_read_step_by_step(folder):

@@ -461,7 +461,7 @@ async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(
     hung, good = Grade(False, True, timed_out=True, duration_s=limit_s), Grade(True, True, duration_s=limit_s / 4)
     unknown = await attempt(ScriptedAgent(["true"]), env=FakeEnv(hung))
     assert (unknown.trajectory.status, unknown.trajectory.reward) == (Status.grade_error, None)
-    assert "rollout.grade_timeout_s" in unknown.trajectory.error
+    assert "rollout.grade_timeout_s" in unknown.trajectory.error and "a new run" in unknown.trajectory.error
 
     env, sandboxes = FakeEnv(good), ScriptedProvider(lambda command: DIFF)
     attempter = Attempter(

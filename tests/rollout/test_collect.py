@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.config.compose import compose, config_hash
 from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.collect import (
@@ -246,9 +247,17 @@ def test_a_step_of_timeouts_alone_is_refused_with_the_reason(rollout, late, brok
     statuses += [Status.unresolved] * (of - len(statuses))
     times_s = {"command": 7.5, "decode": 100.25}
     trajectories = [SimpleNamespace(status=status, times_s=times_s, num_calls=3) for status in statuses]
-    words = rf"{late} of {of - broken} .*agent_timeout.*3.0 calls.*100.2 s.*7.5 s of rollout.agent_timeout_s=120"
+    words = rf"{late} of {of - broken} .*agent_timeout.*3.0 calls.*100.2 s.*7.5 s of rollout.agent_timeout_s=120.*a new"
     with pytest.raises(RolloutError, match=words) if stops else nullcontext():
         require_some_in_time(trajectories, rollout)
+
+
+@pytest.mark.parametrize("key", ["agent_timeout_s", "grade_timeout_s", "concurrency", "max_turn_tokens"])
+def test_the_keys_that_messages_on_time_advise_make_a_new_run(key):
+    """As these messages say."""
+    config = compose([]).config
+    other = dataclasses.replace(config.rollout, **{key: getattr(config.rollout, key) + 1})
+    assert config_hash(dataclasses.replace(config, rollout=other)) != config_hash(config)
 
 
 async def test_what_goes_on_beside_a_step_ends_it_with_its_own_words(rollout, instance, trajectory_of):

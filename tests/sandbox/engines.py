@@ -72,7 +72,13 @@ def _start(kind: str, root: Path) -> "subprocess.Popen[bytes]":
         command += ["system", "service", "--time=0", f"unix://{root}/engine.sock"]
     with (root / "log").open("wb") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+            cwd=root,  # where conmon leaves a file `oom` for each container that ran out of memory
         )
 
 

@@ -14,10 +14,11 @@ import pytest
 
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.errors import UserError
 from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.door import direct_url
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Toolchain, Workspace
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.server import ServerOptions, serving
@@ -286,6 +287,20 @@ async def test_a_closed_provider_has_closed_all(provider: SandboxProvider, works
 async def test_a_workspace_that_is_not_there_is_a_sandbox_error(provider: SandboxProvider, tmp_path: Path):
     with pytest.raises(SandboxError, match="x: .*nowhere"):
         await provider.create(Workspace(path=tmp_path / "nowhere"), owner="x")
+
+
+async def test_programs_of_a_workspace_are_shown_or_refused(
+    provider: SandboxProvider, config: SandboxConfig, workspace: Workspace, tmp_path: Path
+):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/there").touch()
+    owned = replace(workspace, toolchain=Toolchain(tmp_path / "tools", "/opt/tools"))
+    if config.isolation is Isolation.bubblewrap:
+        sandbox = await provider.create(owned, owner="x")
+        assert (await sandbox.exec("ls /opt/tools", timeout_s=20)).output == "there\n"
+    else:
+        with pytest.raises(UserError, match="x.*its commands need"):
+            await provider.create(owned, owner="x")
 
 
 async def test_a_cancelled_start_leaves_nothing(provider: SandboxProvider, workspace: Workspace):

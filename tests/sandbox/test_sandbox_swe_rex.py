@@ -5,7 +5,7 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.protocol import Toolchain, Workspace
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.swe_rex import SweRex
 from swe_rl.testing import check_sandbox
@@ -24,6 +24,7 @@ def test_a_local_deployment_conforms(tmp_path):
         (["sandbox.params.deployment=moon"], Workspace(image="x"), "SWE-ReX has no such deployment"),
         (["sandbox.params.deployment=local"], Workspace(image="x"), "deployment=local has no images"),
         ([], Workspace(path="/nowhere"), "sandbox.image=IMAGE"),
+        (["sandbox.params.deployment=local"], Workspace(path="/a", toolchain=Toolchain("/b", "/c")), "programs of /b"),
         (["+sandbox.params.options.colour=red"], Workspace(image="x"), "colour"),
     ],
 )

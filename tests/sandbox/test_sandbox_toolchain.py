@@ -12,6 +12,7 @@ import pytest
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.sandbox.base import image_of
 from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.isolation import package_folders
@@ -151,3 +152,13 @@ async def test_a_door_that_cannot_be_leaves_no_folder(make, workspace: Workspace
     with pytest.raises(SandboxError, match="no door to"):
         await make(Isolation.bubblewrap).create(workspace, owner="x", door=Door("127.0.0.1", 1, PATH))
     assert folders(tmp_path, "x*") == []
+
+
+def test_an_image_of_the_workspace_has_its_programs_and_the_base_image_does_not(owned: Workspace):
+    config = SandboxConfig(kind=SandboxKind.docker, image="base")
+    assert image_of(dataclasses.replace(owned, image="mine"), config, "x") == "mine"
+    assert image_of(dataclasses.replace(owned, toolchain=None), config, "x") == "base"
+    with pytest.raises(UserError, match=r"x: its commands need the programs of .*/tools"):
+        image_of(owned, config, "x")
+    with pytest.raises(UserError, match=r"x: .*sandbox\.image=IMAGE"):
+        image_of(dataclasses.replace(owned, toolchain=None), SandboxConfig(kind=SandboxKind.docker), "x")

@@ -1,26 +1,38 @@
-"""Models and data sets of the Hugging Face hub: in the cache, or to be had from here.
+"""Models and data sets: whether those of the Hugging Face hub are here or to be had, and issues that are too long.
 
 Invariants:
 - What is in the cache as a whole needs no network, and none is used.
 - No token is sent: only whether one is there matters. No library of the hub is imported.
+- An issue is called too long by the tokens of its own text, which the prompt has as well; never by a guess.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from swe_rl.check.columns import renamed
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
-from swe_rl.check.rules.data import is_hub_id
-from swe_rl.config.choices import EngineKind
+from swe_rl.check.rules.agent import own_tokens
+from swe_rl.check.rules.data import is_hub_id, rows_in
+from swe_rl.check.rules.model import BUILTIN
+from swe_rl.config.choices import EngineKind, ExtensionKind
+from swe_rl.config.folders import PACKAGE
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
+from swe_rl.extension.find import is_foreign
 from swe_rl.host.program import Unanswered
 from swe_rl.plan.memory import weights_gb
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 ENDPOINT = "https://huggingface.co"
 _HIDDEN = (401, 403, 404)
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _YES = {"1", "on", "yes", "true"}
+_COUNTED = 256  # issues, of all lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,62 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         if missing is not None:
             yield from _to_fetch(config, system, environment, item, f"{missing} (looked in {folder})")
     yield from _local_folder(config, system)
+
+
+def prompts(config: Config, system: System) -> Iterator[Finding]:
+    """Of issues in files of this machine: how many are longer than what the agent's words leave of a first prompt."""
+    taken, texts = own_tokens(config.agent), list(_issues(config, system))
+    limit = config.rollout.max_prompt_tokens - taken
+    longest = sorted((text for text in texts if len(text.encode()) > limit > 0), key=len, reverse=True)
+    tokenizer = _tokenizer(config, system) if longest and config.agent.name not in AGENTS_WITHOUT_MODEL else None
+    if tokenizer is None:
+        return
+    step = -(-len(longest) // _COUNTED)
+    encoded = tokenizer.encode_batch(longest[::step], add_special_tokens=False)
+    most, too_long = max(map(len, encoded)), min(step * sum(len(ids) > limit for ids in encoded), len(longest))
+    if too_long:
+        share = f"{'about ' if step > 1 else ''}{too_long} of {len(texts)} issues ({too_long / len(texts):.1%})"
+        beside = f" beside the agent's own {taken}" if taken else ""
+        yield warning(
+            "preflight_prompts",
+            "rollout.max_prompt_tokens",
+            f"{share} have more tokens, up to {most}{beside}: their trajectories end as context_overflow without a "
+            "turn, as failures that teach nothing",
+            f"rollout.max_prompt_tokens={(most + taken) // 512 * 512 + 1024}, or env.instances=FILE without them",
+        )
+
+
+def _issues(config: Config, system: System) -> Iterator[str]:
+    env = config.env
+    columns = {env.eval_dataset or env.dataset: env.eval_columns} | {env.dataset: env.columns}
+    for dataset, names in columns.items() if not is_foreign(config, ExtensionKind.env) else ():
+        if dataset.endswith(".jsonl"):
+            column = "question" if env.name == "kodcode" else "problem_statement"
+            rows = rows_in(system.read_text(dataset) or "")
+            yield from (str(renamed(row, names).get(column) or "").strip() for row in rows)
+        elif env.name == "harbor":
+            splits = [f"{dataset}/{name}" for name in system.list_folder(dataset)]
+            tasks = [dataset, *splits, *(f"{split}/{name}" for split in splits for name in system.list_folder(split))]
+            yield from (text for task in tasks if (text := system.read_text(f"{task}/instruction.md")) is not None)
+
+
+def _tokenizer(config: Config, system: System) -> "Tokenizer | None":
+    """Of a folder, or of the hub's cache; None where there is none."""
+    path = config.model.path
+    if is_hub_id(path, system.exists):
+        repository = f"{cache_folder(job_environment(config, system))}/models--{path.replace('/', '--')}"
+        item, there = HubItem("", "", "", config.model.revision), system.list_folder(f"{repository}/snapshots")
+        folder = f"{repository}/snapshots/{_commit(item, repository, there, system)}"
+    else:
+        folder = str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
+    text = system.read_text(f"{folder}/tokenizer.json")
+    if text is None or system.version("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _items(config: Config, system: System) -> Iterator[HubItem]:

@@ -69,6 +69,7 @@ PROBES = (
     Probe("SLURM account", "hardware.account", slurm.account),
     Probe("Weights & Biases", "logger.wandb", servers.weights_and_biases),
     Probe("Hugging Face hub", "model.path", hub.ask),
+    Probe("length of the issues", "rollout.max_prompt_tokens", hub.prompts),
     Probe("engine servers", "engine.urls", servers.engines),
     Probe("sandbox server", "sandbox.runtime_url", servers.runtime),
 )

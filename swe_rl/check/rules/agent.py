@@ -4,16 +4,13 @@ Invariants:
 - Decided from names and sizes alone; nothing of an agent's own package is imported.
 """
 
-import sys
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.choices import Capture, SandboxKind
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part
-from swe_rl.config.schema import Config
-from swe_rl.extension.code import search_folders
+from swe_rl.config.schema import AgentConfig, Config
 
 VERIFIERS_ENV = "swe_rl.env.verifiers.VerifiersEnv"
 VERIFIERS_AGENT = "swe_rl.agent.verifiers.VerifiersAgent"
@@ -123,12 +120,16 @@ def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
         yield error("agent_samples", "agent.name", words, "job=rollout or job=eval")
 
 
+def own_tokens(agent: AgentConfig) -> int:
+    """At least; 0 where nothing is known."""
+    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
+        return _BARE_TOKENS
+    return _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
+
+
 @about(Part.rollouts)
 def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
-    agent, rollout = config.agent, config.rollout
-    tokens = _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
-    if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
-        tokens = _BARE_TOKENS
+    agent, rollout, tokens = config.agent, config.rollout, own_tokens(config.agent)
     if tokens <= rollout.max_prompt_tokens:
         return
     hopeless = tokens >= rollout.max_trajectory_tokens
@@ -163,19 +164,3 @@ def verifiers_capture(config: Config, _: Host) -> Iterator[Finding]:
     if config.agent._target_ == VERIFIERS_AGENT and config.rollout.capture is Capture.retokenize:
         words = "agent=verifiers leaves the conversation to its environment, which may change it: only traces are exact"
         yield error("agent_capture", "rollout.capture", words, "rollout.capture=traced")
-
-
-@about(Part.data)
-def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
-    """Not where the job runs on another machine: what is installed there is not known."""
-    if config.env._target_ != VERIFIERS_ENV or host.elsewhere or host.submitted:
-        return
-    if config.env.dataset == "none":
-        words = "env=verifiers needs the name of an environment's package"
-        yield error("verifiers_package", "env.dataset", words, "env.dataset=PACKAGE")
-        return
-    module = config.env.dataset.replace("-", "_").split("/")[-1]
-    if PathFinder.find_spec(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]) is None:
-        words = f"there is no installed package with the module {module}, which an environment of that name is"
-        fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
-        yield error("verifiers_package", "env.dataset", words, fix)

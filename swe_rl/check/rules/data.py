@@ -6,19 +6,22 @@ Invariants:
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterator
 from string import Formatter
 from typing import Any
 
 from swe_rl.check.columns import TREE_COLUMNS, absent_columns, renamed, unknown_names
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.check.rules.agent import AGENT_TOOLS
+from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
 from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.keys import nearest
 from swe_rl.config.parts import Part, reads
 from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
+from swe_rl.extension.outline import is_there
 from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
@@ -149,7 +152,7 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     env = config.env
     if env.name != "jsonl" or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
         return
-    rows = [renamed(row, env.columns) for row in _rows(host.read_text(env.dataset) or "")]
+    rows = [renamed(row, env.columns) for row in rows_in(host.read_text(env.dataset) or "")]
     rows = [row for row in rows if "instance_id" in row]
     without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row, env.columns)]
     if not without or env.unproven is Unproven.keep:
@@ -174,7 +177,7 @@ def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
     for key, columns, dataset in tables:
         problems = list(unknown_names(columns, env.name))
         if not problems and columns and (dataset or "").endswith(".jsonl"):
-            problems = list(absent_columns(columns, _rows(host.read_text(str(dataset)) or "")))
+            problems = list(absent_columns(columns, rows_in(host.read_text(str(dataset)) or "")))
         for problem in problems:
             yield error("columns", f"{key}.{problem.name}", problem.message, problem.fix, value=columns[problem.name])
     if env.eval_columns and env.eval_dataset in (None, env.dataset):
@@ -182,7 +185,7 @@ def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
         yield error("columns", "env.eval_columns", words, "env.columns", value="set")
 
 
-def _rows(text: str) -> Iterator[dict[str, Any]]:
+def rows_in(text: str) -> Iterator[dict[str, Any]]:
     """What is no record is refused, with its line, when it is read."""
     for line in text.split("\n"):
         try:
@@ -245,3 +248,19 @@ def images_fit(config: Config, host: Host) -> Iterator[Finding]:
             f"layers; hardware.disk_gb={disk:g}",
             "env.instances=FILE with fewer, or a larger disk for the container engine",
         )
+
+
+@about(Part.data)
+def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
+    """Not where the job runs on another machine: what is installed there is not known."""
+    if config.env._target_ != VERIFIERS_ENV or host.elsewhere or host.submitted:
+        return
+    if config.env.dataset == "none":
+        words = "env=verifiers needs the name of an environment's package"
+        yield error("verifiers_package", "env.dataset", words, "env.dataset=PACKAGE")
+        return
+    module = config.env.dataset.replace("-", "_").split("/")[-1]
+    if not is_there(module.partition(".")[0], [*search_folders(config.job.code), *sys.path]):
+        words = f"there is no installed package with the module {module}, which an environment of that name is"
+        fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
+        yield error("verifiers_package", "env.dataset", words, fix)

@@ -2,7 +2,8 @@
 
 Invariants:
 - Tests come into the sandbox after the agent's end. What lay in /tests and /logs is removed before.
-- A verifier that cannot be started is a GradeError. A verifier that ran and wrote no reward pays nothing.
+- A verifier that cannot be started is a GradeError. One that ran and wrote no reward has not `started`: whose doing
+  that is, an untouched sandbox shows.
 - Sandboxes end what a command leaves running: nothing of the agent runs beside the verifier.
 """
 
@@ -85,6 +86,7 @@ def _grade(ran: ExecResult, reward: float | None, duration_s: float) -> Grade:
         duration_s=duration_s,
         timed_out=ran.timed_out,
         findings=("reward_missing",) if missing else (),
+        started=not missing,
         tests_s=ran.duration_s,
         score=reward,
     )

@@ -191,6 +191,8 @@ class Prover:
             reason = f"{outcomes}; flaky: {_shown(flaky)}"
         elif noop.resolved:
             reason = "a change that fixes nothing resolves it"
+        elif not noop.started:
+            reason = f"without a solution its tests give no verdict: {last_words(noop.log)}"
         tests, made_of = self.env.digests(instance)
         used = gold[0].instance
         return Proof(

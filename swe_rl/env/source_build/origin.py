@@ -9,6 +9,7 @@ import hashlib
 import re
 import shutil
 import tarfile
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -93,7 +94,8 @@ def _unpack_commit(repository: Path, commit: str, destination: Path) -> None:
     except (OSError, tarfile.TarError) as error:
         raise BuildError(f"{repository}: commit {commit[:12]} cannot be unpacked ({error})") from error
     finally:
-        packed.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may take no change any more, which is said above
+            packed.unlink()
 
 
 @cache

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, safe_name
+from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, image_of, safe_name
 from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
@@ -174,22 +174,16 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
         await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
-        self._image(workspace, owner)
+        image_of(workspace, self._config, owner)
         if self._beating is None:
             self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
-
-    def _image(self, workspace: Workspace, owner: str) -> str:
-        image = workspace.image or self._config.image
-        if image is None:
-            raise UserError(f"{owner}: sandbox.kind=apptainer needs an image for a folder: sandbox.image=FILE.sif")
-        return image
 
     def _guards(self) -> list[Guard]:
         return [started.guard for started in self._open.values()]
 
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
         async with self._starts:
-            return await self._opened(workspace, self._image(workspace, owner), owner, door)
+            return await self._opened(workspace, image_of(workspace, self._config, owner), owner, door)
 
     async def _opened(self, workspace: Workspace, image: str, owner: str, door: Door | None) -> ContainerSandbox:
         folder = self._folder / f"{safe_name(owner)}-{next(self._counter)}"

@@ -23,7 +23,7 @@ from typing import Any
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, safe_name
+from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, image_of, safe_name
 from swe_rl.sandbox.container import spec
 from swe_rl.sandbox.container.engine import ContainerEngine, Identity, ImageMissingError, labels_of
 from swe_rl.sandbox.container.files import pack_folder
@@ -111,12 +111,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
     def _recipe(self, workspace: Workspace, owner: str, door: Door | None) -> Recipe:
-        image = workspace.image or self._config.image
-        if image is None:
-            raise UserError(
-                f"{owner}: sandbox.kind={self._config.kind} copies the folder of an instance into a base image, and "
-                "none is set: sandbox.image=IMAGE (one with bash, git and the Python that the tests need)"
-            )
+        image = image_of(workspace, self._config, owner)
         if door is not None and not self._engine.address.startswith("unix:"):
             raise UserError(
                 f"{owner}: a program in the sandbox is to reach the gateway through a socket of this machine, and the "
@@ -127,7 +122,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
         """Once: leftovers of runs that are gone are removed, and the heartbeat starts.
 
-        Raises UserError for a workspace without an image.
+        Raises UserError for a workspace that does not fit.
         """
         self._recipe(workspace, owner, door)
         if self._preparing is None:

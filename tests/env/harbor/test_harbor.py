@@ -81,7 +81,8 @@ def attempts(tasks, tmp_path):
         rollout = dataclasses.replace(compose([]).config.rollout, **changes)
 
         async def main():
-            sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
+            one_place = SandboxConfig(concurrency=1)
+            sandboxes = make_provider(one_place, tmp_path / "scratch", print, run="t")
             gateway = FakeGateway()
             attempter = Attempter(env, agent, gateway, sandboxes, rollout, env._config, model_name="m")
             instance = next(one for one in env.instances("train") if one.instance_id == name)
@@ -221,10 +222,20 @@ def test_a_reward_that_the_agent_wrote_is_not_paid(attempts, tasks):
     forged = attempts(ScriptedAgent(FORGED))
     assert (forged.status, forged.reward) == (Status.unresolved, 0.0), forged.error
     assert all(turn.exit_code == 0 for turn in forged.turns)
-    write_task(tasks / "sum", test="ls -A /tests /logs /logs/verifier\n")
-    silent = attempts(ScriptedAgent(FORGED))
+    write_task(tasks / "sum", test="ls -A /tests /logs /logs/verifier\n[ -e broken ] && exit\n" + SUM)
+    silent = attempts(ScriptedAgent([*FORGED, "touch broken"]))
     assert (silent.status, silent.reward, silent.findings) == (Status.unresolved, 0.0, ["reward_missing"])
     assert ".kept" not in silent.grade_log and "reward.txt" not in silent.grade_log
+
+
+@needs_bwrap
+@pytest.mark.parametrize("test", ["echo no number\n", f"[ -e total.txt ] || exit 1\n{SUM}", "[ -e a ] || sleep 60\n"])
+def test_a_verifier_that_writes_no_reward_for_nobody_s_work_is_no_verdict(attempts, tasks, test):
+    """Not the agent's doing, also where its work would have been paid."""
+    write_task(tasks / "sum", test=test)
+    lost = attempts(ScriptedAgent(["touch a"]), grade_timeout_s=2)
+    assert (lost.status, lost.reward) == (Status.grade_error, None)
+    assert "the verifier of sum gave no verdict, and in an untouched sandbox it gives none either" in lost.error
 
 
 @pytest.mark.slow
@@ -287,6 +298,7 @@ def test_what_validate_writes_is_what_a_run_reads_and_a_changed_file_makes_it_vo
     write_task(tasks / "paid_for_nothing", test="echo 1 > /logs/verifier/reward.txt\n")
     write_task(tasks / "stuck", solve="echo no way; exit 3\n")
     write_task(tasks / "unsolved", solve="true\n")
+    write_task(tasks / "mute", test=f"[ -e total.txt ] || {{ echo 'no file'; exit 1; }}\n{SUM}")
     (write_task(tasks / "without") / "solution" / "solve.sh").unlink()
     config = compose(["job=validate", *words]).config
     book_of.cache_clear()
@@ -297,19 +309,20 @@ def test_what_validate_writes_is_what_a_run_reads_and_a_changed_file_makes_it_vo
         "paid_for_nothing": "a change that fixes nothing resolves it",
         "stuck": "its solution ends with status 3: no way",
         "unsolved": "with its gold patch 1 tests fail: test.sh, and it scores 0",
+        "mute": "without a solution its tests give no verdict: no file",
         "without": "without has no solution/solve.sh, so nothing can prove it",
     }
     assert all(f"  {name}: {reason}\n" in said for name, reason in left_out.items()), said
-    assert "2 of 6 instances are proven; 4 left out (env.unproven=skip): paid_for_nothing, stuck, uns" in said
+    assert "2 of 7 instances are proven; 5 left out (env.unproven=skip): mute, paid_for_nothing, stuck" in said
 
     run = compose(["job=eval", *words]).config
     env, seen = made(run), []
     assert [one.instance_id for one in env.instances("train")] == ["sum", "two_files"]
     say_left_out(run, env, seen.append)
-    assert seen[0].startswith("train: 2 of 6 instances are used") and env.left_out("train") == left_out
-    with pytest.raises(InstanceError, match=r"4 of 6 instances of train are not proven: paid_for_nothing: a change"):
+    assert seen[0].startswith("train: 2 of 7 instances are used") and env.left_out("train") == left_out
+    with pytest.raises(InstanceError, match=r"5 of 7 instances of train are not proven: mute: without a solution"):
         made(compose(["job=eval", "env.unproven=refuse", *words]).config).instances("train")
-    assert len(made(compose(["job=eval", "env.unproven=keep", *words]).config).instances("train")) == 6
+    assert len(made(compose(["job=eval", "env.unproven=keep", *words]).config).instances("train")) == 7
 
     for file in ("environment/numbers.txt", "tests/test.sh", "solution/solve.sh", "instruction.md"):
         path = tasks / "sum" / file

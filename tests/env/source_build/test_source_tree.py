@@ -4,6 +4,7 @@ import io
 import subprocess
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -174,7 +175,7 @@ def test_a_tree_may_come_from_an_archive_or_a_folder_of_this_machine(tmp_path):
         origin_of(replace(instance, source=Source(tree=str(tmp_path / "no"), python="3.9")), tmp_path)
 
 
-def test_of_a_git_repository_the_base_commit_is_taken_and_nothing_later(tmp_path):
+def test_of_a_git_repository_the_base_commit_is_taken_and_nothing_later(tmp_path, monkeypatch):
     repository = tmp_path / "clone"
     repository.mkdir()
     git(repository, "init", "--quiet")
@@ -192,6 +193,14 @@ def test_of_a_git_repository_the_base_commit_is_taken_and_nothing_later(tmp_path
     assert git(tmp_path / "tree", "rev-list", "--all", "--count") == "1"
     with pytest.raises(InstanceError, match=f"a git repository without base_commit={BASE}"):
         origin_of(replace(instance, base_commit=BASE), tmp_path)
+    for owner, name in ((tarfile, "open"), (Path, "unlink")):  # the folder takes no change any more
+        monkeypatch.setattr(owner, name, read_only)
+    with pytest.raises(BuildError, match=r"commit \w+ cannot be unpacked \(read-only\)"):
+        make_tree(instance, made, tmp_path / "again")
+
+
+def read_only(*_, **__):
+    raise PermissionError("read-only")
 
 
 def test_packages_are_taken_from_the_time_of_the_release(tmp_path):
