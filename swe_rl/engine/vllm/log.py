@@ -21,7 +21,14 @@ _ERROR = re.compile(
     r"^[\w.]*(Error|Exception|Interrupt|NotFound|Failure)\b(: .*)?$|^\w*[Ee]rror: |^Killed$|Segmentation fault"
     r"|(died|exited) unexpectedly|^(Value error|Assertion failed), "  # the last two are pydantic's reasons
 )
-_WRAPPERS = ("root cause above", "Engine core initialization failed", "EngineDeadError", "RuntimeError: cancelled")
+_WRAPPERS = (
+    "root cause above",
+    "Engine core initialization failed",
+    "EngineDeadError",
+    "RuntimeError: cancelled",
+    "ValidationError: ",  # pydantic's, whose reasons follow
+)
+_OF_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
 
 
 class Cause(StrEnum):
@@ -96,7 +103,7 @@ def read_tail(path: Path, since_bytes: int = 0) -> str:
 
 def _plain(line: str) -> str:
     line = _ANSI.sub("", line.rpartition("\r")[2] if not line.endswith("\r") else line)
-    return _PREFIX.sub("", line).strip()
+    return _OF_PYDANTIC.sub("", _PREFIX.sub("", line).strip())
 
 
 def _shorten(line: str) -> str:
