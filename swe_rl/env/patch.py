@@ -42,11 +42,6 @@ class TakenPatch:
     note: str = ""
 
 
-async def take_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) -> str:
-    """The change since `base_commit`, new files included. Raises SandboxError."""
-    return (await collect_patch(sandbox, base_commit, timeout_s)).text
-
-
 async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) -> TakenPatch:
     """The change since `base_commit`; bytes that are no UTF-8 become surrogates.
 

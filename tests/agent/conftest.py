@@ -18,7 +18,7 @@ from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, Sandbox
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch import take_patch
+from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Grade
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
@@ -120,7 +120,7 @@ def solve(renderer: ChatRenderer, tmp_path: Path):
                 ))  # fmt: skip
             except UnknownEndError as error:
                 unknown, result = error, error.result
-            patch = await take_patch(box, instance.base_commit, 20)
+            patch = (await collect_patch(box, instance.base_commit, 20)).text
             summary = await gateway.close_session("t")
             if unknown is not None and not (summary.overflowed or summary.had_all_calls):
                 raise unknown

@@ -14,7 +14,7 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading.make import VerdictCache
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.session import read_session
-from swe_rl.env.patch import collect_patch, take_patch
+from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
@@ -134,7 +134,7 @@ async def test_git_killed_while_a_patch_is_taken_is_no_empty_patch(env, sandboxe
 
     sandbox.exec = exec_with_killer
     with pytest.raises(SandboxError, match="status 137"):
-        await take_patch(sandbox, instance.base_commit, 10)
+        await collect_patch(sandbox, instance.base_commit, 10)
     await sandbox.close()
 
 
@@ -188,12 +188,12 @@ async def test_the_patch_of_an_agent(env, sandboxes):
     module = instance.patch.split()[2].removeprefix("a/")
     await sandbox.exec(f"echo '# note' >> {module}; git commit -qam own", timeout_s=10)
     await sandbox.exec("echo data > new.txt; mkdir __pycache__; echo x > __pycache__/a.pyc", timeout_s=10)
-    patch = await take_patch(sandbox, instance.base_commit, 10)
+    patch = (await collect_patch(sandbox, instance.base_commit, 10)).text
     assert "+# note" in patch and "+++ b/new.txt" in patch and "pyc" not in patch
     verdict = await grade(env, instance, patch, sandboxes)
     assert verdict.patch_applied and not verdict.resolved
     await sandbox.exec("rm -rf .git", timeout_s=10)
-    assert await take_patch(sandbox, instance.base_commit, 10) == ""
+    assert (await collect_patch(sandbox, instance.base_commit, 10)).text == ""
     await sandbox.close()
 
 

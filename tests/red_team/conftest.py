@@ -13,7 +13,7 @@ from swe_rl.env.bugs.workspace import commit_tree, git
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch import take_patch
+from swe_rl.env.patch import collect_patch
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
@@ -113,7 +113,7 @@ def agent(victim, sandboxes):
         sandbox = await sandboxes.create(victim.workspace, owner="agent")
         try:
             outputs = [(await sandbox.exec(command, timeout_s=30)).output for command in commands]
-            patch = await take_patch(sandbox, victim.instance.base_commit, 30)
+            patch = (await collect_patch(sandbox, victim.instance.base_commit, 30)).text
         finally:
             await sandbox.close()
         return patch, cheating_attempts(commands, patch, victim.instance), outputs

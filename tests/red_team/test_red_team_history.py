@@ -6,7 +6,7 @@ import pytest
 
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
-from swe_rl.env.patch import take_patch
+from swe_rl.env.patch import collect_patch
 
 SECRET = "return a + b  # the fix"
 SEARCHES = [
@@ -65,7 +65,7 @@ async def test_nothing_of_the_fix_is_left(with_future, sandboxes):
     status = await sandbox.exec("git status --porcelain; git diff --stat " + base, timeout_s=30)
     assert status.output == ""
     await sandbox.exec("sed -i 's/a - b/a + b/' victim/__init__.py; git commit -qam x", timeout_s=30)
-    assert "+    return a + b" in await take_patch(sandbox, tip, 30)
+    assert "+    return a + b" in (await collect_patch(sandbox, tip, 30)).text
     await sandbox.close()
 
 
@@ -77,7 +77,7 @@ async def test_what_the_image_changed_is_no_part_of_the_patch(with_future, sandb
     )
     tip = await hide_history(sandbox, with_future.instance.base_commit, 60, ancestors=ancestors)
     await sandbox.exec("echo '# mine' >> victim/__init__.py", timeout_s=30)
-    patch = await take_patch(sandbox, tip, 30)
+    patch = (await collect_patch(sandbox, tip, 30)).text
     assert (
         "+# mine" in patch
         and "conftest" not in patch
@@ -101,7 +101,10 @@ async def test_a_base_that_has_only_a_name_keeps_it(victim, sandboxes):
         shown = await sandbox.exec(f"git diff --stat {name}; git checkout {name} tests/test_victim.py", timeout_s=30)
         assert shown.exit_code == 0, shown.output
     await sandbox.exec("echo '# mine' >> victim/__init__.py", timeout_s=30)
-    assert "+# mine" in await take_patch(sandbox, tip, 30) and "+# mine" in await take_patch(sandbox, name, 30)
+    assert (
+        "+# mine" in (await collect_patch(sandbox, tip, 30)).text
+        and "+# mine" in (await collect_patch(sandbox, name, 30)).text
+    )
     await sandbox.close()
 
 

@@ -5,7 +5,7 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.grading.pytest import grade_by_pytest
-from swe_rl.env.patch import collect_patch, take_patch
+from swe_rl.env.patch import collect_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
 from tests.support.scripted_sandbox import ScriptedProvider
@@ -83,7 +83,7 @@ async def test_bytes_of_any_kind_travel(victim, sandboxes):
         "printf 'caf\\351 \\303\\251\\n' > latin.txt; printf '\\0\\1\\2' > b.bin; touch 'sp ace' $'new\\nline'",
         timeout_s=30,
     )
-    patch = await take_patch(sandbox, victim.instance.base_commit, 30)
+    patch = (await collect_patch(sandbox, victim.instance.base_commit, 30)).text
     assert "\udce9 é" in patch and "GIT binary patch" in patch
     await sandbox.close()
     verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
@@ -104,7 +104,7 @@ async def test_no_answer_in_time_is_not_an_empty_patch():
 
     sandbox = await provider.create(Workspace(), owner="agent")
     with pytest.raises(SandboxError, match="within 1 s"):
-        await take_patch(sandbox, "0" * 40, 1.0)
+        await collect_patch(sandbox, "0" * 40, 1.0)
 
 
 async def test_what_an_agent_left_running_or_lying_around_is_not_there(victim, sandboxes, agent):
@@ -126,5 +126,5 @@ async def test_without_isolation_what_was_left_running_is_ended_as_well(victim, 
     sandbox = await provider.create(victim.workspace, owner="agent")
     for command in (LEFT_RUNNING, "touch .git/go"):
         await sandbox.exec(command, timeout_s=30)
-    assert await take_patch(sandbox, victim.instance.base_commit, 30) == ""
+    assert (await collect_patch(sandbox, victim.instance.base_commit, 30)).text == ""
     await provider.close()
