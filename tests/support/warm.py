@@ -97,14 +97,19 @@ def become(request: dict) -> None:
 
 def _compose_ready() -> None:
     """What each first composition of a process does and no option changes: a third of a small command's time."""
+    from hydra._internal.config_repository import ConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
 
     from swe_rl.config.store import register
+    from tests.support.composition import COMPOSE_TREE, SharedFiles
 
     register()
     Plugins.instance()
     OverridesParser.create().parse_overrides(["a.b=[c,1]", "+d=e", "~f", "g={h:0.1}"])
+    files = SharedFiles()
+    ConfigRepository.load_config = lambda *given, **named: files.load(*given, **named)
+    COMPOSE_TREE([], None)  # the files of all default options
 
 
 def main() -> None:
