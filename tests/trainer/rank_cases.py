@@ -122,7 +122,7 @@ def settings(case):
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
-    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=48)
+    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=64)
     if "large" in words:
         config = replace(config, max_tokens_per_micro_batch=4096)
     if "minis" in words:
