@@ -161,9 +161,14 @@ class Rotated(pytest.Dir):
         return found[first:] + found[:first]
 
 
-def pytest_collect_directory(path, parent):
-    """Of folders below this one: pytest asks nobody in here about this one."""
-    return Rotated.from_parent(parent, path=path)
+class Rotation:
+    @staticmethod
+    def pytest_collect_directory(path, parent):
+        return Rotated.from_parent(parent, path=path)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Rotation)  # this module would be asked about folders below this one alone
 
 
 _EVERY_TEST = pytest.StashKey[list[pytest.Item]]()

@@ -26,7 +26,9 @@ def reference():
 @pytest.fixture(scope="session")
 def rank_cases():
     """The trainer's module of that name."""
-    return module_at(Path(__file__).parents[1] / "trainer" / "rank_cases.py")
+    from tests.trainer import rank_cases
+
+    return rank_cases
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
 from swe_rl.run.components import load_sampled
-from tests.end_to_end.conftest import FEW, PER_STEP
+from tests.end_to_end.conftest import PER_STEP
 
 pytestmark = pytest.mark.slow
 
@@ -285,12 +285,3 @@ async def test_a_server_that_is_not_there(command):
     done = await asyncio.to_thread(command.run, "job=rollout", "engine=external", "engine.urls=[http://127.0.0.1:9]")
     assert done.exit_status == 2 and "Traceback" not in done.text
     assert "engine.urls: http://127.0.0.1:9 cannot be reached" in done.stderr
-
-
-def test_a_sweep_ends_with_its_comparison(command):
-    given = ("--multirun", "job=rollout", "router=default,cap", "layout.engines=2", "trainer.steps=1", *FEW)
-    done = command.run(*given)
-    assert done.exit_status == 0, done.text
-    assert "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=cap)" in done.stdout
-    [folder] = (command.outputs / "multirun" / "rollout").iterdir()
-    assert json.loads((folder / "compare" / "compare.json").read_text())["pairs"]

@@ -76,9 +76,10 @@ def test_no_example_is_longer_than_60_lines():
         assert len((examples_dir() / kind / f"my_{kind}.py").read_text().splitlines()) <= 60, kind
 
 
-def test_all_but_the_environment_train_in_one_run(command, options, scores):
+def test_all_but_the_environment_train_in_one_run_and_two_ranks_learn_the_same(command, options, scores):
     kinds = [kind for kind in KINDS if kind != "env"]
-    done = command.run(*options(*kinds), *ONE, f"reward.params.url={scores}", cold=True)
+    words = (*options(*kinds), *ONE, f"reward.params.url={scores}")
+    done = command.run(*words, cold=True)
     assert done.exit_status == 0, done.text
     [step] = command.steps()
     assert step["trained_tokens"] > 0 and step["loss"] != 0
@@ -95,6 +96,12 @@ def test_all_but_the_environment_train_in_one_run(command, options, scores):
     assert len(facts) == len(kinds) and all(re.fullmatch("[0-9a-f]{64}", fact["sha256"]) for fact in facts)
     assert '_target_: "my_agent.MyAgent"  # conf/agent/my_agent.yaml' in (folder / "config.yaml").read_text()
 
+    done = command.run(*words, "layout=local2", "hydra.run.dir=ranks")
+    assert done.exit_status == 0, done.text
+    [on_ranks] = command.read(command.root / "ranks" / "steps.jsonl")
+    assert on_ranks["loss"] == pytest.approx(step["loss"], abs=1e-5)
+    assert on_ranks["grad_norm"] == pytest.approx(step["grad_norm"], abs=1e-4)
+
 
 def test_an_environment_trains(command, options):
     done = command.run(*options("env"), *ONE, "rollout.eval_n=1", small=False)
@@ -108,36 +115,34 @@ def test_a_gold_patch_of_it_is_graded_as_resolved(command, options):
     assert done.exit_status == 0 and "100.0 %" in done.stdout, done.text
 
 
-def test_two_ranks_and_one_process_learn_the_same_by_a_loss_of_ones_own(command, options):
-    steps = []
-    for layout in ("local2", "local"):
-        done = command.run(*options("loss", "advantage"), *ONE, f"layout={layout}", f"hydra.run.dir=runs/{layout}")
-        assert done.exit_status == 0, done.text
-        [step] = command.read(command.root / "runs" / layout / "steps.jsonl")
-        steps.append(step)
-    ranks, alone = steps
-    assert ranks["loss"] == pytest.approx(alone["loss"], abs=1e-5) and ranks["loss"] != 0
-    assert ranks["grad_norm"] == pytest.approx(alone["grad_norm"], abs=1e-4)
-
-
-@pytest.mark.parametrize("launcher", ["basic", "local_processes"])
-def test_a_frozen_sweep_has_its_own_copy_of_the_code(command, launcher):
-    """The second job runs after the folder that was given is gone."""
+def code_that_goes(command):
+    """Words for an agent whose folder is removed by its first import; and that folder."""
     given = command.root / "given"
     shutil.copytree(examples_dir() / "agent", given)
     agent = (given / "my_agent.py").read_text()
     gone = f"import shutil; shutil.rmtree({str(given)!r}, ignore_errors=True)"
     (given / "my_agent.py").write_text(agent.replace("class MyAgent:", f"{gone}\n\n\nclass MyAgent:"))
-    words = ["--multirun", "--config-dir", str(given / "conf"), f"job.code=[{given}]", "agent=my_agent"]
-    done = command.run(*words, f"hydra/launcher={launcher}", "trainer.seed=0,1", *TWO_ATTEMPTS)
-    assert done.exit_status == 0, done.text
+    return ("--config-dir", str(given / "conf"), f"job.code=[{given}]", "agent=my_agent"), given
+
+
+def each_job_had_its_copy(sweep, given):
     assert not given.exists()
-    [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
     assert (sweep / "frozen" / "code" / "0" / "my_agent.py").is_file()
     for job in ("0", "1"):
         [fact] = json.loads((sweep / job / "code.json").read_text())
         assert fact["path"] == str(sweep / "frozen" / "code" / "0")
         assert json.loads((sweep / job / "status.json").read_text())["status"] == "done"
+
+
+def test_a_frozen_sweep_has_its_own_copy_of_the_code_and_ends_with_its_comparison(command):
+    """The second job runs after the folder that was given is gone."""
+    words, given = code_that_goes(command)
+    done = command.run("--multirun", *words, "router=default,cap", "layout.engines=2", *TWO_ATTEMPTS)
+    assert done.exit_status == 0, done.text
+    [sweep] = (command.outputs / "multirun" / "rollout").iterdir()
+    each_job_had_its_copy(sweep, given)
+    assert "# DP=2 Rollout Tokens/sec Comparison (router=default vs router=cap)" in done.stdout
+    assert json.loads((sweep / "compare" / "compare.json").read_text())["pairs"]
 
 
 def test_trials_of_a_sweeper_have_their_own_copy_of_the_code(command):
@@ -174,7 +179,7 @@ def test_a_reward_that_raises_stops_the_run_and_names_the_class(command):
         "class Mine:\n    async def reward(self, attempt):\n        raise OSError('the judge is away')\n"
     )
     others = "advantage._target_=nowhere.Mine"  # which rollouts alone do not start
-    words = ("job=rollout", others, *ONE)  # an attempt without a patch has no reward
+    words = ("agent=gold", others, *TWO_ATTEMPTS)  # an attempt without a patch has no reward
     done = command.run("reward._target_=theirs.Mine", f"job.code=[{command.root}]", *words)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "grade_error: reward=Mine (theirs.Mine): its method reward raised OSError" in said

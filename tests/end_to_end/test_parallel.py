@@ -2,12 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import time
 
 import pytest
 
-from tests.end_to_end.conftest import ranks_of
+from tests.end_to_end.conftest import FEW, ranks_of
 from tests.support.waiting import gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -41,37 +42,27 @@ def alone(finished):
     return finished
 
 
-def test_two_ranks_are_killed_and_go_on_as_one_process(command, alone):
-    """Driver killed, ranks gone by themselves, checkpoint of two ranks read by one process: the run of one process."""
-    process = command.start(*TWO, "trainer.resume=auto", cold=True)
-    command.wait_for_step(process, 2, timeout_s=400)
-    ranks = ranks_of(process.pid)
-    assert len(ranks) == 2
+def killed_after(command, checkpoint, ranks, *overrides):
+    """A run whose driver is killed when the checkpoint of that step is there: its ranks end by themselves."""
+    process = command.start(*overrides, "trainer.resume=auto")
+    command.wait_for_checkpoint(process, checkpoint, timeout_s=400)
+    found = ranks_of(process.pid)
+    assert len(found) == ranks
     process.kill()
     process.communicate()
-    assert gone(ranks)
+    assert gone(found)
+
+
+def test_replicas_are_killed_two_ranks_go_on_are_killed_and_one_process_goes_on(command, alone):
+    """Also the bytes of the checkpoints: four ranks write together what two, and one process, write."""
+    killed_after(command, 1, 4, *REPLICAS)
+    of_replicas = stored_bytes(min((command.folder() / "checkpoints").glob("step_*")))
+    assert of_replicas == stored_bytes(alone.folder() / "checkpoints" / "step_000003")
+    killed_after(command, 2, 2, *TWO)
     resumed = command.run("trainer.resume=auto")
     assert resumed.exit_status == 0, resumed.text
-    assert "continues after step" in resumed.text
+    assert re.findall(r"continues after step (\d+)", command.log()) == ["1", "2"]
     assert_same_run(command, alone)
-    assert not command.children()
-
-
-def test_two_replicas_of_two_ranks_are_killed_and_two_ranks_go_on(command, alone):
-    """Also the bytes of the checkpoints: four ranks write together what two, and one process, write."""
-    process = command.start(*REPLICAS, "trainer.resume=auto")
-    command.wait_for_step(process, 2, timeout_s=400)
-    ranks = ranks_of(process.pid)
-    assert len(ranks) == 4
-    process.kill()
-    process.communicate()
-    assert gone(ranks)
-    of_replicas = stored_bytes(min((command.folder() / "checkpoints").glob("step_*")))
-    resumed = command.run(*TWO, "trainer.resume=auto")
-    assert resumed.exit_status == 0, resumed.text
-    assert "continues after step" in resumed.text
-    assert_same_run(command, alone)
-    assert of_replicas == stored_bytes(alone.folder() / "checkpoints" / "step_000003")
     assert not command.children()
 
 
@@ -106,20 +97,6 @@ def test_two_ranks_are_one_process(command, alone):
     assert event["num_samples"] == 2
 
 
-def test_a_killed_rank_ends_the_run_with_its_name(command):
-    process = command.start(*TWO, "trainer.steps=50")
-    command.wait_for_step(process, 1, timeout_s=400)
-    ranks = ranks_of(process.pid)
-    os.kill(ranks[1].pid, signal.SIGKILL)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 1, stderr
-    assert "Rank 1 of 2 of the trainer failed: it ended" in stderr and "by SIGKILL" in stderr
-    assert "Traceback" not in stderr
-    assert gone(ranks) and not command.children()
-    status = json.loads((command.folder() / "status.json").read_text())
-    assert status["status"] == "failed" and status["exit_status"] == 1 and "Rank 1 of 2" in status["reason"]
-
-
 def kill_rank(command, process, after_step):
     command.wait_for_step(process, after_step, timeout_s=400)
     ranks = ranks_of(process.pid)
@@ -145,8 +122,9 @@ def test_a_killed_rank_is_started_again_and_the_run_is_the_same(command, alone):
 
 
 def test_the_last_restart_is_the_last(command):
-    """The first rank dies before there is a checkpoint: the run begins anew."""
-    process = command.start(*TWO, "trainer.max_restarts=1", "trainer.steps=50", "trainer.checkpoint_every_steps=40")
+    """The first rank dies before there is a checkpoint: the run begins anew. The second one ends it with its name."""
+    words = (*FEW, "trainer.max_restarts=1", "trainer.steps=50", "trainer.checkpoint_every_steps=40")
+    process = command.start(*TWO, *words)
     first = kill_rank(command, process, 1)
     assert gone(first)
     events = command.folder() / "events.jsonl"
@@ -164,15 +142,18 @@ def test_the_last_restart_is_the_last(command):
     assert event["step"] == 0
     summary = json.loads((command.folder() / "summary.json").read_text())
     assert summary["trainer_restarts"] == 1
+    status = json.loads((command.folder() / "status.json").read_text())
+    assert status["status"] == "failed" and status["exit_status"] == 1 and "Rank 1 of 2" in status["reason"]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT])
-def test_ctrl_c_saves_a_checkpoint_of_the_ranks(command, sent):
-    process = command.start(*TWO, "trainer.steps=50", "trainer.checkpoint_every_steps=0")
-    command.wait_for_step(process, 1, timeout_s=400)
+def test_sampling_a_step_ahead_until_ctrl_c_which_saves_a_checkpoint_of_the_ranks(command):
+    """The trainer's ranks learn step k while step k + 1 is sampled, with the weights of step k - 1."""
+    ahead = ("trainer.max_staleness_steps=1", "algo.correction=token_tis")
+    process = command.start(*TWO, *ahead, "trainer.steps=50", "trainer.checkpoint_every_steps=0")
+    command.wait_for_step(process, 3, timeout_s=400)
     ranks = ranks_of(process.pid)
     time.sleep(0.3)
-    os.killpg(process.pid, sent)  # as a terminal does: the ranks get it, too
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the ranks get it, too
     _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     folder = command.folder()
@@ -181,20 +162,14 @@ def test_ctrl_c_saves_a_checkpoint_of_the_ranks(command, sent):
     assert gone(ranks) and not command.children()
     assert "Traceback" not in stderr
 
-
-def test_sampling_a_step_ahead(command):
-    """The trainer's ranks learn step k while step k + 1 is sampled, with the weights of step k - 1."""
-    done = command.run(*TWO, "trainer.max_staleness_steps=1", "algo.correction=token_tis")
-    assert done.exit_status == 0, done.text
-    records = command.steps()
+    records = command.steps()[:3]
     assert [one["step"] for one in records] == [1, 2, 3]
     ages = [one["staleness_mean"] for one in records]
     assert ages[0] == 0 and set(ages[1:]) <= {1, None} and 1 in ages
     started = {}
-    for line in (command.folder() / "run.log").read_text().splitlines():
+    for line in command.log().splitlines():
         for name in ("generate", "train"):
             for what in ("Started", "Finished"):
                 if f"{what}: '{name}'" in line:
                     started.setdefault((what, name), []).append(line[:23])
     assert started["Started", "generate"][1] < started["Finished", "train"][0]  # the second step's, the first one's
-    assert not command.children()

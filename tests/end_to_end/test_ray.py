@@ -1,24 +1,22 @@
 """The trainer's ranks on two nodes of a Ray cluster, from the command line: the run of one process; what kills end."""
 
-import importlib.util
 import os
+import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+from tests.end_to_end.test_stream import whole
+from tests.support.waiting import gone
+from tests.trainer import ray_nodes
 
-NODES = Path(__file__).parents[1] / "trainer" / "ray_nodes.py"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def nodes():
     pytest.importorskip("ray")
-    spec = importlib.util.spec_from_file_location("ray_nodes", NODES)
-    ray_nodes = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ray_nodes)
     with pytest.MonkeyPatch.context() as patch:
         for key, value in ray_nodes.ENVIRONMENT.items():
             patch.setenv(key, value)
@@ -44,50 +42,39 @@ def ended(process, timeout_s=60):
     return process.returncode, stdout + stderr
 
 
-def test_a_killed_driver_takes_its_actors_with_it_and_the_run_is_that_of_one_process(
+def test_steps_are_those_of_one_process_and_a_killed_driver_takes_its_actors_with_it(
     command, nodes, overrides, finished
 ):
-    process = command.start(*overrides, "trainer.resume=auto")
-    command.wait_for_step(process, 1, timeout_s=300)
+    process = command.start(*overrides, "trainer.steps=50")
+    command.wait_for_step(process, 3, timeout_s=300)
     assert len(nodes.ranks()) == 2
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert no_ranks(nodes)
-    done = command.run(*overrides, "trainer.resume=auto")
-    assert done.exit_status == 0 and [one["step"] for one in command.steps()] == [1, 2, 3], done.text
-    for mine, other in zip(command.steps(), finished.steps(), strict=True):
+    for mine, other in zip(command.steps()[:3], finished.steps(), strict=True):
         for key in ("loss", "grad_norm", "entropy"):
             assert mine[key] == pytest.approx(other[key], abs=1e-5), (mine["step"], key)
         assert mine["reward_mean"] == other["reward_mean"] and mine["trained_tokens"] == other["trained_tokens"]
-    assert [path.name for path in sorted((command.folder() / "trainer").iterdir())] == ["rank0.log", "rank1.log"]
-    assert nodes.ranks() == []
 
 
-def test_groups_flow_beside_ranks_on_two_nodes_until_an_actor_is_killed(command, nodes, overrides):
-    """It ends the run with its name."""
-    process = command.start(*overrides, "rollout.mode=stream", "trainer.steps=50", "trainer.max_restarts=0")
-    command.wait_for_step(process, 3, timeout_s=300)
-    killed = nodes.ranks()[1].pid
-    os.kill(killed, signal.SIGKILL)
-    status, text = ended(process)
-    flat = " ".join(text.split())
-    assert status == 1 and "run failed: Rank " in flat and f"process {killed}, died" in flat, text
-    assert no_ranks(nodes) and "Traceback" not in text
-    steps = command.steps()[:3]
-    groups = [group for one in steps for group in one["groups"]]
-    assert [one["step"] for one in steps] == [1, 2, 3] and len(set(groups)) == len(groups)
-    assert [one["weight_version"] for one in steps] == [1, 2, 3]
-    assert {int(age) for one in steps for age in one["token_staleness"]} >= {0, 1}
-
-
-@pytest.mark.long
-def test_a_killed_actor_is_replaced_where_restarts_are_allowed(command, nodes, overrides):
-    process = command.start(*overrides, "trainer.steps=6", "trainer.max_restarts=1")
-    command.wait_for_step(process, 1, timeout_s=300)
-    os.kill(nodes.ranks()[0].pid, signal.SIGKILL)
+def test_groups_flow_beside_ranks_of_which_one_is_killed_and_replaced_to_a_quiet_end(command, nodes, overrides):
+    """The run names the actor that was lost, and ends all others itself."""
+    process = command.start(*overrides, "rollout.mode=stream", "trainer.steps=4", "trainer.max_restarts=1")
+    command.wait_for_step(process, 2, timeout_s=300)
+    first = nodes.ranks()
+    os.kill(first[1].pid, signal.SIGKILL)
     status, text = ended(process, timeout_s=240)
-    assert status == 0 and len(command.steps()) == 6, text
-    assert no_ranks(nodes)
+    flat = " ".join(text.split())
+    assert status == 0 and "Traceback" not in text, text
+    assert re.search(
+        rf"rank \d is lost \(its actor on node .* process {first[1].pid}, died.*\); restart 1 of 1", flat
+    ), text
+    assert nodes.ranks() == [] and gone(first)
+    steps = whole(command, 4)
+    assert [one["weight_version"] for one in steps] == [1, 2, 3, 4]
+    assert {int(age) for one in steps for age in one["token_staleness"]} >= {0, 1}
+    logs = sorted(path.relative_to(command.folder()).as_posix() for path in command.folder().glob("trainer/**/*.log"))
+    assert logs == [f"trainer/{part}rank{rank}.log" for part in ("", "restart1/") for rank in (0, 1)]
 
 
 @pytest.mark.long

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.end_to_end.test_extensions import code_that_goes, each_job_had_its_copy
+
 pytestmark = pytest.mark.slow
 
 TINY = ("job=rollout", "trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "sandbox.concurrency=2")
@@ -49,14 +51,17 @@ def test_an_edit_while_jobs_wait_changes_nothing(command):
 
 
 def test_jobs_of_their_own_processes_run_the_frozen_code_and_hide_secrets(command, monkeypatch):
+    """Also code of the user's own, whose folder is gone when the second job runs."""
     planted = {"WANDB_API_KEY": "planted-one-5c1f", "HF_TOKEN": "planted-two-77aa", "MY_API_KEY": "planted-three-e0d9"}
     monkeypatch.setenv("WANDB_API_KEY", planted["WANDB_API_KEY"])
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     (command.root / ".env").write_text(f"HF_TOKEN={planted['HF_TOKEN']}\n")
     secret = f"+hardware.env_vars.MY_API_KEY={planted['MY_API_KEY']}"
+    own, given = code_that_goes(command)
     done = command.run(
         "--multirun",
+        *own,
         "hydra/launcher=local_processes",
         "trainer.seed=0,1",
         *TINY,
@@ -66,8 +71,7 @@ def test_jobs_of_their_own_processes_run_the_frozen_code_and_hide_secrets(comman
     )
     assert done.exit_status == 0, done.text
     folder = sweep_folder(command)
-    for job in ("0", "1"):
-        assert json.loads((folder / job / "status.json").read_text())["status"] == "done"
+    each_job_had_its_copy(folder, given)
     assert list((folder / "frozen" / "swe_rl" / "job" / "__pycache__").glob("rollout.*")), (
         "another package was imported"
     )

@@ -16,6 +16,7 @@ from swe_rl.env.bugs.env import DATA
 from swe_rl.env.records import read_instances, write_instances
 from tests.sandbox import host_image
 from tests.sandbox.engines import NoEngineError, engine
+from tests.support.command import HEAVY, Started, warm
 
 LEASE_S = 6.0
 TIMES = (f"runtime.lease_s={LEASE_S:g}", "runtime.heartbeat_s=1")
@@ -40,17 +41,18 @@ ENDLESS = ("trainer.steps=1000",)
 
 
 class TwoJobs:
-    """Servers and runs that meet below `root`; all ended with it."""
+    """Servers and runs that meet below `root`; all ended with it. They are forked, unless they shall be `cold`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.meet = root / "meet"
-        self.processes: list[subprocess.Popen] = []
+        self.processes: list[subprocess.Popen | Started] = []
+        self.cold = False
         self.containers: tuple[str, ...] = ("runtime.containers=process",)
         write_instances(root / "few" / "heldout.jsonl", read_instances(DATA / "heldout.jsonl")[:2])
         write_instances(root / "few" / "train.jsonl", read_instances(DATA / "train.jsonl")[:8])
 
-    def start(self, *overrides: str, log: str, **environ: str) -> subprocess.Popen:
+    def start(self, *overrides: str, log: str, **environ: str) -> subprocess.Popen | Started:
         common = (
             f"env.dataset={self.root / 'few'}",
             f"paths.outputs={self.root / 'outputs'}",
@@ -58,22 +60,28 @@ class TwoJobs:
             f"hardware.shared_paths=[{self.root}]",
             *self.containers,
         )
+        words = [*common, *TIMES, *PLACES, *overrides]
+        whole = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), **environ}
         with (self.root / log).open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "swe_rl", *common, *TIMES, *PLACES, *overrides],
-                cwd=self.root,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.root / "cache"), **environ},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+            streams = (output.fileno(), output.fileno())
+            forked = None if self.cold else warm(HEAVY).start(words, self.root, whole, streams=streams)
+            self.processes.append(
+                forked
+                or subprocess.Popen(
+                    [sys.executable, "-m", "swe_rl", *words],
+                    cwd=self.root,
+                    env=whole,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
             )
-        self.processes.append(process)
-        return process
+        return self.processes[-1]
 
-    def server(self, *overrides: str, log: str = "server.log") -> subprocess.Popen:
+    def server(self, *overrides: str, log: str = "server.log") -> subprocess.Popen | Started:
         return self.start("job=runtime", f"runtime.shared_dir={self.meet}", *overrides, log=log)
 
-    def run(self, job: str, *overrides: str, log: str = "run.log", **environ: str) -> subprocess.Popen:
+    def run(self, job: str, *overrides: str, log: str = "run.log", **environ: str) -> subprocess.Popen | Started:
         return self.start(f"job={job}", *STEPS, *overrides, log=log, **environ)
 
     def text(self, log: str) -> str:
@@ -129,6 +137,7 @@ def two(tmp_path):
 @pytest.mark.slow
 def test_a_run_finds_its_server_and_both_end(two):
     """The run comes first, waits, and is told how a server is started."""
+    two.cold = True
     run = two.run("rollout", "runtime=job", f"runtime.shared_dir={two.meet}", "trainer.steps=1")
     two.wait(lambda: "nobody has started it" in two.text("run.log"), "the run to wait")
     assert f"python -m swe_rl job=runtime runtime=job runtime.shared_dir={two.meet}" in two.text("run.log")
@@ -201,13 +210,13 @@ def test_a_run_whose_server_is_killed_saves_and_fails(two):
 def test_a_server_that_is_started_again_is_used_again(two):
     first = two.server("runtime=job")
     two.record()
-    run = two.run("rollout", "runtime=job", f"runtime.shared_dir={two.meet}", "trainer.steps=6")
+    run = two.run("rollout", "runtime=job", f"runtime.shared_dir={two.meet}", "trainer.steps=4")
     two.wait(lambda: two.steps("rollout") >= 1, "a step")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     second = two.server("runtime=job", log="second.log")
     assert run.wait(120) == 0, two.text("run.log")
-    assert two.steps("rollout") == 6
+    assert two.steps("rollout") == 4
     assert two.text("run.log").count("places on") == 2
     assert second.wait(30) == 0
     two.nothing_left()  # what the killed one left in the scratch folder, the second has removed

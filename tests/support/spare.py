@@ -13,9 +13,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.trainer.ranks import forked
@@ -31,22 +33,41 @@ REQUEST_BYTES = 1 << 20
 # Read when something is imported: where one differs, what was imported is not what the process would have.
 _READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_", "LD_", "LC_", "LANG")
 _READ_WHEN_USED = {"PYTHONPATH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"}  # the second is set by whoever loads a model
+_LOOK_S = 0.01
 _SPARES = 2  # a trainer is started again where a rank was lost
 _MODULES, _PATH = 3, 4  # places in the words of a fork server
 _SERVE = "import sys; from tests.support.spare import serve; serve(sys.argv[1:], KEPT[0])"
 
-Interpreter = Callable[[Sequence[str], int, int | None], subprocess.Popen]
+Interpreter = Callable[[Sequence[str], int, int | None], Any]  # what it returns has some of Popen's methods
 
 
-class Child(subprocess.Popen):
-    """A child of this process that was forked: as much of Popen as there is use for."""
+class Child:
+    """A child of this process that was forked: as much of Popen as there is use for. Any thread may ask and kill."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.args, self.returncode = pid, ["fork server"], None
-        self.stdin = self.stdout = self.stderr = None
-        self._waitpid_lock = threading.Lock()
-        self._child_created = True
-        self._sigint_wait_secs = 0.25
+        self.pid = pid
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if until is not None and time.monotonic() > until:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            time.sleep(_LOOK_S)
+        return self.returncode
+
+    def kill(self) -> None:
+        with self._lock:
+            if self.returncode is None:  # else its number may be another's
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def at_import(environ: Mapping[str, str]) -> dict[str, str]:
@@ -62,12 +83,22 @@ def write_line(words: Sequence[str]) -> None:
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
+def take_over(request: Mapping) -> None:
+    """Of whoever asked for this process: streams, folder, environment."""
+    for number, stream in zip((1, 2), request["streams"], strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+
+
 def keep_spares() -> None:
     """For a forked command, before it has a second thread: its first fork servers are children that wait already."""
     interpreter, path, environ = forked._interpreter, frozenset(sys.path), at_import(os.environ)
     spares = [_spare() for _ in range(_SPARES)]
 
-    def start(words: Sequence[str], kept: int, output: int | None) -> subprocess.Popen:
+    def start(words: Sequence[str], kept: int, output: int | None) -> Any:
         if not spares or not _can_be_forked(words, path) or at_import(os.environ) != environ:
             return interpreter(words, kept, output)
         pid, requests = spares.pop(0)
@@ -94,10 +125,9 @@ def _spare() -> tuple[int, socket.socket]:
 
 
 def _can_be_forked(words: Sequence[str], path: Collection[str]) -> bool:
-    """Whether its imports are those that were done: it looks for them in no other folder than those of `path`."""
-    return set(words[_PATH:]) <= {"", str(PACKAGE.parent), *path} and all(
-        module in RANKS for module in words[_MODULES].split(",")
-    )
+    """Whether its imports are those that were done: it looks for them in no other folder than those of `path`. What is
+    not in RANKS the fork imports for itself."""
+    return set(words[_PATH:]) <= {"", str(PACKAGE.parent), *path} and "torch" in words[_MODULES].split(",")
 
 
 def ask_for_each(modules: tuple[str, ...]) -> Interpreter:
@@ -106,7 +136,7 @@ def ask_for_each(modules: tuple[str, ...]) -> Interpreter:
 
     interpreter, path = forked._interpreter, frozenset(sys.path)
 
-    def start(words: Sequence[str], kept: int, output: int | None) -> subprocess.Popen:
+    def start(words: Sequence[str], kept: int, output: int | None) -> Any:
         streams = (1, 2) if output is None else (output, output)
         made = None
         if _can_be_forked(words, path):
@@ -125,12 +155,7 @@ def _wait(requests: socket.socket) -> None:
     if not text:
         os._exit(0)
     request = json.loads(text)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["environ"])
-    for stream, descriptor in zip((1, 2), given[1:], strict=True):
-        os.dup2(descriptor, stream)
-        os.close(descriptor)
+    take_over(request | {"streams": given[1:]})
     requests.close()
     serve(request["words"], given[0])
 

@@ -23,7 +23,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tests.support.spare import REQUEST_BYTES, keep_spares, write_line
+from tests.support.spare import REQUEST_BYTES, keep_spares, take_over, write_line
 
 MOST_DESCRIPTORS = 4
 LINE_BYTES = 16_384  # of the padding argument that the forked process writes its own line over
@@ -86,12 +86,7 @@ def become(request: dict) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, stream in zip((1, 2), request["streams"], strict=True):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.chdir(request["cwd"])
-    os.environ.clear()
-    os.environ.update(request["environ"])
+    take_over(request)
     sys.argv = ["-c" if request["code"] else "-m", *request["arguments"]]
     sys.path[0] = "" if request["code"] else request["cwd"]
     if "torch" in sys.modules and not request["code"]:
@@ -102,14 +97,19 @@ def become(request: dict) -> None:
 
 def _compose_ready() -> None:
     """What each first composition of a process does and no option changes: a third of a small command's time."""
+    from hydra._internal.config_repository import ConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
 
     from swe_rl.config.store import register
+    from tests.support.composition import COMPOSE_TREE, SharedFiles
 
     register()
     Plugins.instance()
     OverridesParser.create().parse_overrides(["a.b=[c,1]", "+d=e", "~f", "g={h:0.1}"])
+    files = SharedFiles()
+    ConfigRepository.load_config = lambda *given, **named: files.load(*given, **named)
+    COMPOSE_TREE([], None)  # the files of all default options
 
 
 def main() -> None:

@@ -1,11 +1,9 @@
 """Tiny random models and rows for the trainer's tests."""
 
-import importlib.util
 import random
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,11 +35,10 @@ def peft():
 
 @pytest.fixture(scope="session")
 def rank_cases():
-    """The module of that name here, which is a script of its own as well."""
-    spec = importlib.util.spec_from_file_location("rank_cases", Path(__file__).parent / "rank_cases.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The trainer's module of that name."""
+    from tests.trainer import rank_cases
+
+    return rank_cases
 
 
 @pytest.fixture(scope="module")

@@ -1,25 +1,25 @@
-"""What the ranks of the distributed tests do: `python rank_cases.py WORLD PORT FOLDER CASE...`.
+"""What the ranks of the distributed tests do.
 
 Every case leaves FOLDER/CASE.json (rank 0 alone). `run_ranks` starts all ranks and waits, with a time limit.
 """
 
-import contextlib
-import importlib
 import json
 import os
 import random
 import signal
-import socket
-import subprocess
 import sys
 import time
+import traceback
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 
-from tests.support.command import HEAVY, ROOT, warm
+import pytest
+
+from swe_rl.host.addresses import free_port
+from swe_rl.trainer.ranks.forked import ForkServer
+from tests.support.spare import RANKS
 
 VOCAB = 64
-_MAIN = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2, experts=0):
@@ -122,7 +122,7 @@ def settings(case):
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
-    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=48)
+    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=64)
     if "large" in words:
         config = replace(config, max_tokens_per_micro_batch=4096)
     if "minis" in words:
@@ -345,80 +345,71 @@ def save_arguments(step):
     return {"step": step, "weight_version": step, "data_order": {"next": step}, "config": {"lr": 1}}
 
 
-def one_rank(rank, world, port, folder, cases):
+def one_rank(rank, world, port, folder, cases, link):
+    """As a process of its own, which ends with it."""
     import torch
 
     from swe_rl.trainer.sharded.mesh import make_mesh, process_group
 
+    link.send(hash("a name"))
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=120):
-        meshes = {}
-        for case in cases:
-            sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
-            ways = (sp, expert_ranks(case), shard_ranks(case))
-            if ways not in meshes:
-                meshes[ways] = make_mesh(sp, device, *ways[1:])
-            started = time.monotonic()
-            result = sharded(case, meshes[ways], folder)
-            if rank == 0:
-                result["seconds"] = time.monotonic() - started
-                (folder / f"{case}.json").write_text(json.dumps(result))
+    status = 1
+    try:
+        with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=120):
+            meshes = {}
+            for case in cases:
+                sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
+                ways = (sp, expert_ranks(case), shard_ranks(case))
+                if ways not in meshes:
+                    meshes[ways] = make_mesh(sp, device, *ways[1:])
+                started = time.monotonic()
+                result = sharded(case, meshes[ways], folder)
+                if rank == 0:
+                    result["seconds"] = time.monotonic() - started
+                    (folder / f"{case}.json").write_text(json.dumps(result))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
 
 
-def main(world, port, folder, cases):
-    """Forks all ranks; the first status that is not 0 ends all."""
-    if any("lora" in case for case in cases):
-        importlib.import_module("peft")  # once for all of them
-    ranks = []
-    for rank in range(world):
-        ranks.append(os.fork())
-        if not ranks[-1]:
-            one_rank(rank, world, port, folder, cases)
-            return 0
-    while ranks:
-        number, status = os.wait()
-        ranks.remove(number)
-        if status:
-            for rank in ranks:
-                os.kill(rank, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(status) & 0xFF
-    return 0
-
-
-def run_ranks(world, folder, cases, timeout_s=240.0):
+def run_ranks(world, folder, cases, timeout_s=240.0, seeds=(None,)):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them.
 
-    A crash starts them once more: gloo's own thread (torch 2.13) was seen to end a rank. One of ours comes again.
+    `seeds`: of their hashes, in turn; None is that of the process that others are forked from, too. A crash starts
+    them once more: gloo's own thread (torch 2.13) was seen to end a rank. One of ours comes again.
     """
-    status, said = _until_the_end(world, folder, cases, timeout_s)
-    if status == -signal.SIGSEGV & 0xFF:
-        status, said = _until_the_end(world, folder, cases, timeout_s)
-    assert status == 0, said
+    status = _until_the_end(world, folder, cases, timeout_s, seeds)
+    if status == -signal.SIGSEGV:
+        status = _until_the_end(world, folder, cases, timeout_s, seeds)
+    assert status == 0, (status, (folder / "ranks.log").read_text())
     return {case: json.loads((folder / f"{case}.json").read_text()) for case in cases}
 
 
-def _until_the_end(world, folder, cases, timeout_s):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [__file__, str(world), str(port), str(folder), *cases]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = warm(HEAVY).start(words, ROOT, environ, _MAIN) or subprocess.Popen(
-        [sys.executable, *words],
-        env=environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said = "".join(ranks.communicate(timeout=timeout_s))
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            os.killpg(ranks.pid, signal.SIGKILL)
-    return ranks.returncode, said
+def _until_the_end(world, folder, cases, timeout_s, seeds):
+    """0, or the first other status."""
+    port, until = free_port(), time.monotonic() + timeout_s
+    with ExitStack() as stack:
+        servers = [_server(stack, folder, cases, seed) for seed in seeds]
+        given = [(rank, world, port, folder, cases) for rank in range(world)]
+        started = [servers[one[0] % len(servers)].start(one_rank, one) for one in given]
+        ranks = [rank for rank, _ in started]
+        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
+            assert time.monotonic() < until, (folder / "ranks.log").read_text()
+            time.sleep(0.05)
+        status = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
+        assert status or len({link.recv() for _, link in started}) == len(seeds)
+        return status
 
 
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]))
+def _server(stack, folder, cases, seed):
+    modules = (*RANKS, "peft") if any("lora" in case for case in cases) else RANKS
+    with pytest.MonkeyPatch.context() as patch:
+        if seed is not None:
+            patch.setenv("PYTHONHASHSEED", seed)
+        server = ForkServer(modules, folder / "ranks.log")
+    stack.callback(server.close)
+    return server

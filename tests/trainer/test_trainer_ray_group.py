@@ -1,11 +1,9 @@
 """The ranks as actors on two nodes of a Ray cluster: the numbers of one process, and the promises of a group."""
 
-import importlib.util
 import os
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,26 +21,18 @@ from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 from swe_rl.trainer.ranks.ray_rank import RankHome, versions
 from tests.support.waiting import gone
-
-
-def load_ray_nodes():
-    spec = importlib.util.spec_from_file_location("ray_nodes", Path(__file__).parent / "ray_nodes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.trainer import ray_nodes
 
 
 @pytest.fixture(scope="module")
 def nodes():
     pytest.importorskip("ray")
-    ray_nodes = load_ray_nodes()
-    before = {key: os.environ.get(key) for key in ray_nodes.ENVIRONMENT}
-    os.environ.update(ray_nodes.ENVIRONMENT)
-    cluster = ray_nodes.RayNodes()
-    yield cluster
-    cluster.stop()
-    for key, value in before.items():
-        os.environ.pop(key) if value is None else os.environ.update({key: value})
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in ray_nodes.ENVIRONMENT.items():
+            patch.setenv(key, value)
+        cluster = ray_nodes.RayNodes()
+        yield cluster
+        cluster.stop()
 
 
 @pytest.fixture(scope="module")
