@@ -25,12 +25,14 @@ from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.timeline import programs_of
 from swe_rl.run.components import load_sampled
-from tests.end_to_end.conftest import PER_STEP
+from tests.end_to_end.conftest import PER_STEP, PROMPTS
 
 pytestmark = pytest.mark.slow
 
 VOCAB = 1536
 TWO = ("engine=vllm", "layout.engines=2")
+PAIRS = "rollout.n=2"  # what a lost engine costs does not depend on the size of a group
+OF_PAIRS = 2 * PROMPTS  # trajectories of a step
 INVENTED = "trainer.check_weights=false"  # the fake server invents its log-probabilities
 FAILED = {"infra_error", "grade_error", "engine_error"}
 
@@ -118,7 +120,7 @@ def test_a_rollout_over_servers_of_its_own(command, fake):
 
 def test_a_killed_engine_costs_no_trajectory(command, fake):
     fake(token_delay_s=0.02)
-    process = command.start("job=rollout", *TWO, "trainer.steps=2")
+    process = command.start("job=rollout", *TWO, PAIRS, "trainer.steps=2")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
     victim = command.servers(process)[0]
     wait_for_requests(process, port_of(victim))  # whose turns take about two seconds
@@ -126,13 +128,13 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
     status, text = ended(process)
     assert status == 0, text
     steps = command.steps("rollout")
-    assert [step["num_trajectories"] for step in steps] == [PER_STEP, PER_STEP]
+    assert [step["num_trajectories"] for step in steps] == [OF_PAIRS, OF_PAIRS]
     for step in steps:
         assert not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
     folder = command.folder("rollout")
     traces = traces_of(folder)
     assert {one.engine for one in traces} == {"engine0", "engine1"}
-    assert len({one.session_id for one in traces}) == 2 * PER_STEP
+    assert len({one.session_id for one in traces}) == 2 * OF_PAIRS
     assert "SIGKILL from outside" in command.log("rollout") and "restart 1 of 3" in command.log("rollout")
     [lost], [back] = (read_events(folder / "events.jsonl", name) for name in ("engine_lost", "engine_back"))
     assert lost["engine"] == back["engine"] and 0 < back["away_s"] < 60
@@ -158,7 +160,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
         for port in ports:
             wait_for_port(port)
         urls = ",".join(f"http://127.0.0.1:{port}/v1" for port in ports)
-        process = command.start("job=rollout", "engine=external", f"engine.urls=[{urls}]", "trainer.steps=1")
+        process = command.start("job=rollout", "engine=external", f"engine.urls=[{urls}]", PAIRS, "trainer.steps=1")
         wait_for_line(command, process, "rollout", "Started: 'generate'")
         wait_for_requests(process, ports[0])
         theirs[0].kill()
@@ -169,7 +171,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
             server.wait()
     assert status == 0, text
     [step] = command.steps("rollout")
-    assert step["num_trajectories"] == PER_STEP and not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
+    assert step["num_trajectories"] == OF_PAIRS and not FAILED & set(step["statuses"]) and step["infra_retries"] == 0
     [lost] = read_events(command.folder("rollout") / "events.jsonl", "engine_lost")
     assert lost["engine"] == "engine0" and lost["requests"] > 0
     assert "its work goes to the others until it is back" in text
@@ -185,7 +187,7 @@ def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
         wait_for_port(port)
         process = command.start(
             "job=rollout", "engine=external", f"engine.urls=[http://127.0.0.1:{port}/v1]", "engine.max_away_s=6",
-            "rollout.agent_timeout_s=5", "rollout.command_timeout_s=5",
+            PAIRS, "rollout.agent_timeout_s=5", "rollout.command_timeout_s=5",
         )  # fmt: skip
         wait_for_line(command, process, "rollout", "Started: 'generate'")
         wait_for_requests(process, port)
@@ -227,7 +229,7 @@ def test_training_over_servers_and_the_weights_of_a_restarted_one(command, fake)
 
 def test_engines_that_are_gone_for_good_end_the_run(command, fake):
     fake(token_delay_s=0.02)
-    process = command.start("job=rollout", *TWO, "engine.max_restarts=0")
+    process = command.start("job=rollout", *TWO, PAIRS, "engine.max_restarts=0")
     wait_for_line(command, process, "rollout", "Started: 'generate'")
     for server in command.servers(process):
         wait_for_requests(process, port_of(server))
@@ -236,7 +238,7 @@ def test_engines_that_are_gone_for_good_end_the_run(command, fake):
     started_s = time.monotonic()
     status, text = ended(process)
     assert status == 1 and "SIGKILL" in text and "Traceback" not in text, text
-    assert f"{PER_STEP} of {PER_STEP} trajectories (100%) failed for reasons of infrastructure" in text
+    assert f"{OF_PAIRS} of {OF_PAIRS} trajectories (100%) failed for reasons of infrastructure" in text
     assert time.monotonic() - started_s < 60  # not rollout.agent_timeout_s after rollout.agent_timeout_s
     assert not command.children()
 
@@ -244,7 +246,7 @@ def test_engines_that_are_gone_for_good_end_the_run(command, fake):
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_server(command, fake, sent):
     fake(token_delay_s=0.02)
-    process = command.start("job=rollout", *TWO)
+    process = command.start("job=rollout", *TWO, PAIRS)
     wait_for_line(command, process, "rollout", "Started: 'generate'")
     running = command.servers(process)
     process.send_signal(sent)

@@ -189,6 +189,13 @@ async def test_the_last_one_fails_with_its_own_error(start):
         await start(1, Loops(loses, loses), [Group(), Group()])
 
 
+async def test_without_restarts_the_first_one_does(start):
+    loops = Loops(loses)
+    with pytest.raises(RankLost, match="SIGKILL"):
+        await start(0, loops, [Group()])
+    assert loops.notes == ["run"]
+
+
 async def test_ranks_that_do_not_come_up_again_are_another_loss(start):
     loops = Loops(loses, ends)
     folder = await start(2, loops, [Group(), Group(start_fails=lost("out of memory")), Group()])

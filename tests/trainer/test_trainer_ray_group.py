@@ -161,7 +161,8 @@ def test_a_rank_has_the_gpu_that_ray_gave_it_unless_an_engine_has_it(nodes, setu
         group.start()
     homes = [one.rpartition(" on node ")[2] for one in said[0].split("; ")]
     assert homes[0] == homes[1] != homes[2]  # as few nodes as hold them, one after the other
-    group = TrainerGroup(on_gpus, ranks=RayRanks(nodes.address, engine_gpus=frozenset({"5"})))
+    of_one_node = replace(on_gpus, world=2)
+    group = TrainerGroup(of_one_node, ranks=RayRanks(nodes.address, engine_gpus=frozenset({"5"})))
     with pytest.raises(RayClusterError, match=r"gave rank \d GPU 5 of this node, which an engine"):
         group.start()
     assert nodes.ranks() == []
