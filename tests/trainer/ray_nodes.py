@@ -29,7 +29,7 @@ class RayNodes:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._started = []
-        head = ["--head", f"--port={port}", "--no-monitor", f"--temp-dir={self.folder}"]
+        head = ["--head", f"--port={port}", f"--temp-dir={self.folder}"]
         try:
             self._start(*head, "--include-dashboard=false")
             self._wait_until_up()
