@@ -111,13 +111,15 @@ class SamplingParams:
     top_k: int = 0  # 0: no limit
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    routes_from: int = 0  # of a mixture: which experts earlier tokens of the prompt went to is known
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """`weight_version` is that of the last token. `token_versions` has one entry a token, where they differ; empty: all
     are of `weight_version`. `routes`, of a mixture and where asked for: the experts of each token of prompt and
-    `token_ids` but the last one, which the engine has not read (`model/experts.py`)."""
+    `token_ids`, from the token `routes_from` on, but the last one, which the engine has not read (`model/experts.py`).
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -129,6 +131,7 @@ class Completion:
     decode_s: float = 0.0
     token_versions: tuple[int, ...] = ()
     routes: Routes | None = field(default=None, compare=False, repr=False)
+    routes_from: int = field(default=0, compare=False, repr=False)
 
     @property
     def weight_versions(self) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest, too_deep
 from swe_rl.gateway.session import Draft, Recorded, Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
+from swe_rl.gateway.trace import known_routes
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
 
@@ -61,6 +62,7 @@ class Completer:
         recorded = False
         try:
             params = self._params(live, plan, request)
+            params = replace(params, routes_from=known_routes(plan.base_tokens))
             sampled = await self._sampler.sample(live, plan, params, logprobs=request.logprobs)
             completion = sampled.completion
             message = await self._message(live, plan, request, completion)

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from swe_rl.algo.row import Routes
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.extension.make import ExtensionFailure
@@ -22,7 +23,8 @@ from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, un
 from swe_rl.gateway.placement import Placed, Placement
 from swe_rl.gateway.session import Recorded, TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.gateway.trace import Trace
+from swe_rl.gateway.trace import Trace, known_routes
+from swe_rl.model.experts import unknown_route
 
 if TYPE_CHECKING:  # the types of what it is given
     from swe_rl.gateway.live import LiveSession, Waits
@@ -194,8 +196,18 @@ def _trace(session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: Sampl
         held_s=sampled.held_s,
         base_turn=turn.base_turn,
         base_tokens=turn.base_tokens,
-        routes=None if completion.routes is None else completion.routes[max(0, turn.base_tokens - 1) :].copy(),
+        routes=_new_routes(completion, known_routes(turn.base_tokens)),
     )
+
+
+def _new_routes(completion: Completion, known: int) -> Routes | None:
+    """Those after the first `known` tokens. Where another call extended the chain meanwhile, so that all is new, those
+    that the engine was not asked for are not known."""
+    routes, missing = completion.routes, completion.routes_from - known
+    if routes is None or missing <= 0:
+        return None if routes is None else routes[-missing:].copy()
+    padded: Any = np.pad(routes, ((missing, 0), (0, 0), (0, 0)), constant_values=unknown_route(routes.dtype))
+    return padded  # type: ignore[no-any-return]
 
 
 def _check(completion: Completion, engine: str, prompt_tokens: int) -> None:
@@ -206,9 +218,10 @@ def _check(completion: Completion, engine: str, prompt_tokens: int) -> None:
             502,
             f"Engine {engine} answered with {sampled} tokens and {len(logprobs)} log-probabilities, not all finite.",
         )
-    if completion.routes is not None and len(completion.routes) != prompt_tokens + sampled - 1:
+    new_tokens = prompt_tokens + sampled - 1 - completion.routes_from
+    if completion.routes is not None and len(completion.routes) != new_tokens:
         raise engine_failure(
             502,
             f"Engine {engine} answered with the experts of {len(completion.routes)} tokens, and had read "
-            f"{prompt_tokens + sampled - 1}.",
+            f"{new_tokens} that were asked for.",
         )

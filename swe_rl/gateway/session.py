@@ -137,6 +137,12 @@ class TurnPlan:
         """The turn of this session whose prompt and sampled ids it begins with."""
         return self._parent.turn if self._parent is not None else None
 
+    @property
+    def base_tokens(self) -> int:
+        """Of its prompt and sampled ids, if it extends that turn within its chain, as far as is known."""
+        extends = self.break_kind is None and self.base_turn is not None
+        return len(self.prompt_ids) - len(self.delta_ids) if extends else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:

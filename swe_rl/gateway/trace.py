@@ -103,6 +103,12 @@ def joined_ids(line: Sequence[Trace]) -> Ids:
     return np.concatenate([part for trace in line for part in (trace.delta_ids, trace.sampled_ids)])
 
 
+def known_routes(base_tokens: int) -> int:
+    """Of how many tokens traces have the experts before one that goes on from so many: its engine read all but the last
+    of them before."""
+    return max(0, base_tokens - 1)
+
+
 def joined_routes(line: Sequence[Trace]) -> Routes | None:
     """The same, of all tokens but the last one; None where a trace has none."""
     parts = [trace.routes for trace in line]

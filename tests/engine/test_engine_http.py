@@ -226,6 +226,23 @@ async def test_the_experts_of_each_token_come_with_it(start, timings):
     assert np.array_equal(done.routes, expected_routes([*PROMPT, *done.token_ids]))
 
 
+@pytest.mark.parametrize("routes_start", [True, False])
+@pytest.mark.parametrize("timings", [True, False])
+async def test_experts_of_known_tokens_are_not_asked_for_again(start, timings, routes_start):
+    """Both ways of asking, a server that sends them all the same, and a reply that new weights cut in two."""
+    fake, engine = await start(
+        timings=timings, routes=True, routes_start=routes_start, num_experts=4, token_delay_s=0.005
+    )
+    asked = asyncio.create_task(engine.generate(PROMPT, SamplingParams(60, seed=1, routes_from=2), request_id="b"))
+    await until(lambda: fake.running == 1)
+    await asyncio.sleep(0.1)
+    async with engine.renewing(5):
+        fake.model.weights = "5"
+    done = await asked
+    assert len(set(done.weight_versions)) == 2 and done.routes_from == 2
+    assert np.array_equal(done.routes, expected_routes([*PROMPT, *done.token_ids])[2:])
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

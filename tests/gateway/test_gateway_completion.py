@@ -85,27 +85,42 @@ async def test_the_time_held_by_the_router_is_told_apart_from_the_engines_queue(
     assert door.live.summary().times_s["queue"] == pytest.approx(free.queue_s + held.queue_s)
 
 
-async def test_the_experts_of_tokens_are_stored_once_and_joined_for_a_row(make_door, says):
-    """An engine tells those of all that it has read; one that tells of another number of tokens is not believed."""
+@pytest.mark.parametrize("thrifty", [False, True])
+async def test_the_experts_of_tokens_are_stored_once_and_joined_for_a_row(make_door, says, thrifty):
+    """An engine tells those of all that it has read, or leaves out what is known; one that tells of another number of
+    tokens is not believed."""
 
     class Routing(ScriptedEngine):
-        short = 0
+        short, together = 0, None
 
-        async def generate(self, prompt_ids, *args, **options):
-            completion = await super().generate(prompt_ids, *args, **options)
-            read = [*prompt_ids, *completion.token_ids][: -1 - self.short]
-            return replace(completion, routes=np.array(read, np.uint16).reshape(-1, 1, 1))
+        async def generate(self, prompt_ids, params, **options):
+            if self.together is not None:
+                await self.together.wait()
+            completion = await super().generate(prompt_ids, params, **options)
+            start = params.routes_from if thrifty else 0
+            read = [*prompt_ids, *completion.token_ids][start : -1 - self.short]
+            routes = np.array(read, np.uint16).reshape(-1, 1, 1)
+            return replace(completion, routes=routes, routes_from=start)
 
     engine = Routing(says("ok"))
     door = make_door(engine)
     door.placement.start()
     answer = await door.ask()
-    await door.ask([USER, answer.message, USER])
-    first, second = door.traces()
+    other = {"role": "user", "content": "something else"}
+    engine.together = asyncio.Barrier(2)
+    await asyncio.gather(door.ask([USER, answer.message, USER]), door.ask([USER, answer.message, other]))
+    first, second, third = door.traces()
     assert second.base_turn == 0 and len(second.routes) == len(second.delta_ids) + len(second.sampled_ids)
     whole = joined_ids([first, second])
     assert joined_routes([first, second]).flatten().tolist() == whole[:-1].tolist()
-    engine.short = 1
+
+    # The chain had gone on when the third was recorded: of what its engine was not asked for nothing is known.
+    assert third.base_turn is None and len(third.routes) == len(third.delta_ids) + len(third.sampled_ids) - 1
+    unknown = first.tokens - 1 if thrifty else 0
+    ids = joined_ids([third])[:-1].tolist()
+    assert third.routes.flatten().tolist() == [2**16 - 1] * unknown + ids[unknown:]
+
+    engine.short, engine.together = 1, None
     with pytest.raises(ApiError, match="the experts of .* tokens, and had read"):
         await door.ask([USER, USER])
 

@@ -119,12 +119,12 @@ class BlockCache:
         return hashlib.blake2b(chain + str(list(block)).encode(), digest_size=16).digest()
 
 
-def routed_experts(settings: FakeSettings, tokens: Sequence[int]) -> str | None:
-    """Of all tokens but the last: made up of the token, its layer and a number."""
+def routed_experts(settings: FakeSettings, tokens: Sequence[int], start: int) -> str | None:
+    """Of all tokens from `start` on but the last: made up of the token, its layer and a number."""
     if not settings.routes:
         return None
     layers, active, experts = settings.experts
-    numbers = np.array(tokens[:-1])[:, None, None] + np.arange(layers)[None, :, None] + np.arange(active)
+    numbers = np.array(tokens[start:-1])[:, None, None] + np.arange(layers)[None, :, None] + np.arange(active)
     file = io.BytesIO()
     np.save(file, (numbers % experts).astype(np.int32))
     return base64.b64encode(file.getvalue()).decode()
@@ -147,7 +147,6 @@ def completion_reply(
     choice["logprobs"] = {"token_logprobs": logprobs, "tokens": [""] * len(ids), "top_logprobs": None}
     if settings.token_ids:
         choice |= {"token_ids": ids, "prompt_token_ids": prompt}
-    choice["routed_experts"] = routed_experts(settings, [*prompt, *ids])
     reply: dict[str, Any] = {"object": "text_completion", "choices": [choice], "usage": usage}
     if settings.timings:
         reply["metrics"] = {name: 1000 * seconds for name, seconds in zip(_TIMES, times_s, strict=True)}
@@ -167,7 +166,6 @@ def generate_reply(
     content = [{"token_id": token, "logprob": logprob} for token, logprob in zip(ids, logprobs, strict=True)]
     choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": {"content": content}}
     choice["token_ids"] = ids if settings.token_ids else None
-    choice["routed_experts"] = routed_experts(settings, [*prompt, *ids])
     if settings.weight_spans:
         ends = [*(start for _, start in spans[1:]), len(ids)][: len(spans)]
         choice["weight_versions"] = [

@@ -29,6 +29,7 @@ from swe_rl.engine.fake_vllm.model import (
     completion_reply,
     generate_reply,
     metrics_text,
+    routed_experts,
 )
 from swe_rl.engine.fake_vllm.settings import FakeSettings, Fault, settings_from
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE
@@ -221,8 +222,12 @@ class FakeVllm:
         times = (started_s - queued_s, first_s - started_s, time.monotonic() - first_s)
         usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}
         if request.path == "/v1/completions":
-            return web.json_response(completion_reply(self.settings, prompt, ids, logprobs, reason, usage, times))
-        return web.json_response(generate_reply(self.settings, prompt, ids, logprobs, reason, usage, decoding.spans))
+            reply = completion_reply(self.settings, prompt, ids, logprobs, reason, usage, times)
+        else:
+            reply = generate_reply(self.settings, prompt, ids, logprobs, reason, usage, decoding.spans)
+        start = sampling.get("routed_experts_prompt_start", 0) if self.settings.routes_start else 0
+        reply["choices"][0]["routed_experts"] = routed_experts(self.settings, [*prompt, *ids], start)
+        return web.json_response(reply)
 
     async def _refusal(
         self, request: web.Request, prompt: list[int], body: dict[str, Any]

@@ -35,6 +35,7 @@ class FakeSettings:
     tensor_delay_s: float = 0.0  # after each of them
     workers: int = 1  # of the server, as tensor parallelism makes them; a program has a process for each further one
     processed: bool = True
+    routes_start: bool = True  # it leaves out those of tokens that nobody asked for; /v1/completions of 0.26 does not
     experts: tuple[int, int, int] = (2, 2, 4)  # layers, of a token, in all
     routes: bool = False  # replies tell them
     adapters: bool = False  # of a program: with --enable-lora, and where the environment allows new ones

@@ -178,10 +178,11 @@ class HttpEngine(Engine):
             model=self._adapter or features.model,
             request_id=own_id,
             cache_salt=f"weights-{version}" if version else None,
+            routes=self._needs.num_experts > 0,
         )
         try:
             with self._cuts.sent(request_id, server_id):
-                reply = await self.in_flight.run(self._asked(body, prompt_ids), len(prompt_ids))
+                reply = await self.in_flight.run(self._asked(body, prompt_ids, params), len(prompt_ids))
         except ContextOverflowError:
             raise
         except EngineError as error:
@@ -189,7 +190,8 @@ class HttpEngine(Engine):
                 await self._broke_off()
             raise type(error)(f"Engine `{self.name}`: {error}") from error
         version = version_of(reply, version)
-        return self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
+        completion = self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
+        return replace(completion, routes_from=params.routes_from)
 
     async def abort(self, request_id: str) -> None:
         server_id = self._cuts.server_id(request_id)
@@ -375,14 +377,14 @@ class HttpEngine(Engine):
                 f"within engine.max_model_len={limit}."
             )
 
-    async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int]) -> Reply:
+    async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int], params: SamplingParams) -> Reply:
         token_in = self.features.token_in
         carrier: Carrier | None = prompt_ids.carrier if isinstance(prompt_ids, TokenIds) else None
         if carrier is None:
             answer = await self.client.post(token_in.value, body)
         else:
             answer = await carrier.post(self.client, token_in.value, body)
-        sizes = (self._needs.vocab_size, self._needs.num_experts)
+        sizes = (self._needs.vocab_size, self._needs.num_experts, params.routes_from)
         return understood(answer, token_in, self.client.url, len(prompt_ids), *sizes)
 
     def _completion(

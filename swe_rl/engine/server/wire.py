@@ -30,6 +30,7 @@ from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.model.experts import route_type
 
+_ROUTES_FROM = "routed_experts_prompt_start"
 _SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
 _LOWEST_LOGPROB = -9000.0
 _ROUNDING_NATS = 1e-3
@@ -94,9 +95,11 @@ def request_body(
     model: str,
     request_id: str,
     cache_salt: str | None = None,
+    routes: bool = False,
 ) -> dict[str, Any]:
-    """`cache_salt` keeps cached prefixes of one weight version from being used by another."""
-    sampling = _sampling(params)
+    """`cache_salt` keeps cached prefixes of one weight version from being used by another. `routes`: the reply is to
+    tell of experts, and only of those that are not known."""
+    sampling = _sampling(params) | ({_ROUTES_FROM: params.routes_from} if routes and params.routes_from else {})
     prompt = prompt_ids if isinstance(prompt_ids, list | tuple | TokenIds) else list(prompt_ids)
     body: dict[str, Any] = {"model": model, "request_id": request_id}
     if cache_salt is not None:
@@ -112,11 +115,18 @@ def server_request_id(kind: TokenIn, request_id: str) -> str:
 
 
 def parse_reply(
-    kind: TokenIn, payload: object, *, vocab_size: int | None = None, prompt_tokens: int = 0, num_experts: int = 0
+    kind: TokenIn,
+    payload: object,
+    *,
+    vocab_size: int | None = None,
+    prompt_tokens: int = 0,
+    num_experts: int = 0,
+    routes_from: int = 0,
 ) -> Reply:
     """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
 
-    `vocab_size` None: not known. `num_experts`: of a model whose experts the reply has to tell; 0: it need not.
+    `vocab_size` None: not known. `num_experts`: of a model whose experts the reply has to tell, of all tokens (as
+    /v1/completions of vLLM 0.26 does) or from the token `routes_from` on; 0: it need not.
     """
     try:
         reply = _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
@@ -124,10 +134,10 @@ def parse_reply(
             return reply
         packed: Any = payload
         routes = _routes(packed["choices"][0].get("routed_experts"), num_experts)
-        if len(routes) != prompt_tokens + len(reply.token_ids) - 1:
-            read = prompt_tokens + len(reply.token_ids) - 1
+        read = prompt_tokens + len(reply.token_ids) - 1
+        if len(routes) not in (read, read - routes_from):
             raise BadReplyError(f"it read {read} tokens, and tells the experts of {len(routes)}")
-        return replace(reply, routes=routes)
+        return replace(reply, routes=routes[len(routes) - read + routes_from :])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BadReplyError(f"it answered with something that is not a completion ({type(error).__name__})") from error
 
@@ -256,10 +266,11 @@ def understood(
     prompt_tokens: int,
     vocab_size: int | None,
     num_experts: int = 0,
+    routes_from: int = 0,
 ) -> Reply:
     """Raises ContextOverflowError, ServerFailingError, EngineError."""
     if answer.ok:
-        sizes = {"prompt_tokens": prompt_tokens, "num_experts": num_experts}
+        sizes = {"prompt_tokens": prompt_tokens, "num_experts": num_experts, "routes_from": routes_from}
         return parse_reply(token_in, answer.json(), vocab_size=vocab_size, **sizes)
     reason = answer.reason()
     if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
@@ -284,4 +295,4 @@ def within(params: SamplingParams, room: int) -> SamplingParams:
     """`room`: tokens that may be sampled."""
     if params.max_tokens <= room:
         return params
-    return SamplingParams(room, params.temperature, params.top_p, params.top_k, params.stop_token_ids, params.seed)
+    return replace(params, max_tokens=room)
