@@ -11,6 +11,7 @@ from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.foreign import Mirrors
 from swe_rl.logger.wandb import WandbLogger, check_wandb
+from tests.support.waiting import wait_until
 
 OFFLINE = LoggerConfig(wandb=WandbMode.offline, project="tests")
 ONLINE = LoggerConfig(wandb=WandbMode.online)
@@ -75,8 +76,10 @@ def test_an_evaluation_beside_training_is_a_curve_over_its_own_steps(tmp_path):
             if evaluated is not None:
                 rate = {"step": evaluated, "resolved_rate": evaluated / 8, "by_instance": {"a": [1, 2]}}
                 mirrors.evaluated({"split": "heldout", **rate})
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    wait_until(lambda: any(record.HasField("exit") for record in offline_records(file)), 60)  # another process writes
     rows, axes = [], {}
-    for record in offline_records(next(tmp_path.glob("wandb/offline-run-*/*.wandb"))):
+    for record in offline_records(file):
         if items := record.history.item:
             rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
         if record.metric.glob_name:
