@@ -124,10 +124,9 @@ def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, togethe
     for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // together)):
         if sum(groups[number] for number in chosen) * together < world and groups[index]:
             chosen.append(index)
-    if sum(groups[number] for number in chosen) * together < world:
-        there = dict(zip((room.name for room in rooms), free, strict=True))
-        what, way_out = shortage(there, world, together, resource)
-        raise PlacementError(f"The trainer's {what}. End what holds them (`ray status`), or take {way_out}.")
+    there = dict(zip((room.name for room in rooms), free, strict=True))
+    if (short := shortage(there, world, together, resource)) is not None:
+        raise PlacementError(f"The trainer's {short[0]}. End what holds them (`ray status`), or take {short[1]}.")
     ranks: list[int] = []
     for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):
         ranks += [index] * min(groups[index] * together, world - len(ranks))
@@ -144,8 +143,11 @@ def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted
     return -min(groups[index], wanted), not rooms[index].here, index
 
 
-def shortage(free: Mapping[str, float], world: int, together: int, resource: str) -> tuple[str, str]:
-    """What `rank_nodes` lacks, by node, and a way out: more nodes do not help where each is too narrow."""
+def shortage(free: Mapping[str, float], world: int, together: int, resource: str) -> tuple[str, str] | None:
+    """What `rank_nodes` lacks, by node, and a way out: more nodes do not help where each is too narrow. None where
+    nothing is short."""
+    if rank_places(free.values(), together) >= world:
+        return None
     there = "; ".join(f"{name}: {units:g}" for name, units in free.items()) or "none"
     keys = "layout.sequence_parallel, layout.shard_ranks"
     at_a_time = f", {together} at a time on one node ({keys})" if together > 1 else ""
@@ -153,7 +155,9 @@ def shortage(free: Mapping[str, float], world: int, together: int, resource: str
     widest = int(max(free.values(), default=0.0) + 1e-6)
     if not 0 < widest < together:
         return what, "more nodes with `ray start --address=...`, or a smaller layout"
+    too_few = ", and more nodes or a smaller layout" if rank_places(free.values(), 1) < world else ""
     return what, (
         f"nodes with {together} {resource}s each, or smaller layout.sequence_parallel and layout.shard_ranks, with "
         f"{widest} ranks at a time at most (layout.shard_ranks=null splits one copy of the model over all nodes)"
+        f"{too_few}"
     )

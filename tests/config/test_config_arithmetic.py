@@ -29,6 +29,7 @@ def test_slices_meet_where_their_rows_do(start, end, other_start, other_end):
     if found and found[1] is not None:
         assert set(range(*found)) == shared
     assert overlap(sliced("train", start, end), sliced("test", other_start, other_end)) is None
+    assert overlap(sliced("train.v-2", start, end), sliced("train.v-2", other_start, other_end)) == found
 
 
 def dealt(heads, kv_heads, ways):

@@ -250,7 +250,12 @@ async def test_experts_of_known_tokens_are_not_asked_for_again(start, timings, r
         (lambda routes: routes[1:], "it read 10 tokens, and tells the experts of 9"),
         (lambda routes: routes + 9, "experts outside 0 .. 3"),
         (lambda routes: routes.astype(float), "experts outside 0 .. 3"),
+        (lambda routes: routes[:0], "it read 10 tokens, and tells the experts of 0"),
         (lambda routes: routes * 0, "the same expert twice for one token: .* another --moe-backend"),
+        (
+            lambda routes: routes * [[0], [1]],
+            "1 of the model's 2 layers have no experts, and cannot be replayed: set tr",
+        ),
         (lambda routes: np.array([{}]), "not a completion"),  # a pickle, which is not opened
     ],
 )

@@ -65,6 +65,16 @@ def test_causes(text, cause, words):
     assert not any(noise in str(found) for noise in ("root cause above", "pid=", "input_value", "ValidationError"))
 
 
+def test_plain_reasons_of_pydantic_are_shown_and_errors_with_a_like_name_are_no_wrappers():
+    plain = REFUSED.replace("Value error, AuxOutput Connector", "Input should be a valid integer")
+    assert (
+        str(diagnose(plain))
+        == "Input should be a valid integer requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."
+    )
+    hub = "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name': '/no/such/model'.\n"
+    assert "Repo id must be" in str(diagnose(hub + "RuntimeError: Engine core initialization failed.\nnothing\nmore"))
+
+
 def test_ways_out():
     assert "engine.gpu_memory_utilization" in str(diagnose(OOM))
     assert "engine.enforce_eager=true" in str(diagnose(TRITON))

@@ -12,6 +12,7 @@ from swe_rl.check.preflight import hub
 from swe_rl.check.preflight.hub import cache_folder
 from swe_rl.check.preflight.system import HttpAnswer, System
 from swe_rl.check.rules.data import is_hub_id
+from swe_rl.config.choices import JobName
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.schema import Config
 from tests.support.scripted_machine import ScriptedSystem
@@ -172,9 +173,10 @@ def issues(*texts, column="problem_statement"):
     return "".join(json.dumps({"instance_id": str(number), column: text}) + "\n" for number, text in enumerate(texts))
 
 
-def too_long(system=None, *, model=None, env=None, agent=None, **rollout):
+def too_long(system=None, *, model=None, env=None, agent=None, job=None, **rollout):
     rollout = {"max_prompt_tokens": 100, "max_trajectory_tokens": 4096, **rollout}
-    given = {"model": model or {"path": "builtin:tiny"}, "env": env or {}, "agent": agent or {}, "rollout": rollout}
+    given = {"model": {"path": "builtin:tiny"} | (model or {}), "env": env or {}, "agent": agent or {}}
+    given |= {"rollout": rollout, "job": job or {}}
     return [(one.message, one.fix) for one in hub.prompts(configured(**given), system or System())]
 
 
@@ -199,11 +201,78 @@ def test_issues_that_are_longer_than_a_first_prompt_are_counted_by_the_models_to
 
 
 def test_instructions_of_harbor_tasks_are_issues(tmp_path):
-    for name in ("a", "train/b"):
+    for name in ("a", "train/b", "heldout/c", "heldout/short", "other/d"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "instruction.md").write_text("one two three " * 90)
-    [(message, _)] = too_long(env={"name": "harbor", "dataset": str(tmp_path)})
-    assert message.startswith("2 of 2 issues")
+        (tmp_path / name / "instruction.md").write_text("short" if "short" in name else "one two three " * 90)
+        (tmp_path / name / "task.toml").write_text("")
+    env = {"name": "harbor", "dataset": str(tmp_path)}
+    counted = [message.partition(" issues")[0] for message, _ in too_long(env=env)]
+    assert counted == ["2 of 3"]  # train/b and both of heldout
+    assert [message[:6] for message, _ in too_long(env={**env, "eval_split": "train[1:]"})] == ["1 of 1"]
+    assert [message[:6] for message, _ in too_long(env={**env, "instance_ids": ("b", "short")})] == ["1 of 2"]
+    (tmp_path / "task.toml").write_text("")  # the folder is the one task of train
+    assert too_long(env=env, job={"name": JobName.rollout}) == []
+
+
+def test_issues_that_the_job_does_not_use_are_not_counted(tmp_path):
+    file, listing = tmp_path / "mine.jsonl", tmp_path / "ids"
+    env = {"name": "jsonl", "dataset": str(file), "eval_split": "train[2:]", "split": "train[:2]"}
+    file.write_text(issues("short", "one two three " * 90, "short", "one two three " * 90))
+    assert [message[:6] for message, _ in too_long(env=env)] == ["2 of 4"]
+    for name, counted in ((JobName.rollout, ["1 of 2"]), (JobName.eval, ["1 of 2"]), (JobName.validate, [])):
+        assert [message[:6] for message, _ in too_long(env=env, job={"name": name})] == counted
+        check = {"name": JobName.check, "of": name}
+        assert [message[:6] for message, _ in too_long(env=env, job=check)] == counted
+    listing.write_text("0\n2  # both short\n")
+    assert too_long(env={**env, "instances": str(listing)}) == []
+    assert [message[:6] for message, _ in too_long(env={**env, "instances": "*3"}, job={"name": JobName.eval})] == [
+        "1 of 1"
+    ]
+    assert [message[:6] for message, _ in too_long(env={**env, "instances": "*0"})] == ["1 of 3"]  # all of train[2:]
+    rows = [
+        json.loads(line) | {"split": split} for line, split in zip(file.read_text().splitlines(), "aabb", strict=True)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [message[:6] for message, _ in too_long(env={**env, "split": "a[:1]", "eval_split": "b"})] == ["1 of 3"]
+
+
+def test_rows_whose_prompt_is_another_text_are_left_out_and_half_a_pair_is_a_letter(tmp_path):
+    long = "one two three " * 90
+    rows = [
+        {"instance_id": "a", "problem_statement": f"\ud83d {long}"},
+        {"instance": {"instance_id": "b", "problem_statement": long}},
+        {"instance_id": "c", "problem_statement": f"[ISSUE] x [/ISSUE] {long}", "expected_output_json": "{}"},
+        {"instance_id": "d", "problem_statement": ""},
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [(message, _)] = too_long(env={"name": "jsonl", "dataset": str(tmp_path / "mine.jsonl")})
+    assert message.startswith("1 of 1 issues")
+
+
+def test_no_number_is_advised_that_the_model_has_no_positions_for(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(issues("one two three " * 90))  # 356 tokens
+    env = {"name": "jsonl", "dataset": str(tmp_path / "mine.jsonl")}
+    fixes = [
+        too_long(env=env, model={"max_position_embeddings": positions}, max_turn_tokens=96)[0][1]
+        for positions in (2048, 500, 400)
+    ]
+    without = "env.instances=FILE without them"
+    expected = [f"rollout.max_prompt_tokens={number}, or {without}" for number in (1024, 404)]
+    assert fixes == [*expected, without]
+
+
+def test_a_file_is_read_only_where_it_is_small_enough_and_the_answer_matters(monkeypatch):
+    env = {"name": "jsonl", "dataset": "/mine.jsonl"}
+    system = machine(files={"/mine.jsonl": issues("one two three " * 90)}, versions={"tokenizers": "1"})
+    read, read_text = [], system.read_text
+    monkeypatch.setattr(system, "read_text", lambda path: read.append(path) or read_text(path))
+    for given in ({"agent": {"name": "noop"}}, {"model": {"path": "/no/tokenizer"}}):
+        assert too_long(system, env=env, **given) == [] and "/mine.jsonl" not in read
+    system.files["/model/tokenizer.json"] = (PACKAGE / "model/checkpoints/tiny/tokenizer.json").read_text()
+    monkeypatch.setattr(hub, "_MOST_BYTES", 1000)
+    assert too_long(system, env=env, model={"path": "/model"}) == [] and "/mine.jsonl" not in read
+    monkeypatch.setattr(hub, "_MOST_BYTES", 10_000)
+    assert len(too_long(system, env=env, model={"path": "/model"})) == 1
 
 
 def test_of_very_many_issues_some_of_each_length_are_counted(tmp_path, monkeypatch):

@@ -60,9 +60,11 @@ def test_what_is_free_is_held_against_the_layout(layout, told):
 
 def test_more_nodes_are_advised_only_where_they_help():
     [few] = findings(configured(trainer_gpus=16, sequence_parallel=4), answer(NODES))[0]
-    [narrow] = findings(configured(trainer_gpus=32, shard_ranks=16), answer(NODES))[0]
+    [narrow] = findings(configured(trainer_gpus=12, sequence_parallel=12), answer(NODES))[0]
     assert few.fix.startswith("more nodes") and "more nodes" not in narrow.fix
-    assert "nodes with 16 GPUs each" in narrow.fix and "8 ranks at a time at most" in narrow.fix
+    assert "nodes with 12 GPUs each" in narrow.fix and "8 ranks at a time at most" in narrow.fix
+    [both] = findings(configured(trainer_gpus=32, shard_ranks=16), answer(NODES))[0]
+    assert "nodes with 16 GPUs each" in both.fix and both.fix.endswith("and more nodes or a smaller layout")
 
 
 def test_a_cluster_that_refuses_is_an_error_and_a_silent_one_unknown():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places
+from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places, shortage
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ def test_a_replica_never_leaves_a_node_where_there_are_several():
     [
         ([6.0, 3.0], 4, "or take more nodes with `ray start"),
         ([0.0], 16, "or take more nodes with `ray start"),
-        ([6.0, 8.0], 16, "or take nodes with 16 GPUs each, or .* 8 ranks at a time at most"),
+        ([6.0, 8.0], 16, "or take nodes with 16 GPUs each, or .* 8 ranks at a time at most .*, and more nodes or"),
+        ([8.0] * 4, 16, r"or take nodes with 16 GPUs each, or .* 8 ranks at a time at most .* over all nodes\)\.$"),
     ],
 )
 def test_more_nodes_are_the_way_out_only_where_one_is_wide_enough(free, together, way_out):
@@ -70,7 +71,9 @@ def test_too_little_room_says_what_every_node_has():
 )
 def test_every_placement_is_legal_and_smallest(free, sp, groups, data):
     rooms, world = rooms_of(len(free), data.draw(st.integers(0, len(free) - 1))), sp * groups
-    if rank_places(free, sp) < world:
+    short = shortage({room.name: units for room, units in zip(rooms, free, strict=True)}, world, sp, "GPU")
+    assert (short is not None) == (rank_places(free, sp) < world)
+    if short:
         with pytest.raises(PlacementError):
             rank_nodes(rooms, free, world, sp, "GPU")
         return

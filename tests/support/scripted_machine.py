@@ -107,6 +107,9 @@ class ScriptedSystem:
     def read_text(self, path: str) -> str | None:
         return self.files.get(path)
 
+    def file_bytes(self, path: str) -> int:
+        return len(self.files.get(path, ""))
+
     def list_folder(self, path: str) -> list[str]:
         inside = f"{path.rstrip('/')}/"
         return sorted({file[len(inside) :].partition("/")[0] for file in self.files if file.startswith(inside)})

@@ -7,19 +7,20 @@ Invariants:
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swe_rl.check.columns import renamed
+from swe_rl.check.columns import columns_for, renamed
 from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.preflight.image_names import choice_of
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.check.rules.agent import own_tokens
-from swe_rl.check.rules.data import is_hub_id, rows_in
+from swe_rl.check.rules.data import SPLIT, is_hub_id, rows_in
 from swe_rl.check.rules.model import BUILTIN
 from swe_rl.config.choices import EngineKind, ExtensionKind
 from swe_rl.config.folders import PACKAGE
-from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 from swe_rl.host.program import Unanswered
@@ -33,6 +34,7 @@ _HIDDEN = (401, 403, 404)
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _YES = {"1", "on", "yes", "true"}
 _COUNTED = 256  # issues, of all lengths
+_MOST_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,40 +58,77 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
 
 
 def prompts(config: Config, system: System) -> Iterator[Finding]:
-    """Of issues in files of this machine: how many are longer than what the agent's words leave of a first prompt."""
-    taken, texts = own_tokens(config.agent), list(_issues(config, system))
+    """Of this job's issues in files of this machine: how many are longer than what the agent's words leave of a first
+    prompt. Read are Harbor tasks and plain rows of a `.jsonl` file, up to 256 MB: neither nested nor R2E-Gym's, whose
+    statements are more than what an agent gets.
+    """
+    taken, room = own_tokens(config.agent), config.model.max_position_embeddings - config.rollout.max_turn_tokens
     limit = config.rollout.max_prompt_tokens - taken
-    longest = sorted((text for text in texts if len(text.encode()) > limit > 0), key=len, reverse=True)
-    tokenizer = _tokenizer(config, system) if longest and config.agent.name not in AGENTS_WITHOUT_MODEL else None
-    if tokenizer is None:
+    if limit <= 0 or Part.rollouts not in starts(config) or config.agent.name in AGENTS_WITHOUT_MODEL:
         return
-    step = -(-len(longest) // _COUNTED)
-    encoded = tokenizer.encode_batch(longest[::step], add_special_tokens=False)
-    most, too_long = max(map(len, encoded)), min(step * sum(len(ids) > limit for ids in encoded), len(longest))
-    if too_long:
+    if (tokenizer := _tokenizer(config, system)) is None:
+        return
+    texts = [text.encode(errors="replace").decode() for text in _issues(config, system)]  # JSON may have half a pair
+    longest = sorted((text for text in texts if len(text.encode()) > limit), key=len, reverse=True)
+    step = max(1, -(-len(longest) // _COUNTED))
+    lengths = [len(ids) for ids in tokenizer.encode_batch(longest[::step], add_special_tokens=False)]
+    if too_long := min(step * sum(length > limit for length in lengths), len(longest)):
+        most = max(lengths)
         share = f"{'about ' if step > 1 else ''}{too_long} of {len(texts)} issues ({too_long / len(texts):.1%})"
         beside = f" beside the agent's own {taken}" if taken else ""
+        raised = f"rollout.max_prompt_tokens={min((most + taken) // 512 * 512 + 1024, room)}, or "
         yield warning(
             "preflight_prompts",
             "rollout.max_prompt_tokens",
             f"{share} have more tokens, up to {most}{beside}: their trajectories end as context_overflow without a "
             "turn, as failures that teach nothing",
-            f"rollout.max_prompt_tokens={(most + taken) // 512 * 512 + 1024}, or env.instances=FILE without them",
+            f"{raised if most + taken <= room else ''}env.instances=FILE without them",
         )
 
 
-def _issues(config: Config, system: System) -> Iterator[str]:
-    env = config.env
-    columns = {env.eval_dataset or env.dataset: env.eval_columns} | {env.dataset: env.columns}
-    for dataset, names in columns.items() if not is_foreign(config, ExtensionKind.env) else ():
-        if dataset.endswith(".jsonl"):
-            column = "question" if env.name == "kodcode" else "problem_statement"
-            rows = rows_in(system.read_text(dataset) or "")
-            yield from (str(renamed(row, names).get(column) or "").strip() for row in rows)
-        elif env.name == "harbor":
-            splits = [f"{dataset}/{name}" for name in system.list_folder(dataset)]
-            tasks = [dataset, *splits, *(f"{split}/{name}" for split in splits for name in system.list_folder(split))]
-            yield from (text for task in tasks if (text := system.read_text(f"{task}/instruction.md")) is not None)
+def _issues(config: Config, system: System) -> Collection[str]:
+    """What `env.instances` leaves of the splits that this job reads, each once."""
+    env, parts, choice = config.env, starts(config), choice_of(config.env, system.read_text)
+    splits: dict[tuple[str, str], Mapping[str, str]] = {}
+    if Part.steps in parts:
+        splits[env.dataset, env.split] = env.columns
+    if Part.evaluation in parts:
+        dataset = env.eval_dataset or env.dataset
+        splits.setdefault((dataset, env.eval_split), columns_for(env, evaluated=dataset != env.dataset))
+    used: dict[tuple[str, str], str] = {}
+    for (dataset, split), columns in splits.items() if not is_foreign(config, ExtensionKind.env) else ():
+        if (match := SPLIT.fullmatch(split)) is None:
+            continue  # refused when it is read
+        name, start, stop = match.groups()
+        texts = _tasks(dataset, name, system) if env.name == "harbor" else _rows(dataset, name, columns, system)
+        there = {(dataset, key): text for key, text in texts[int(start or 0) : int(stop) if stop else None] if text}
+        chosen = {(dataset, key): text for (_, key), text in there.items() if choice.has(key)}
+        used |= chosen or (there if split != env.split else {})  # as `narrowed` does
+    return used.values()
+
+
+def _rows(dataset: str, split: str, columns: Mapping[str, str], system: System) -> list[tuple[str, str]]:
+    """Ids and issues, without an issue for what is no plain row: a slice counts it."""
+    if not dataset.endswith(".jsonl") or system.file_bytes(dataset) > _MOST_BYTES:
+        return []
+    rows: list[tuple[object, str, str]] = []
+    for row in rows_in(system.read_text(dataset) or ""):
+        named = renamed(row, columns)
+        issue, plain = named.get("problem_statement"), "instance_id" in named and "expected_output_json" not in named
+        text = issue.strip() if plain and isinstance(issue, str) else ""
+        rows.append((named.get("split"), str(named.get("instance_id")), text))
+    tells = any(name for name, _, _ in rows)
+    return [(instance_id, text) for name, instance_id, text in rows if not tells or name == split]
+
+
+def _tasks(dataset: str, split: str, system: System) -> list[tuple[str, str]]:
+    """As `task_folders` finds Harbor's."""
+    below = dataset if split == "train" and not system.list_folder(f"{dataset}/train") else f"{dataset}/{split}"
+    tasks = [f"{below}/{name}" for name in system.list_folder(below)]
+    if split == "train" and system.exists(f"{dataset}/task.toml"):
+        tasks = [dataset.rstrip("/")]
+    tasks = [task for task in tasks if system.exists(f"{task}/task.toml")]
+    return [(task.rpartition("/")[2], (system.read_text(f"{task}/instruction.md") or "").strip()) for task in tasks]
 
 
 def _tokenizer(config: Config, system: System) -> "Tokenizer | None":
@@ -97,8 +136,8 @@ def _tokenizer(config: Config, system: System) -> "Tokenizer | None":
     path = config.model.path
     if is_hub_id(path, system.exists):
         repository = f"{cache_folder(job_environment(config, system))}/models--{path.replace('/', '--')}"
-        item, there = HubItem("", "", "", config.model.revision), system.list_folder(f"{repository}/snapshots")
-        folder = f"{repository}/snapshots/{_commit(item, repository, there, system)}"
+        commit = _commit(config.model.revision, repository, system)  # None: there is no such folder
+        folder = f"{repository}/snapshots/{commit}"
     else:
         folder = str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
     text = system.read_text(f"{folder}/tokenizer.json")
@@ -217,10 +256,9 @@ def hub_home(environment: Mapping[str, str]) -> str:
 def missing_from_cache(item: HubItem, folder: str, system: System) -> str | None:
     """Why the item cannot be loaded from the cache, or None if it can."""
     repository = f"{folder}/{item.kind}--{item.name.replace('/', '--')}"
-    snapshots = system.list_folder(f"{repository}/snapshots")
-    if not snapshots:
+    if not system.list_folder(f"{repository}/snapshots"):
         return "it is not there"
-    commit = _commit(item, repository, snapshots, system)
+    commit = _commit(item.revision, repository, system)
     if commit is None:
         return f"revision {item.revision or 'main'} is not there"
     files = system.list_folder(f"{repository}/snapshots/{commit}")
@@ -229,8 +267,8 @@ def missing_from_cache(item: HubItem, folder: str, system: System) -> str | None
     return _incomplete(files) if item.kind == "models" else None
 
 
-def _commit(item: HubItem, repository: str, snapshots: list[str], system: System) -> str | None:
-    wanted = item.revision or "main"
+def _commit(revision: str | None, repository: str, system: System) -> str | None:
+    wanted, snapshots = revision or "main", system.list_folder(f"{repository}/snapshots")
     if wanted in snapshots:
         return wanted
     commit = (system.read_text(f"{repository}/refs/{wanted}") or "").strip()

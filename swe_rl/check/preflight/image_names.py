@@ -22,7 +22,7 @@ _Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """The instances of a split that are used: all, those listed, or those that match."""
 
     ids: tuple[str, ...] | None = None
@@ -35,13 +35,13 @@ class _Choice:
 def needed_images(config: Config, read_text: ReadText) -> list[str] | None:
     """Names in the order of the instances, each once; None where they are known only when the data set is read."""
     env = config.env
-    trained = _of_split(env.dataset, env.columns, env.image_template, _choice(env, read_text), read_text)
+    trained = _of_split(env.dataset, env.columns, env.image_template, choice_of(env, read_text), read_text)
     if trained is None:
         return None
     evaluated = None
     if env.eval_dataset is not None:
         template = env.eval_image_template or env.image_template
-        evaluated = _of_split(env.eval_dataset, env.eval_columns, template, _Choice(), read_text)
+        evaluated = _of_split(env.eval_dataset, env.eval_columns, template, Choice(), read_text)
     return list(dict.fromkeys([*trained, *(evaluated or ())]))
 
 
@@ -75,7 +75,7 @@ def absent_images(names: Iterable[str], local: Iterable[str]) -> list[str]:
 
 
 def _of_split(
-    dataset: str, columns: Mapping[str, str], template: str | None, choice: _Choice, read_text: ReadText
+    dataset: str, columns: Mapping[str, str], template: str | None, choice: Choice, read_text: ReadText
 ) -> list[str] | None:
     rows = _rows(dataset, columns, read_text)
     if rows is not None:
@@ -97,9 +97,9 @@ def _id(row: _Row) -> str:
     return str(row.get("instance_id", ""))
 
 
-def _choice(env: EnvConfig, read_text: ReadText) -> _Choice:
+def choice_of(env: EnvConfig, read_text: ReadText) -> Choice:
     """What `env.instance_ids` and `env.instances` leave: ids, a file of them, `#` for comments, or a pattern."""
-    return _Choice(listed_ids(env, read_text), env.instances or "*")
+    return Choice(listed_ids(env, read_text), env.instances or "*")
 
 
 def _rows(dataset: str, columns: Mapping[str, str], read_text: ReadText) -> list[_Row] | None:

@@ -19,7 +19,7 @@ from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, Sand
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
 from swe_rl.host.program import Unanswered
-from swe_rl.layout.placement import neighbours, rank_places, shortage
+from swe_rl.layout.placement import neighbours, shortage
 from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
@@ -199,6 +199,5 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
     resource = "GPU" if layout.trainer_gpus else "CPU"
     free = {name: units[resource] for name, units in nodes.items()}
     together = neighbours(ranks, layout.sequence_parallel, layout.shard_ranks)
-    if rank_places(free.values(), together) < ranks:
-        what, way_out = shortage(free, ranks, together, resource)
-        yield error("preflight_ray", _RAY, f"the trainer's {what}", way_out)
+    if (short := shortage(free, ranks, together, resource)) is not None:
+        yield error("preflight_ray", _RAY, f"the trainer's {short[0]}", short[1])

@@ -141,6 +141,13 @@ class System:
         except OSError:
             return None
 
+    def file_bytes(self, path: str) -> int:
+        """0 where there is no such file."""
+        try:
+            return Path(path).expanduser().stat().st_size
+        except OSError:
+            return 0
+
     def list_folder(self, path: str) -> list[str]:
         """Sorted names; none where there is no such folder."""
         try:

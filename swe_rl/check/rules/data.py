@@ -31,7 +31,7 @@ ENVS = (
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SHOWN = 5
-_SLICE = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
+SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
 
 
 def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
@@ -102,7 +102,7 @@ def _two_parts(env: EnvConfig) -> str:
 
 def overlap(first: str, second: str) -> tuple[int, int | None] | None:
     """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
-    left, right = _SLICE.fullmatch(first), _SLICE.fullmatch(second)
+    left, right = SPLIT.fullmatch(first), SPLIT.fullmatch(second)
     if not left or not right or left.group(1) != right.group(1):
         return None
     start = max(int(left.group(2) or 0), int(right.group(2) or 0))

@@ -73,9 +73,10 @@ QUANTISED_ON_ARRIVAL = frozenset(
 _ON_ARRIVAL = "fp8_per_tensor"
 LOADER = "--load-format"
 READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
-_NO_SUCH_FILES = ("mistral", "npcache", "pt")  # they look for files that no update has
-_NEVER_AGAIN = ("bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state")
-READ_ONCE = frozenset({*_NO_SUCH_FILES, *_NEVER_AGAIN, "tensorizer"})
+READ_ONCE = frozenset({
+    "mistral", "npcache", "pt",  # they look for files that no update has
+    "bitsandbytes", "dummy", "ipc_cache", "modelexpress", "runai_streamer_sharded", "sharded_state", "tensorizer",
+})  # fmt: skip
 
 
 @about(Part.engines)
@@ -298,15 +299,17 @@ def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
 def load_format(config: Config, host: Host) -> Iterator[Finding]:
     """`reload_weights` (`gpu_model_runner.py`) reads an update's folder, which has safetensors, with the loader of the
     server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
+    A server that was started again gets weights by folder, whatever trainer.weight_sync is (`restore` of an engine).
     """
-    given = arguments(config, host).get(LOADER, Argument("", ""))
-    by_folder = wanted_sync(config, host.environment) is WeightSync.disk and not serves_adapter(config)
-    name = given.value.lower()  # as vLLM reads it
-    if by_folder and name and name not in READ_AGAIN:
+    given, way = arguments(config, host).get(LOADER, Argument("", "")), wanted_sync(config, host.environment)
+    name, by_folder = given.value.lower(), way is WeightSync.disk  # in small letters, as vLLM reads it
+    if not name or name in READ_AGAIN or serves_adapter(config) or not (by_folder or name in READ_ONCE):
+        return
+    say, words = warning, f"a server that dies cannot start again: {LOADER} {name} cannot read an update's folder"
+    if by_folder:
         say, fails = (error, "fails") if name in READ_ONCE else (warning, "fails unless its loader has get_all_weights")
         words = f"weights go through folders of safetensors, and vLLM's first update with {LOADER} {name} {fails}"
-        fix = f"leave {LOADER} out, or {LOADER} safetensors"
-        yield say("load_format", given.key, words, fix, value=LOADER)
+    yield say("load_format", given.key, words, f"leave {LOADER} out, or {LOADER} safetensors", value=LOADER)
 
 
 @about(Part.engines)

@@ -11,7 +11,8 @@ Invariants:
   completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
 - Where experts are wanted, a reply without them, with those of another number of tokens, with one that the model does
   not have, or with the same one twice for a token is an error. (vLLM answers with zeros if its kernel chooses the
-  experts itself.) They come as base64 of NumPy's own format (vLLM's `routed_experts`), and are no pickle.
+  experts itself, and for layers without experts.) They come as base64 of NumPy's own format (vLLM's
+  `routed_experts`), and are no pickle.
 """
 
 import base64
@@ -208,11 +209,14 @@ def _routes(packed: Any, num_experts: int) -> Routes:
     numbers = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
     if numbers.ndim != 3 or numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= num_experts).any():
         raise BadNumbersError(f"it tells of experts outside 0 .. {num_experts - 1} (model.num_experts)")
-    if not (np.diff(np.sort(numbers[[0, -1]])) > 0).all():  # two tokens show it: to sort all would cost a long reply
-        raise BadReplyError(
-            "it tells the same expert twice for one token: its kernel chooses the experts itself and does not report "
-            "them. Start it with another --moe-backend, for example triton, or set trainer.routing_replay=none"
-        )
+    ends = numbers[:: max(1, len(numbers) - 1)]  # two tokens show it: to sort all would cost a long reply
+    repeats = (np.diff(np.sort(ends)) == 0).any(axis=(0, 2))
+    if repeats.any():
+        why = f"{repeats.sum()} of the model's {len(repeats)} layers have no experts, and cannot be replayed: set"
+        if repeats.all():
+            why = "its kernel chooses the experts itself and does not report them. Start it with another "
+            why += "--moe-backend, for example triton, or set"
+        raise BadReplyError(f"it tells the same expert twice for one token: {why} trainer.routing_replay=none")
     routes: Routes = numbers.astype(route_type(num_experts))
     return routes
 

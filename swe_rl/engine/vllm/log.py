@@ -16,19 +16,16 @@ _SHOWN_LINES = 4
 _PREFIX = re.compile(
     r"^(\(\w[\w .:-]* pid=\d+\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) [\d-]+ [\d:.]+ )?(\[[\w./]+:\d+\]\s?)?"
 )
+_OF_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")  # behind its reasons
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(
     r"^[\w.]*(Error|Exception|Interrupt|NotFound|Failure)\b(: .*)?$|^\w*[Ee]rror: |^Killed$|Segmentation fault"
-    r"|(died|exited) unexpectedly|^(Value error|Assertion failed), "  # the last two are pydantic's reasons
+    rf"|(died|exited) unexpectedly|^(Value error|Assertion failed), |{_OF_PYDANTIC.pattern}"
 )
-_WRAPPERS = (
-    "root cause above",
-    "Engine core initialization failed",
-    "EngineDeadError",
-    "RuntimeError: cancelled",
-    "ValidationError: ",  # pydantic's, whose reasons follow
+_WRAPPERS = re.compile(
+    r"root cause above|Engine core initialization failed|EngineDeadError|RuntimeError: cancelled"
+    r"|ValidationError: \d+ validation error"  # pydantic's, whose reasons follow
 )
-_OF_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
 
 
 class Cause(StrEnum):
@@ -78,7 +75,7 @@ def diagnose(text: str) -> Diagnosis:
     cause = next((cause for cause, sign in _SIGNS.items() if sign.search(text)), Cause.unknown)
     sign = _SIGNS.get(cause)
     shown = [line for line in lines if sign is not None and sign.search(line)][:1]
-    errors = [line for line in lines if _ERROR.search(line) and not any(word in line for word in _WRAPPERS)]
+    errors = [line for line in lines if _ERROR.search(line) and not _WRAPPERS.search(line)]
     shown += [line for line in dict.fromkeys(errors) if line not in shown]
     if not shown:
         shown = [line for line in lines if line][-_SHOWN_LINES:]
@@ -103,8 +100,9 @@ def read_tail(path: Path, since_bytes: int = 0) -> str:
 
 def _plain(line: str) -> str:
     line = _ANSI.sub("", line.rpartition("\r")[2] if not line.endswith("\r") else line)
-    return _OF_PYDANTIC.sub("", _PREFIX.sub("", line).strip())
+    return _PREFIX.sub("", line).strip()
 
 
 def _shorten(line: str) -> str:
+    line = _OF_PYDANTIC.sub("", line)
     return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
