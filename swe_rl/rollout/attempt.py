@@ -90,18 +90,11 @@ class Attempter:
         reward: ForeignReward | None = None,
     ) -> None:
         """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`."""
-        self._env = env
-        self._agent = agent
-        self._gateway = gateway
-        self._sandboxes = sandboxes
-        self._rollout = rollout
-        self._env_config = env_config
-        self._model_name = model_name
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._keep_log = keep_log
-        self._reward = reward
-        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
+        self._env, self._env_config, self._agent, self._model_name = env, env_config, agent, model_name
+        self._gateway, self._sandboxes, self._rollout, self._reward = gateway, sandboxes, rollout, reward
+        self._clock, self._wall_clock, self._keep_log = clock, wall_clock, keep_log
+        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading whose tests ran to their end
+        self._judged_untouched: set[str] = set()  # instances whose verifier gave a verdict where nobody acted
         self._gradings: AbstractAsyncContextManager[object] = nullcontext()
         if rollout.mode is RolloutMode.stream:
             self._gradings = asyncio.Semaphore(rollout.concurrency)
@@ -315,15 +308,22 @@ class Attempter:
     async def _check_untouched(self, order: Order, times_s: dict[str, float]) -> None:
         """A verifier without a verdict was broken by the agent only if it gives one where nobody acted. Called once the
         agent's sandbox has given its place back. Raises GradeError, SandboxError."""
-        instance, began_s = order.instance, self._clock()
+        instance_id, timeout_s = order.instance.instance_id, self._rollout.grade_timeout_s
+        if instance_id in self._judged_untouched:
+            return
         async with self._gradings:
-            grade = await self._env.grade(instance, NOOP_PATCH, self._sandboxes, self._rollout.grade_timeout_s)
-        times_s["grade"] += self._clock() - began_s
+            began_s = self._clock()
+            try:
+                grade = await self._env.grade(order.instance, NOOP_PATCH, self._sandboxes, timeout_s)
+            finally:
+                times_s["grade"] += self._clock() - began_s
         if not grade.started or grade.timed_out:
+            words = "it did not end in time" if grade.timed_out else one_line(grade.log_tail[-300:])
             raise GradeError(
-                f"the verifier of {instance.instance_id} gave no verdict, and in an untouched sandbox it gives none "
-                f"either: {one_line(grade.log_tail[-300:])}"
+                f"the verifier of {instance_id} gave no verdict, and in an untouched sandbox it gives none "
+                f"either: {words}"
             )
+        self._judged_untouched.add(instance_id)
 
     async def _grade(self, order: Order, patch: str) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
@@ -339,7 +339,7 @@ class Attempter:
 
         Raises GradeError where it may as well be the machine, or the limit.
         """
-        if not grade.timed_out and not grade.cached:
+        if grade.started and grade.patch_applied and not grade.timed_out and not grade.cached:
             self._tests_s[instance_id] = min(grade.duration_s, self._tests_s.get(instance_id, grade.duration_s))
         if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
             raise GradeError(

@@ -74,7 +74,6 @@ class Critic:
         )
         self._values: dict[int, PerToken] = {}  # of the step's rows, by their identity, which the mini-batches keep
         self._targets: dict[int, PerToken] = {}
-        self._loss = 0.0  # of the last passes of `_accumulate`
         compute.checkpoint_activations(model, config.activation_checkpointing)
 
     def credited(self, rows: Sequence[Row]) -> list[Row]:
@@ -104,16 +103,17 @@ class Critic:
         explained = self._explained()
         updates = []
         for mini in [mini for _ in range(self._algo.critic_epochs) for mini in minis]:
-            passes = partial(self._accumulate, mini)
+            losses: list[float] = []  # of each time that it was computed
+            passes = partial(self._accumulate, mini, losses)
             passes()
             until_unread()
             again = partial(again_without_cudnn, self._compute.device, passes)
-            updates.append((self._optimizer.apply(lr, again), self._loss))
+            updates.append((self._optimizer.apply(lr, again), losses[-1]))
         kept = [(update.grad_norm, loss) for update, loss in updates if update.is_finite]
-        norm, loss = (sum(column) / len(kept) for column in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+        norm, loss = (sum(column) / len(kept) for column in zip(*kept, strict=True)) if kept else (None, None)
         return CriticMetrics(loss, explained, norm, sum(update.repeated for update, _ in updates))
 
-    def _accumulate(self, mini: MiniBatch) -> None:
+    def _accumulate(self, mini: MiniBatch, losses: list[float]) -> None:
         sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]
         total = torch.zeros((), dtype=torch.float64, device=self._compute.device)
         limit = self._config.max_tokens_per_micro_batch
@@ -127,7 +127,7 @@ class Critic:
             loss = value_loss(values, old, targets, self._algo.value_clip) * weights[batch.member_of_token]
             (loss.sum() * self._compute.gradient_scale).backward()
             total += loss.detach().double().sum()
-        self._loss = float(self._compute.mesh.sum(total))
+        losses.append(float(self._compute.mesh.sum(total)))
 
     def _of(self, batch: Any) -> Tensor:
         return self._compute.values(self.model, batch)

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight transfer: rank 0 broadcasts tensor after tensor, or each rank fills shared memory.
+"""The trainer's end of a weight transfer: rank 0 sends tensor after tensor, or each rank fills shared memory.
 
 Invariants:
 - Every rank takes part in putting the tensors together, also when sending them fails: none is left in a collective.
@@ -129,17 +129,22 @@ class GlooWire:
         self._world = world
 
     def broadcast(self, tensors: Iterator[Named]) -> None:
-        """Each tensor to one receiver after another: whoever is gone gets no more, and holds up none of the others."""
-        there = list(range(1, self._world))
+        """Each tensor to one receiver after another. One whose connection closed gets no more, and the others get all.
+
+        One that is there and takes nothing holds up all of them until the timeout, which closes every connection.
+        """
+        there, first = list(range(1, self._world)), None
         for _, tensor in tensors:
             weight = tensor.cpu().contiguous()
             for rank in tuple(there):
                 try:
                     self._group.send([weight], rank, 0).wait()
-                except RuntimeError:
+                except RuntimeError as error:
+                    print(f"receiver {rank} gets no more weights: {error}", file=sys.stderr, flush=True)
                     there.remove(rank)
+                    first = first or error  # what the others meet after a timeout says less
                     if not there:
-                        raise
+                        raise first from None
 
     def close(self) -> None:
         self._group = self._store = None
