@@ -98,7 +98,7 @@ def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
         if number == 1 and name in sys.builtin_module_names:
             return None
         # By its last part: a folder without __init__.py would be looked up below its parent, which is not imported.
-        spec = PathFinder.find_spec(part, places) if places is not None else None
+        spec = _asked(PathFinder.find_spec, part, places) if places is not None else None
         if spec is None and number == 1:  # an editable installation's own finder; the first part runs nothing
             spec = _asked(importlib.util.find_spec, name)
         if spec is None and number > 1 and places is not None:
@@ -162,9 +162,8 @@ def is_there(top: str, path: Sequence[str]) -> bool:
     """Whether there is such a top-level package or module, which is not imported."""
     if top in sys.modules or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
         return True
-    if PathFinder.find_spec(top, list(path)) is not None:
-        return True
-    return _asked(importlib.util.find_spec, top) is not None  # an editable installation's own finder
+    found = _asked(PathFinder.find_spec, top, list(path))
+    return (found or _asked(importlib.util.find_spec, top)) is not None  # an editable installation's own finder
 
 
 def _defined(tree: ast.Module, name: str) -> ast.stmt | None:

@@ -121,11 +121,9 @@ class Attempter:
             status, error = Status.grade_error, str(failure)
         except EngineError as failure:
             status, error = Status.engine_error, str(failure)
-        except GatewayLostError as failure:
-            error = str(failure)
         except UnknownEndError as failure:
             error, unknown = str(failure), failure
-        except (SandboxError, AgentError) as failure:
+        except (GatewayLostError, SandboxError, AgentError) as failure:
             error = str(failure)
         finally:
             summary = await self._gateway.close_session(order.trajectory_id)
@@ -214,12 +212,7 @@ class Attempter:
             await sandbox.close()
 
     async def _run_agent(
-        self,
-        prefix: Prefix | None,
-        order: Order,
-        progress: _Progress,
-        times_s: dict[str, float],
-        sandbox: Sandbox,
+        self, prefix: Prefix | None, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox
     ) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
         waited = partial(self._gateway.waited_s, order.trajectory_id)
@@ -328,10 +321,10 @@ class Attempter:
     async def _grade(self, order: Order, patch: str) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
         timeout_s = self._rollout.grade_timeout_s
-        grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-        if self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
+        for _ in range(2):
             grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-            self._is_out_of_time(order.instance.instance_id, grade, timeout_s)
+            if not self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
+                break
         return grade
 
     def _is_out_of_time(self, instance_id: str, grade: Grade, timeout_s: float) -> bool:

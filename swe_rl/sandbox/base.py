@@ -225,9 +225,7 @@ class HeadTail:
             raise ValueError(f"limit_bytes must be at least 2, not {limit_bytes}")
         self._head_bytes = limit_bytes // 2
         self._tail_bytes = limit_bytes - self._head_bytes
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total_bytes = 0
+        self._head, self._tail, self._total_bytes = bytearray(), bytearray(), 0
 
     def feed(self, data: bytes) -> None:
         self._total_bytes += len(data)

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -142,11 +142,12 @@ class Critic:
     def tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state by their names in a checkpoint; the live tensors."""
         state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
-        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()} | state
+        return self.parameters() | state
 
     def parameters(self) -> dict[str, Tensor]:
         """What of `tensors` is always there."""
-        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()}
+        named = self._compute.bare(self.model).named_parameters()
+        return {f"{_MODEL}{name}": parameter for name, parameter in named}
 
     def load_optimizer(self, names: Collection[str], rows: RowsOf) -> None:
         """Of the `names` of a checkpoint those that are the optimizer's. Raises TrainerError."""
@@ -159,9 +160,6 @@ class Critic:
 
     def load_counters(self, counters: Mapping[str, Any]) -> None:
         self._optimizer.nonfinite_in_a_row = int(counters["critic_nonfinite_in_a_row"])
-
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._compute.bare(self.model).named_parameters()
 
 
 def _moments(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:

@@ -83,8 +83,10 @@ class WireEnd:
         stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
         started_s, problem = time.perf_counter(), None
         try:
-            if self._rank == 0:
-                self._broadcast(stream)
+            if self._wire is not None:
+                self._wire.broadcast(stream)
+            elif self._rank == 0:
+                raise RuntimeError("the wire to the engines is not open")
         except RuntimeError as error:
             problem = f"{type(error).__name__}: {error}"
             self.close()
@@ -92,11 +94,6 @@ class WireEnd:
             pass
         wall_s = time.perf_counter() - started_s
         return Sent(stream.gather_s, wall_s - stream.gather_s, stream.bytes, problem)
-
-    def _broadcast(self, stream: Iterator[Named]) -> None:
-        if self._wire is None:
-            raise RuntimeError("the wire to the engines is not open")
-        self._wire.broadcast(stream)
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
