@@ -29,7 +29,7 @@ NOBODY = MappingProxyType[int, int]({})
 
 
 class Receiver(threading.Thread):
-    """Takes what was announced, as engine/transfer/vllm_worker does; leaves after `leaves_after` tensors, or waits there."""
+    """Takes what was announced, as engine/transfer/vllm_worker does, up to `leaves_after` or `waits_after` tensors."""
 
     def __init__(self, where, rank, world, announced, leaves_after=None, waits_after=None):
         super().__init__(daemon=True)

@@ -366,11 +366,8 @@ class InPlace(Suite):
     async def grade_in(self, instance, sandbox, timeout_s): ...
 
 
-HUNG, MUTE, SAID = (
-    Grade(False, True, timed_out=True),
-    Grade(False, True, started=False, log="killed"),
-    Grade(False, True),
-)
+SAID = Grade(False, True)
+HUNG, MUTE = replace(SAID, timed_out=True), replace(SAID, started=False, log="killed")
 
 
 @pytest.mark.parametrize(
