@@ -162,8 +162,8 @@ def is_there(top: str, path: Sequence[str]) -> bool:
     """Whether there is such a top-level package or module, which is not imported."""
     if top in sys.modules or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
         return True
-    found = _asked(PathFinder.find_spec, top, list(path))
-    return (found or _asked(importlib.util.find_spec, top)) is not None  # an editable installation's own finder
+    # The second asks the finders of editable installations, too.
+    return (_asked(PathFinder.find_spec, top, list(path)) or _asked(importlib.util.find_spec, top)) is not None
 
 
 def _defined(tree: ast.Module, name: str) -> ast.stmt | None:
