@@ -16,6 +16,7 @@ from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from swe_rl.errors import UserError
 
@@ -97,9 +98,9 @@ def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
         if number == 1 and name in sys.builtin_module_names:
             return None
         # By its last part: a folder without __init__.py would be looked up below its parent, which is not imported.
-        spec = PathFinder.find_spec(part, places) if places is not None else None
+        spec = _asked(PathFinder.find_spec, part, places) if places is not None else None
         if spec is None and number == 1:  # an editable installation's own finder; the first part runs nothing
-            spec = importlib.util.find_spec(name)
+            spec = _asked(importlib.util.find_spec, name)
         if spec is None and number > 1 and places is not None:
             spec = _by_other_finders(name, places)
         if spec is None:
@@ -111,9 +112,18 @@ def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
 
 def _by_other_finders(name: str, places: list[str]) -> ModuleSpec | None:
     """Those of editable installations, which know whole names: `importlib.util.find_spec` would run what is above."""
-    below = (finder.find_spec(name) for place in places if (finder := pkgutil.get_importer(place)) is not None)
-    others = (finder.find_spec(name, places) for finder in sys.meta_path if finder is not PathFinder)
+    importers = (_asked(pkgutil.get_importer, place) for place in places)
+    below = (_asked(getattr(finder, "find_spec", None), name) for finder in importers)
+    others = (_asked(getattr(it, "find_spec", None), name, places) for it in sys.meta_path if it is not PathFinder)
     return next((spec for spec in chain(below, others) if spec is not None), None)
+
+
+def _asked(find: Any, *names: object) -> Any:
+    """None as well where a finder, which anybody may have written, is no function or raises."""
+    try:
+        return find(*names)
+    except Exception:
+        return None
 
 
 def _no_module(name: str, part: str, first: bool) -> str:
@@ -152,9 +162,8 @@ def is_there(top: str, path: Sequence[str]) -> bool:
     """Whether there is such a top-level package or module, which is not imported."""
     if top in sys.modules or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
         return True
-    if PathFinder.find_spec(top, list(path)) is not None:
-        return True
-    return importlib.util.find_spec(top) is not None  # an editable installation's own finder
+    # The second asks the finders of editable installations, too.
+    return (_asked(PathFinder.find_spec, top, list(path)) or _asked(importlib.util.find_spec, top)) is not None
 
 
 def _defined(tree: ast.Module, name: str) -> ast.stmt | None:

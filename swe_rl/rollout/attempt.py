@@ -90,18 +90,11 @@ class Attempter:
         reward: ForeignReward | None = None,
     ) -> None:
         """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`."""
-        self._env = env
-        self._agent = agent
-        self._gateway = gateway
-        self._sandboxes = sandboxes
-        self._rollout = rollout
-        self._env_config = env_config
-        self._model_name = model_name
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._keep_log = keep_log
-        self._reward = reward
-        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading that ended
+        self._env, self._env_config, self._agent, self._model_name = env, env_config, agent, model_name
+        self._gateway, self._sandboxes, self._rollout, self._reward = gateway, sandboxes, rollout, reward
+        self._clock, self._wall_clock, self._keep_log = clock, wall_clock, keep_log
+        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading whose tests ran to their end
+        self._judged_untouched: set[str] = set()  # instances whose verifier gave a verdict where nobody acted
         self._gradings: AbstractAsyncContextManager[object] = nullcontext()
         if rollout.mode is RolloutMode.stream:
             self._gradings = asyncio.Semaphore(rollout.concurrency)
@@ -128,11 +121,9 @@ class Attempter:
             status, error = Status.grade_error, str(failure)
         except EngineError as failure:
             status, error = Status.engine_error, str(failure)
-        except GatewayLostError as failure:
-            error = str(failure)
         except UnknownEndError as failure:
             error, unknown = str(failure), failure
-        except (SandboxError, AgentError) as failure:
+        except (GatewayLostError, SandboxError, AgentError) as failure:
             error = str(failure)
         finally:
             summary = await self._gateway.close_session(order.trajectory_id)
@@ -221,12 +212,7 @@ class Attempter:
             await sandbox.close()
 
     async def _run_agent(
-        self,
-        prefix: Prefix | None,
-        order: Order,
-        progress: _Progress,
-        times_s: dict[str, float],
-        sandbox: Sandbox,
+        self, prefix: Prefix | None, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox
     ) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
         waited = partial(self._gateway.waited_s, order.trajectory_id)
@@ -315,23 +301,30 @@ class Attempter:
     async def _check_untouched(self, order: Order, times_s: dict[str, float]) -> None:
         """A verifier without a verdict was broken by the agent only if it gives one where nobody acted. Called once the
         agent's sandbox has given its place back. Raises GradeError, SandboxError."""
-        instance, began_s = order.instance, self._clock()
+        instance_id, timeout_s = order.instance.instance_id, self._rollout.grade_timeout_s
+        if instance_id in self._judged_untouched:
+            return
         async with self._gradings:
-            grade = await self._env.grade(instance, NOOP_PATCH, self._sandboxes, self._rollout.grade_timeout_s)
-        times_s["grade"] += self._clock() - began_s
+            began_s = self._clock()
+            try:
+                grade = await self._env.grade(order.instance, NOOP_PATCH, self._sandboxes, timeout_s)
+            finally:
+                times_s["grade"] += self._clock() - began_s
         if not grade.started or grade.timed_out:
+            words = "it did not end in time" if grade.timed_out else one_line(grade.log_tail[-300:])
             raise GradeError(
-                f"the verifier of {instance.instance_id} gave no verdict, and in an untouched sandbox it gives none "
-                f"either: {one_line(grade.log_tail[-300:])}"
+                f"the verifier of {instance_id} gave no verdict, and in an untouched sandbox it gives none "
+                f"either: {words}"
             )
+        self._judged_untouched.add(instance_id)
 
     async def _grade(self, order: Order, patch: str) -> Grade:
         """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
         timeout_s = self._rollout.grade_timeout_s
-        grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-        if self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
+        for _ in range(2):
             grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-            self._is_out_of_time(order.instance.instance_id, grade, timeout_s)
+            if not self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
+                break
         return grade
 
     def _is_out_of_time(self, instance_id: str, grade: Grade, timeout_s: float) -> bool:
@@ -339,7 +332,7 @@ class Attempter:
 
         Raises GradeError where it may as well be the machine, or the limit.
         """
-        if not grade.timed_out and not grade.cached:
+        if grade.started and grade.patch_applied and not grade.timed_out and not grade.cached:
             self._tests_s[instance_id] = min(grade.duration_s, self._tests_s.get(instance_id, grade.duration_s))
         if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
             raise GradeError(

@@ -55,11 +55,8 @@ class BaseSandbox(ABC):
         door_url: str | None = None,
         doorway: Doorway | None = None,
     ) -> None:
-        self.sandbox_id = sandbox_id
-        self.workdir = workdir
+        self.sandbox_id, self.workdir, self._config, self._doorway = sandbox_id, workdir, config, doorway
         self.door_url = doorway.url if doorway else door_url
-        self._config = config
-        self._doorway = doorway
         self._running: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
 
@@ -188,12 +185,13 @@ class BaseProvider(ABC, Generic[Opened]):
             raise SandboxError("the sandbox provider is closed")
 
 
-def image_of(workspace: Workspace, config: SandboxConfig, owner: str) -> str:
+def image_of(workspace: Workspace, config: SandboxConfig, owner: str, local: bool = False) -> str:
     """Its own, else that for folders. Raises UserError: there is none, or it lacks the workspace's programs."""
-    if workspace.image is None and workspace.toolchain is not None:
+    if not workspace.image and workspace.toolchain is not None:
+        or_image = "" if local else ", or let the environment name an image that has the programs"
         raise UserError(
             f"{owner}: its commands need the programs of {workspace.toolchain.folder}, which they see only with "
-            "sandbox=process and bubblewrap: use these, or let the environment name an image that has the programs"
+            f"sandbox=process and bubblewrap: use these{or_image}"
         )
     if image := workspace.image or config.image:
         return image
@@ -227,9 +225,7 @@ class HeadTail:
             raise ValueError(f"limit_bytes must be at least 2, not {limit_bytes}")
         self._head_bytes = limit_bytes // 2
         self._tail_bytes = limit_bytes - self._head_bytes
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._total_bytes = 0
+        self._head, self._tail, self._total_bytes = bytearray(), bytearray(), 0
 
     def feed(self, data: bytes) -> None:
         self._total_bytes += len(data)

@@ -102,11 +102,8 @@ class SweRex:
     def __init__(
         self, config: SandboxConfig, scratch: Path, deployment: str = "docker", options: dict[str, Any] | None = None
     ) -> None:
-        self._config = config
-        self._scratch = scratch
-        self._deployment = deployment
-        self._options = dict(options or {})
-        self._local = deployment == "local"
+        self._config, self._scratch, self._options = config, scratch, dict(options or {})
+        self._deployment, self._local = deployment, deployment == "local"
         os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "WARNING")  # below it, it prints its servers' keys
         try:
             self._kinds = importlib.import_module("swerex.deployment.config")
@@ -115,9 +112,10 @@ class SweRex:
             raise UserError(f"sandbox=swe_rex needs {error.name}: pip install 'swe_rl[swe_rex]'") from error
 
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> "Deployed":
-        if self._local and workspace.image is not None:
+        if self._local and workspace.image:
             raise UserError(f"{owner}: deployment=local has no images, and this is {workspace.image}; use docker")
-        image = None if self._local and workspace.toolchain is None else image_of(workspace, self._config, owner)
+        is_bare = self._local and workspace.toolchain is None
+        image = None if is_bare else image_of(workspace, self._config, owner, self._local)
         name = f"swe_rex-{uuid.uuid4().hex[:12]}"
         workdir = str(self._scratch / name) if self._local else workspace.workdir
         deployment = self._made(image, name, owner)

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -74,7 +74,6 @@ class Critic:
         )
         self._values: dict[int, PerToken] = {}  # of the step's rows, by their identity, which the mini-batches keep
         self._targets: dict[int, PerToken] = {}
-        self._loss = 0.0  # of the last passes of `_accumulate`
         compute.checkpoint_activations(model, config.activation_checkpointing)
 
     def credited(self, rows: Sequence[Row]) -> list[Row]:
@@ -104,16 +103,17 @@ class Critic:
         explained = self._explained()
         updates = []
         for mini in [mini for _ in range(self._algo.critic_epochs) for mini in minis]:
-            passes = partial(self._accumulate, mini)
+            losses: list[float] = []  # of each time that it was computed
+            passes = partial(self._accumulate, mini, losses)
             passes()
             until_unread()
             again = partial(again_without_cudnn, self._compute.device, passes)
-            updates.append((self._optimizer.apply(lr, again), self._loss))
+            updates.append((self._optimizer.apply(lr, again), losses[-1]))
         kept = [(update.grad_norm, loss) for update, loss in updates if update.is_finite]
-        norm, loss = (sum(column) / len(kept) for column in zip(*kept, strict=True)) if kept else (0.0, 0.0)
+        norm, loss = (sum(column) / len(kept) for column in zip(*kept, strict=True)) if kept else (None, None)
         return CriticMetrics(loss, explained, norm, sum(update.repeated for update, _ in updates))
 
-    def _accumulate(self, mini: MiniBatch) -> None:
+    def _accumulate(self, mini: MiniBatch, losses: list[float]) -> None:
         sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]
         total = torch.zeros((), dtype=torch.float64, device=self._compute.device)
         limit = self._config.max_tokens_per_micro_batch
@@ -127,7 +127,7 @@ class Critic:
             loss = value_loss(values, old, targets, self._algo.value_clip) * weights[batch.member_of_token]
             (loss.sum() * self._compute.gradient_scale).backward()
             total += loss.detach().double().sum()
-        self._loss = float(self._compute.mesh.sum(total))
+        losses.append(float(self._compute.mesh.sum(total)))
 
     def _of(self, batch: Any) -> Tensor:
         return self._compute.values(self.model, batch)
@@ -142,11 +142,12 @@ class Critic:
     def tensors(self) -> dict[str, Tensor]:
         """Weights and optimizer state by their names in a checkpoint; the live tensors."""
         state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
-        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()} | state
+        return self.parameters() | state
 
     def parameters(self) -> dict[str, Tensor]:
         """What of `tensors` is always there."""
-        return {f"{_MODEL}{name}": parameter for name, parameter in self._named()}
+        named = self._compute.bare(self.model).named_parameters()
+        return {f"{_MODEL}{name}": parameter for name, parameter in named}
 
     def load_optimizer(self, names: Collection[str], rows: RowsOf) -> None:
         """Of the `names` of a checkpoint those that are the optimizer's. Raises TrainerError."""
@@ -159,9 +160,6 @@ class Critic:
 
     def load_counters(self, counters: Mapping[str, Any]) -> None:
         self._optimizer.nonfinite_in_a_row = int(counters["critic_nonfinite_in_a_row"])
-
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._compute.bare(self.model).named_parameters()
 
 
 def _moments(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:

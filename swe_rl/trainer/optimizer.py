@@ -48,13 +48,13 @@ class Update:
 class CriticMetrics:
     """Of PPO's critic in one step.
 
-    loss, grad_norm (before clipping): means over its updates without those dropped; 0 without any. repeated_updates: as
-    in `TrainMetrics`. explained: 1 - variance of target less value over that of targets, before the updates.
+    loss, grad_norm (before clipping): means over its updates without those dropped; None without any. repeated_updates:
+    as in `TrainMetrics`. explained: 1 - variance of target less value over that of targets, before the updates.
     """
 
-    loss: float
+    loss: float | None
     explained: float | None
-    grad_norm: float
+    grad_norm: float | None
     repeated_updates: int
 
 

@@ -11,6 +11,7 @@ from swe_rl.config.compose import compose
 from swe_rl.extension.code import use_code
 from swe_rl.extension.kinds import CONTRACTS
 from swe_rl.extension.make import ExtensionError, require_importable
+from swe_rl.extension.outline import OutlineError, outline
 
 GOOD = '''
 from swe_rl.api import Agent
@@ -223,6 +224,27 @@ def test_an_editable_installation_of_a_namespace_is_read_and_not_imported(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 [] []"), done.stdout + done.stderr
+
+
+class _Raising:
+    @staticmethod
+    def find_spec(*_):
+        raise RuntimeError("of somebody else")
+
+
+def test_finders_that_cannot_be_asked_find_nothing(tmp_path, monkeypatch):
+    def hook(place):
+        raise RuntimeError(place)
+
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").touch()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, object(), _Raising])
+    monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks, hook])
+    monkeypatch.syspath_prepend("no folder")
+    with pytest.raises(OutlineError, match="theirs has no module nowhere"):
+        outline("theirs.nowhere.Mine", [str(tmp_path)])
+    with pytest.raises(OutlineError, match="there is no package not_here here"):
+        outline("not_here.Mine")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import dataclasses
 import itertools
+import math
 import time
+from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from swe_rl.config.choices import ExtensionKind, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, Limits
 from swe_rl.extension.find import Foreign
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
@@ -472,6 +474,74 @@ async def test_tests_that_never_end_are_no_verdict_unless_they_are_known_to_end(
     env._grade = hung
     second, _ = await attempter.run(order)
     assert (first.status, second.status, second.reward) == (Status.resolved, Status.unresolved, 0.0)
+
+
+@pytest.mark.parametrize("broken", [{"started": False}, {"patch_applied": False}])
+async def test_tests_that_did_not_run_do_not_make_them_known_to_end(config, instance, broken):
+    """An agent that breaks their runner ends them at once."""
+    env, sandboxes = FakeEnv(), ScriptedProvider(lambda command: DIFF)
+    attempter = Attempter(
+        env, ScriptedAgent(["true"]), FakeGateway(), sandboxes, config.rollout, config.env, model_name="tiny"
+    )
+    order = Order(instance(), TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
+    hung = Grade(False, True, timed_out=True, duration_s=config.rollout.grade_timeout_s)
+    for grade, status in (
+        (dataclasses.replace(Grade(False, True), **broken), Status.unresolved),
+        (hung, Status.grade_error),
+    ):
+        env._grade = grade
+        trajectory, _ = await attempter.run(order)
+        assert trajectory.status is status
+
+
+class MuteEnv(FakeEnv):
+    """Its verifier takes 2 s without a verdict in an agent's sandbox, and 3 s in an untouched one, for `grade`."""
+
+    now_s = 0.0
+
+    def limits(self, instance):
+        return Limits(math.inf, math.inf)
+
+    async def grade_in(self, instance, sandbox, timeout_s):
+        self.now_s += 2.0
+        return Grade(False, True, started=False)
+
+    async def grade(self, *arguments):
+        self.now_s += 3.0
+        return await super().grade(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("untouched", "status", "words"),
+    [
+        ({"grade": Grade(False, True)}, Status.unresolved, ""),
+        ({"grade": Grade(False, True, started=False, log_tail="no disk")}, Status.grade_error, "none either: no disk"),
+        ({"grade": Grade(False, True, timed_out=True)}, Status.grade_error, "none either: it did not end in time"),
+        ({"error": GradeError("no room")}, Status.grade_error, "no room"),
+    ],
+)
+async def test_an_untouched_sandbox_is_asked_until_it_has_a_verdict_and_no_wait_is_in_its_time(
+    config, instance, untouched, status, words
+):
+    env, sandboxes = MuteEnv(**untouched), ScriptedProvider(lambda command: DIFF)
+    of_run = (env, ScriptedAgent(["true"]), FakeGateway(), sandboxes, config.rollout, config.env)
+    attempter = Attempter(*of_run, model_name="tiny", clock=lambda: env.now_s)
+
+    class Places(AbstractAsyncContextManager):
+        async def __aenter__(self):
+            env.now_s += 100.0
+
+        async def __aexit__(self, *_):
+            pass
+
+    attempter._gradings = Places()
+    for number in range(2):
+        order = Order(instance(), TrajectoryId("train", 1, "one", number, 0), SessionSettings(96, 1024))
+        trajectory, _ = await attempter.run(order)
+        assert trajectory.status is status and words in (trajectory.error or "")
+        asked = number == 0 or status is not Status.unresolved
+        assert trajectory.times_s["grade"] == (5.0 if asked else 2.0)
+    assert len(env.graded) == (1 if status is Status.unresolved else 2)
 
 
 async def test_what_its_calls_waited_is_told_to_the_agent_and_kept_apart(attempt):

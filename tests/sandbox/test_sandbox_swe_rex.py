@@ -24,7 +24,7 @@ def test_a_local_deployment_conforms(tmp_path):
         (["sandbox.params.deployment=moon"], Workspace(image="x"), "SWE-ReX has no such deployment"),
         (["sandbox.params.deployment=local"], Workspace(image="x"), "deployment=local has no images"),
         ([], Workspace(path="/nowhere"), "sandbox.image=IMAGE"),
-        (["sandbox.params.deployment=local"], Workspace(path="/a", toolchain=Toolchain("/b", "/c")), "programs of /b"),
+        (["sandbox.params.deployment=local"], Workspace(path="/a", toolchain=Toolchain("/b", "/c")), "/b, .*these$"),
         (["+sandbox.params.options.colour=red"], Workspace(image="x"), "colour"),
     ],
 )

@@ -158,7 +158,8 @@ def test_an_image_of_the_workspace_has_its_programs_and_the_base_image_does_not(
     config = SandboxConfig(kind=SandboxKind.docker, image="base")
     assert image_of(dataclasses.replace(owned, image="mine"), config, "x") == "mine"
     assert image_of(dataclasses.replace(owned, toolchain=None), config, "x") == "base"
-    with pytest.raises(UserError, match=r"x: its commands need the programs of .*/tools"):
-        image_of(owned, config, "x")
+    for image in (None, ""):
+        with pytest.raises(UserError, match=r"x: its commands need the programs of .*/tools.*name an image"):
+            image_of(dataclasses.replace(owned, image=image), config, "x")
     with pytest.raises(UserError, match=r"x: .*sandbox\.image=IMAGE"):
         image_of(dataclasses.replace(owned, toolchain=None), SandboxConfig(kind=SandboxKind.docker), "x")

@@ -113,6 +113,17 @@ def test_a_library_that_starts_a_thread_when_it_is_imported_is_kept_from_it(modu
     assert not any(name.startswith("JE_ARROW") for name in of_rank["environ"])
 
 
+def test_a_users_settings_hold_beside_ours_and_an_import_may_remove_them(module, monkeypatch, tmp_path):
+    monkeypatch.setenv("JE_ARROW_MALLOC_CONF", "narenas:1")
+    seen = tmp_path / "seen"
+    text = f"import os; open({str(seen)!r}, 'w').write(os.environ['JE_ARROW_MALLOC_CONF'])\n"
+    module("job_code", f"{text}del os.environ['OPENBLAS_NUM_THREADS']")
+    with server_of("job_code") as server:
+        _, _, of_rank = told(server)
+    assert seen.read_text() == "narenas:1,background_thread:false"
+    assert of_rank["environ"]["JE_ARROW_MALLOC_CONF"] == "narenas:1" and of_rank["modules"] >= {"job_code"}
+
+
 def test_each_rank_has_its_gpu_its_log_its_name_and_no_ear_for_the_drivers_signals(saved, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     setup = RankSetup(saved, TrainerConfig(), AlgoConfig(), 0, 1.0, 0, 2, 1, "", "cpu", ("3", "5"), tmp_path)

@@ -1,5 +1,6 @@
 """The trainer's end of a weight transfer, with receivers as vLLM's workers are, in threads of this process."""
 
+import re
 import threading
 from datetime import timedelta
 from types import MappingProxyType
@@ -24,15 +25,17 @@ WEIGHTS = {
     "empty": torch.empty(0, 3),
 }
 TWICE = {"lm_head.weight": "model.embed_tokens.weight"}
+NOBODY = MappingProxyType[int, int]({})
 
 
 class Receiver(threading.Thread):
-    """Takes what was announced, as engine/transfer/vllm_worker does; leaves after `leaves_after` tensors."""
+    """Takes what was announced, as engine/transfer/vllm_worker does, up to `leaves_after` or `waits_after` tensors."""
 
-    def __init__(self, where, rank, world, announced, leaves_after=None):
+    def __init__(self, where, rank, world, announced, leaves_after=None, waits_after=None):
         super().__init__(daemon=True)
         self._where, self._rank, self._world = where, rank, world
-        self._announced, self._leaves_after = announced, leaves_after
+        self._announced, self._leaves_after, self._waits_after = announced, leaves_after, waits_after
+        self.waits = threading.Event()
         self.found = {}
 
     def run(self):
@@ -42,16 +45,23 @@ class Receiver(threading.Thread):
         for number, one in enumerate(self._announced):
             if number == self._leaves_after:
                 return
+            if number == self._waits_after:
+                self.waits.wait(20)
+                return
             tensor = torch.empty(one.shape, dtype=getattr(torch, one.dtype))
-            group.recv([tensor], 0, 0).wait()
+            try:
+                group.recv([tensor], 0, 0).wait()
+            except RuntimeError:
+                return
             self.found[one.name] = tensor
 
 
-def opened(receivers=1, dtype=torch.float32, leaves_after=MappingProxyType({})):
-    end = WireEnd(0, dtype, timeout_s=20.0)
+def opened(receivers=1, dtype=torch.float32, leaves_after=NOBODY, waits_after=NOBODY, timeout_s=20.0):
+    end = WireEnd(0, dtype, timeout_s)
     announced, where = end.announce(WEIGHTS, TWICE), end.address(loopback=True)
     found = [
-        Receiver(where, 1 + index, 1 + receivers, announced, leaves_after.get(index)) for index in range(receivers)
+        Receiver(where, 1 + index, 1 + receivers, announced, leaves_after.get(index), waits_after.get(index))
+        for index in range(receivers)
     ]
     for one in found:
         one.start()
@@ -74,13 +84,22 @@ def test_everybody_gets_everything(dtype):
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_receiver_that_leaves_holds_up_none_of_the_others(gone):
+def test_a_receiver_that_leaves_holds_up_none_of_the_others(gone, capsys):
     end, receivers = opened(2, leaves_after={gone: 1})
     assert end.send(WEIGHTS, TWICE).problem is None
+    assert re.fullmatch(f"receiver {gone + 1} gets no more weights: .+\n", capsys.readouterr().err)
     for number, one in enumerate(receivers):
         one.join(20)
         assert len(one.found) == (1 if number == gone else len(WEIGHTS) + 1)
     end.close()
+
+
+def test_of_a_receiver_that_takes_nothing_the_timeout_is_said_and_not_what_followed_from_it():
+    end, (first, other) = opened(2, timeout_s=2.0, waits_after={0: 1})
+    problem = end.send(WEIGHTS, TWICE).problem
+    first.waits.set()
+    other.join(20)
+    assert "Timed out" in problem and len(other.found) == 1, problem
 
 
 def test_what_is_announced_names_the_second_after_the_first():

@@ -26,13 +26,14 @@ from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.protocol import Sandbox, SandboxProvider, Workspace
 
 _GOLD = ".gold.sh"
+_JUDGED_BY = "a verifier that gives a verdict without a solution"  # as older proofs do not say
 
 
 class HarborEnv(ProvenEnv):
     """Tasks of `conf/env/harbor.yaml`; see the protocols Env and GradesInPlace."""
 
     def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> None:
-        super().__init__(config, cache, sandbox, self._read_split)
+        super().__init__(config, cache, sandbox, self._read_split, _JUDGED_BY)
         self._by_folder = sandbox is SandboxKind.process
         self._lock = threading.Lock()
         self._tasks: dict[str, Task] = {}

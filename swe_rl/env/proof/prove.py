@@ -23,7 +23,7 @@ from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, Measured, measured
 from swe_rl.env.proof.mend import Failure, Way, release_ways, wants_network, ways
 from swe_rl.env.proof.record import Proof, Provable, Trial
-from swe_rl.env.protocol import Grade, GradeError, NotStartedError, SuiteRun
+from swe_rl.env.protocol import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.errors import one_line
@@ -179,6 +179,8 @@ class Prover:
             return self._refuted(instance, _why(best, trials), trials, best)
         gold = [best, *[await self._gold(best.instance) for _ in range(self.runs - 1)]]
         noop = await self._graded(best.instance, NOOP_PATCH)
+        if self._is_mute(noop.grade):  # or its machine had no memory just then
+            noop = await self._graded(best.instance, NOOP_PATCH)
         if noop.grade is None:
             raise UntriedError(noop.error)
         return await self._judged(instance, gold, noop.grade, trials)
@@ -191,8 +193,9 @@ class Prover:
             reason = f"{outcomes}; flaky: {_shown(flaky)}"
         elif noop.resolved:
             reason = "a change that fixes nothing resolves it"
-        elif not noop.started:
-            reason = f"without a solution its tests give no verdict: {last_words(noop.log)}"
+        elif self._is_mute(noop):
+            words = "they did not end in time" if noop.timed_out else last_words(noop.log)
+            reason = f"without a solution its tests give no verdict: {words}"
         tests, made_of = self.env.digests(instance)
         used = gold[0].instance
         return Proof(
@@ -208,6 +211,10 @@ class Prover:
             source=used.source.to_record() if used.source and used.source != instance.source else None,
             trials=tuple(trials),
         )
+
+    def _is_mute(self, noop: Grade | None) -> bool:
+        """Runs ask an untouched sandbox where an agent's gave no verdict; other graders know tests that never start."""
+        return noop is not None and isinstance(self.env, GradesInPlace) and (noop.timed_out or not noop.started)
 
     def _refuted(self, instance: Instance, reason: str, trials: list[Trial], run: _Run | None = None) -> Proof:
         tests, made_of = self.env.digests(instance)

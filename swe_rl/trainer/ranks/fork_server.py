@@ -30,7 +30,8 @@ from pathlib import Path
 BOOT = "import sys; sys.path[:] = sys.argv[5:]; from swe_rl.trainer.ranks.fork_server import main; main()"
 # Libraries that start threads when they are imported: numpy's and scipy's BLAS (torch's has no pool yet), pyarrow's
 # jemalloc, which transformers imports where scikit-learn and pandas are installed.
-_QUIET = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_ARROW = "JE_ARROW_MALLOC_CONF"
+_QUIET = {"OPENBLAS_NUM_THREADS": "1", _ARROW: "background_thread:false"}
 _LOOK_S = 0.5
 
 
@@ -68,6 +69,8 @@ def _imported(modules: Sequence[str], driver: int) -> str:
         return f"on {sys.platform} libraries do not outlive a fork"
     before = {name: os.environ[name] for name in _QUIET if name in os.environ}
     os.environ.update(_QUIET)
+    if before.get(_ARROW):  # it counts at the import alone; of an option given twice the last value holds
+        os.environ[_ARROW] = f"{before[_ARROW]},{_QUIET[_ARROW]}"
     try:
         with importing(), _ended_with(driver):
             for name in modules:
@@ -76,7 +79,7 @@ def _imported(modules: Sequence[str], driver: int) -> str:
         return f"{type(error).__name__}: {error}"
     finally:
         for name in _QUIET:
-            os.environ.pop(name)
+            os.environ.pop(name, None)
         os.environ.update(before)
     threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
     return f"their imports started {threads - 1} threads" if threads > 1 else ""

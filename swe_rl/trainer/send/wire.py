@@ -1,4 +1,4 @@
-"""The trainer's end of a weight transfer: rank 0 broadcasts tensor after tensor, or each rank fills shared memory.
+"""The trainer's end of a weight transfer: rank 0 sends tensor after tensor, or each rank fills shared memory.
 
 Invariants:
 - Every rank takes part in putting the tensors together, also when sending them fails: none is left in a collective.
@@ -83,8 +83,10 @@ class WireEnd:
         stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
         started_s, problem = time.perf_counter(), None
         try:
-            if self._rank == 0:
-                self._broadcast(stream)
+            if self._wire is not None:
+                self._wire.broadcast(stream)
+            elif self._rank == 0:
+                raise RuntimeError("the wire to the engines is not open")
         except RuntimeError as error:
             problem = f"{type(error).__name__}: {error}"
             self.close()
@@ -92,11 +94,6 @@ class WireEnd:
             pass
         wall_s = time.perf_counter() - started_s
         return Sent(stream.gather_s, wall_s - stream.gather_s, stream.bytes, problem)
-
-    def _broadcast(self, stream: Iterator[Named]) -> None:
-        if self._wire is None:
-            raise RuntimeError("the wire to the engines is not open")
-        self._wire.broadcast(stream)
 
     def close(self) -> None:
         wire, self._wire = self._wire, None
@@ -129,17 +126,22 @@ class GlooWire:
         self._world = world
 
     def broadcast(self, tensors: Iterator[Named]) -> None:
-        """Each tensor to one receiver after another: whoever is gone gets no more, and holds up none of the others."""
-        there = list(range(1, self._world))
+        """Each tensor to one receiver after another. One whose connection closed gets no more, and the others get all.
+
+        One that is there and takes nothing holds up all of them until the timeout, which closes every connection.
+        """
+        there, first = list(range(1, self._world)), None
         for _, tensor in tensors:
             weight = tensor.cpu().contiguous()
             for rank in tuple(there):
                 try:
                     self._group.send([weight], rank, 0).wait()
-                except RuntimeError:
+                except RuntimeError as error:
+                    print(f"receiver {rank} gets no more weights: {error}", file=sys.stderr, flush=True)
                     there.remove(rank)
+                    first = first or error  # what the others meet after a timeout says less
                     if not there:
-                        raise
+                        raise first from None
 
     def close(self) -> None:
         self._group = self._store = None

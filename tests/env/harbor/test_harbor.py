@@ -17,6 +17,7 @@ from swe_rl.env.harbor.verdict import reward_in
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
+from swe_rl.env.proof import record
 from swe_rl.env.proof.record import book_of
 from swe_rl.env.protocol import GradeError, GradesInPlace
 from swe_rl.gateway.session import SessionSettings
@@ -236,6 +237,7 @@ def test_a_verifier_that_writes_no_reward_for_nobody_s_work_is_no_verdict(attemp
     lost = attempts(ScriptedAgent(["touch a"]), grade_timeout_s=2)
     assert (lost.status, lost.reward) == (Status.grade_error, None)
     assert "the verifier of sum gave no verdict, and in an untouched sandbox it gives none either" in lost.error
+    assert ("it did not end in time" in lost.error) == ("sleep" in test)
 
 
 @pytest.mark.slow
@@ -338,6 +340,8 @@ def test_a_proof_is_of_files_and_not_of_the_machine_that_has_them(tasks, tmp_pat
     config = compose(["job=eval", *words_of(tasks)]).config
     env = made(config)
     proofs = [env.digests(one) for one in env.chosen("train")]
+    of_before = [record.tests_digest(one, str(config.env.grading)) for one in env.chosen("train")]
+    assert not {tests for tests, _ in proofs} & set(of_before), "they do not say whether the verifier has a verdict"
     copy = tmp_path / "elsewhere" / "tasks"
     shutil.copytree(tasks, copy, copy_function=shutil.copyfile)
     for path in copy.rglob("*"):

@@ -358,6 +358,42 @@ def test_what_cannot_be_made_is_said_and_a_sandbox_that_fails_says_nothing():
     assert gone.graded == ["GOLD", "GOLD"]  # no environment is made for it
 
 
+class InPlace(Suite):
+    """Graded in the agent's own sandbox: a run asks an untouched one where an agent's gave no verdict."""
+
+    def limits(self, instance): ...
+
+    async def grade_in(self, instance, sandbox, timeout_s): ...
+
+
+SAID = Grade(False, True)
+HUNG, MUTE = replace(SAID, timed_out=True), replace(SAID, started=False, log="killed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "without", "asked", "reason"),
+    [
+        (InPlace, [MUTE, SAID], 2, ""),  # a hiccup
+        (InPlace, [MUTE, MUTE], 2, "without a solution its tests give no verdict: killed"),
+        (InPlace, [HUNG, HUNG], 2, "without a solution its tests give no verdict: they did not end in time"),
+        (Suite, [MUTE], 1, ""),  # its grader has seen them start
+        (Suite, [HUNG], 1, ""),  # what is to be fixed may be an endless loop
+    ],
+)
+def test_a_verdict_without_a_solution_is_needed_where_a_run_asks_for_it(kind, without, asked, reason):
+    left = list(without)
+
+    class Tests(kind):
+        async def grade(self, instance, patch, sandboxes, timeout_s):
+            grade = await super().grade(instance, patch, sandboxes, timeout_s)
+            return left.pop(0) if patch == NOOP_PATCH else grade
+
+    tests = Tests(honest)
+    proof = prove(tests)
+    assert (proof.proven, proof.reason) == (not reason, reason)
+    assert tests.graded == ["GOLD", *[NOOP_PATCH] * asked]
+
+
 def test_one_that_fails_does_not_end_the_others():
     def failing(instance, patch):
         return BuildError("no") if instance.instance_id == "bad" else honest(instance, patch)
