@@ -269,9 +269,9 @@ def count_micro_batches(trainer):
     """`trainer.micro_batches`: those of this rank in each update."""
     trainer.micro_batches, update_all = [], trainer._update_all
 
-    def counted(plan, *rest):
+    def counted(plan, *rest, **named):
         trainer.micro_batches += map(len, plan)
-        update_all(plan, *rest)
+        update_all(plan, *rest, **named)
 
     trainer._update_all = counted
 
