@@ -411,7 +411,7 @@ def crash_once(rank, world, port, folder, cases, link):
     os._exit(0 if again else 1)
 
 
-def run_ranks(world, folder, cases, timeout_s=240.0, seeds=1, work=one_rank):
+def run_ranks(world, folder, cases, timeout_s=600.0, seeds=1, work=one_rank):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them.
 
     `seeds`: so many different ones their hashes have, the first that of the process that others are forked from, too.

@@ -194,7 +194,7 @@ def test_an_export_of_ranks_that_share_experts_is_the_trained_model(rank_cases, 
 def four_ranks(rank_cases, folder):
     cases = (*FOUR, REPLICATED, COMPACT_REPLICAS, FROM_REPLICAS)
     chosen = [case for case in cases if "lora" not in case or find_spec("peft")]
-    return rank_cases.run_ranks(4, folder, chosen, timeout_s=600.0)
+    return rank_cases.run_ranks(4, folder, chosen)
 
 
 @pytest.mark.parametrize("case", FOUR)
