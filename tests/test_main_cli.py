@@ -137,9 +137,9 @@ def test_how_a_job_ends(kind, status, part, tmp_path):
 
 
 def test_a_runs_folder_and_its_secrets(tmp_path):
-    done = cli(
-        "trainer.seed=7", f"+hardware.env_vars.HF_TOKEN={SECRET}", "name=mine", cwd=tmp_path, fake=True, cold=True
-    )
+    """And a forked command, which composes from files that the tests share, writes the same bytes."""
+    arguments = ("trainer.seed=7", f"+hardware.env_vars.HF_TOKEN={SECRET}", "name=mine", "layout=local2")
+    done = cli(*arguments, cwd=tmp_path, fake=True, cold=True)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("outputs/mine/*")
     assert done.stdout.split() == ["ran", "7", folder.name, str(len(SECRET))]
@@ -148,6 +148,10 @@ def test_a_runs_folder_and_its_secrets(tmp_path):
     assert {entry.name for entry in (folder / ".hydra").iterdir()} == {"config.yaml", "hydra.yaml", "overrides.yaml"}
     assert "# command line: trainer.seed=7" in (folder / "config.yaml").read_text()
     assert SECRET not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert cli(*arguments, cwd=tmp_path, fake=True).returncode == 0
+    one, two = sorted(tmp_path.glob("outputs/mine/*"))
+    for name in ("config.yaml", "plan.json", ".hydra/config.yaml", ".hydra/overrides.yaml"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
 def test_a_sweep_runs_each_job_and_keeps_secrets(tmp_path):

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.support.command import LIGHT, warm
+from tests.support.command import HEAVY, LIGHT, warm
+from tests.support.spare import SPARE
+from tests.support.waiting import gone, wait_until
 
 ROOT = Path(__file__).parent.parent
 FACTS = """
@@ -93,3 +96,20 @@ def test_what_is_read_at_an_import_is_not_forked(tmp_path, environ, name):
 def test_it_is_ready_to_compose(start):
     done = start("from swe_rl.config.store import register; print(register.cache_info().currsize)").completed(60)
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_its_spares_are_seen_and_each_ends_with_it(tmp_path, environ):
+    words = ["job=runtime", f"runtime.shared_dir={tmp_path / 'meet'}"]
+    process = warm(HEAVY).start(words, tmp_path, environ)
+
+    def spares():
+        found = sorted(psutil.Process(process.pid).children(), key=lambda one: one.pid)
+        return [one for one in found if {SPARE, *words} <= set(one.cmdline())]
+
+    wait_until(lambda: len(spares()) == 2, timeout_s=60.0)
+    first, second = spares()
+    second.suspend()
+    process.kill()
+    assert gone([first]), "the second one holds its socket"
+    second.resume()
+    assert gone([second])

@@ -8,10 +8,11 @@ import time
 
 import pytest
 
+from swe_rl.host.kill_point import VARIABLE
 from tests.end_to_end.conftest import FEW, ranks_of
-from tests.support.waiting import gone
+from tests.support.waiting import gone, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 REPLICAS = ("layout=local", "layout.trainer_ranks=4", "layout.shard_ranks=2", "trainer.collective_timeout_s=120")
 TWO = ("layout=local2", "trainer.collective_timeout_s=120")
@@ -42,23 +43,24 @@ def alone(finished):
     return finished
 
 
-def killed_after(command, checkpoint, ranks, *overrides):
-    """A run whose driver is killed when the checkpoint of that step is there: its ranks end by themselves."""
-    process = command.start(*overrides, "trainer.resume=auto")
-    command.wait_for_checkpoint(process, checkpoint, timeout_s=400)
+def killed_after_a_checkpoint(command, ranks, *overrides):
+    """A run whose rank 0 is killed at the first checkpoint that it has named: all others, and the run, end of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "checkpoint_named")
+        process = command.start(*overrides, "trainer.resume=auto")
+    wait_until(lambda: process.poll() is not None or len(ranks_of(process.pid)) == ranks, timeout_s=240)
     found = ranks_of(process.pid)
-    assert len(found) == ranks
-    process.kill()
-    process.communicate()
-    assert gone(found)
+    _, stderr = process.communicate(timeout=400)
+    assert process.returncode == 1 and f"Rank 0 of {ranks} of the trainer failed: it ended" in stderr, stderr
+    assert gone(found) and not command.children()
 
 
 def test_replicas_are_killed_two_ranks_go_on_are_killed_and_one_process_goes_on(command, alone):
     """Also the bytes of the checkpoints: four ranks write together what two, and one process, write."""
-    killed_after(command, 1, 4, *REPLICAS)
+    killed_after_a_checkpoint(command, 4, *REPLICAS)
     of_replicas = stored_bytes(min((command.folder() / "checkpoints").glob("step_*")))
     assert of_replicas == stored_bytes(alone.folder() / "checkpoints" / "step_000003")
-    killed_after(command, 2, 2, *TWO)
+    killed_after_a_checkpoint(command, 2, *TWO)
     resumed = command.run("trainer.resume=auto")
     assert resumed.exit_status == 0, resumed.text
     assert re.findall(r"continues after step (\d+)", command.log()) == ["1", "2"]

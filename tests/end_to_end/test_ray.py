@@ -11,7 +11,7 @@ from tests.end_to_end.test_stream import whole
 from tests.support.waiting import gone
 from tests.trainer import ray_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_steps_are_those_of_one_process_and_a_killed_driver_takes_its_actors_wit
 def test_groups_flow_beside_ranks_of_which_one_is_killed_and_replaced_to_a_quiet_end(command, nodes, overrides):
     """The run names the actor that was lost, and ends all others itself."""
     process = command.start(*overrides, "rollout.mode=stream", "trainer.steps=4", "trainer.max_restarts=1")
-    command.wait_for_step(process, 2, timeout_s=300)
+    command.wait_for_checkpoint(process, 1, timeout_s=300)
     first = nodes.ranks()
     os.kill(first[1].pid, signal.SIGKILL)
     status, text = ended(process, timeout_s=240)

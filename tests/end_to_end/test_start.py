@@ -1,5 +1,6 @@
 """The start of a training over servers of its own and two ranks, which come up side by side; and what ends in it."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -44,6 +45,23 @@ def started(process, look):
 
 def below(process):
     return psutil.Process(process.pid).children(recursive=True)
+
+
+def fork_server(process):
+    """Whether it has begun: not any other child, such as nvidia-smi."""
+    for one in below(process):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "fork_server" in " ".join(one.cmdline()):
+                return True
+    return False
+
+
+def one_suspended(process):
+    """Of two ranks the second, as soon as they are there."""
+    if len(ranks := ranks_of(process.pid)) < 2:
+        return False
+    ranks[1].suspend()
+    return True
 
 
 def both_start(command, process):
@@ -142,11 +160,7 @@ def test_a_warm_start_whose_ranks_start(command, moment, sent):
     """Interrupted while libraries are imported for its ranks, or while a rank that hangs builds its part."""
     output = command.root / "model"
     process = command.start(*WARM_START, f"sft.output={output}", small=False, cold=moment == "imports")
-    if moment == "imports":
-        started(process, lambda: below(process))
-    else:
-        started(process, lambda: len(ranks_of(process.pid)) == 2)
-        ranks_of(process.pid)[1].suspend()
+    started(process, lambda: fork_server(process) if moment == "imports" else one_suspended(process))
     processes = below(process)
     os.killpg(process.pid, sent)
     stdout, stderr = process.communicate(timeout=120)

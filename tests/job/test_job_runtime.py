@@ -18,6 +18,8 @@ from tests.sandbox import host_image
 from tests.sandbox.engines import NoEngineError, engine
 from tests.support.command import HEAVY, Started, warm
 
+pytestmark = pytest.mark.timeout(600)  # more than all that a test waits for
+
 LEASE_S = 6.0
 TIMES = (f"runtime.lease_s={LEASE_S:g}", "runtime.heartbeat_s=1")
 PLACES = (
@@ -210,13 +212,13 @@ def test_a_run_whose_server_is_killed_saves_and_fails(two):
 def test_a_server_that_is_started_again_is_used_again(two):
     first = two.server("runtime=job")
     two.record()
-    run = two.run("rollout", "runtime=job", f"runtime.shared_dir={two.meet}", "trainer.steps=4")
+    run = two.run("rollout", "runtime=job", f"runtime.shared_dir={two.meet}", "trainer.steps=6")
     two.wait(lambda: two.steps("rollout") >= 1, "a step")
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
     second = two.server("runtime=job", log="second.log")
     assert run.wait(120) == 0, two.text("run.log")
-    assert two.steps("rollout") == 4
+    assert two.steps("rollout") == 6
     assert two.text("run.log").count("places on") == 2
     assert second.wait(30) == 0
     two.nothing_left()  # what the killed one left in the scratch folder, the second has removed

@@ -106,7 +106,6 @@ async def test_memory_ends_the_command_and_not_the_sandbox(make: ProviderOf, wor
     result = await sandbox.exec("python3 -c 'x = b\"1\" * (400 << 20)'", timeout_s=60)
     assert result.exit_code == 137
     assert (await sandbox.exec("echo again", timeout_s=20)).output == "again\n"
-    assert not await asyncio.to_thread(Path("oom").exists), "the engine's, in the folder that the tests run in"
 
 
 async def test_a_fork_bomb_stays_inside_and_ends(make: ProviderOf, workspace: Workspace):

@@ -29,6 +29,7 @@ RANKS = (
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )
+SPARE = "tests.support.spare"  # in the command line of one that waits
 REQUEST_BYTES = 1 << 20
 # Read when something is imported: where one differs, what was imported is not what the process would have.
 _READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "OPENBLAS_", "TORCH", "HF_", "TRANSFORMERS_", "LD_", "LC_", "LANG")
@@ -93,10 +94,15 @@ def take_over(request: Mapping) -> None:
     os.environ.update(request["environ"])
 
 
-def keep_spares() -> None:
-    """For a forked command, before it has a second thread: its first fork servers are children that wait already."""
+def keep_spares(arguments: Sequence[str]) -> None:
+    """For a forked command, before it has a second thread: its first fork servers are children that wait already.
+
+    `arguments`: the command's, by which tests find what is left of it.
+    """
     interpreter, path, environ = forked._interpreter, frozenset(sys.path), at_import(os.environ)
-    spares = [_spare() for _ in range(_SPARES)]
+    spares: list[tuple[int, socket.socket]] = []
+    for _ in range(_SPARES):
+        spares.append(_spare(arguments, [requests for _, requests in spares]))
 
     def start(words: Sequence[str], kept: int, output: int | None) -> Any:
         if not spares or not _can_be_forked(words, path) or at_import(os.environ) != environ:
@@ -114,11 +120,14 @@ def keep_spares() -> None:
     forked._interpreter = start
 
 
-def _spare() -> tuple[int, socket.socket]:
+def _spare(arguments: Sequence[str], earlier: Sequence[socket.socket]) -> tuple[int, socket.socket]:
+    """`earlier`: the command's ends of other spares' sockets; each of those ends when nobody holds them any more."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if not pid:
-        ours.close()
+        for one in (ours, *earlier):
+            one.close()
+        write_line([sys.executable, "-m", SPARE, *arguments])
         _wait(theirs)
     theirs.close()
     return pid, ours

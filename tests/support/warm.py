@@ -90,7 +90,7 @@ def become(request: dict) -> None:
     sys.argv = ["-c" if request["code"] else "-m", *request["arguments"]]
     sys.path[0] = "" if request["code"] else request["cwd"]
     if "torch" in sys.modules and not request["code"]:
-        keep_spares()
+        keep_spares(request["arguments"])
     program = ["-c", request["code"]] if request["code"] else ["-m", "swe_rl"]
     write_line([sys.executable, *program, *request["arguments"]])
 

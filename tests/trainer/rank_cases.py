@@ -6,6 +6,7 @@ Every case leaves FOLDER/CASE.json (rank 0 alone). `run_ranks` starts all ranks 
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -15,11 +16,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from swe_rl.host.addresses import free_port
+from swe_rl.host.addresses import held_port, port_of
 from swe_rl.trainer.ranks.forked import ForkServer
 from tests.support.spare import RANKS
 
 VOCAB = 64
+_FOLLOW_S = 3.0
 
 
 def build(seed=0, tie=True, heads=4, kv_heads=2, layers=2, experts=0):
@@ -122,9 +124,8 @@ def settings(case):
     from swe_rl.config.schema import AlgoConfig, TrainerConfig
 
     words = case.split("_")
-    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=64)
-    if "large" in words:
-        config = replace(config, max_tokens_per_micro_batch=4096)
+    tokens = micro_batch_tokens(case)
+    config = TrainerConfig(lr=1e-3, num_threads=1, grad_clip=1.0, weight_decay=0.01, max_tokens_per_micro_batch=tokens)
     if "minis" in words:
         config = replace(config, prompts_per_mini_batch=1)
     if {"routed", "crowded"} & set(words):
@@ -155,18 +156,25 @@ def settings(case):
         algo = replace(algo, advantage=Advantage.teacher)
     model = {"tie": "untied" not in words}
     if "mixture" in words:
-        model["experts"] = 6 if expert_ranks(case) > 1 else 5  # of which two ranks have three, or three and two
+        model["experts"] = 6 if number(case, "ep", 1) > 1 else 5  # of which two ranks have three, or three and two
     if "mqa" in words:
         model["kv_heads"] = 1
     return config, algo, model
 
 
-def expert_ranks(case):
-    return next((int(word[2:]) for word in case.split("_") if word[:2] == "ep" and word[2:].isdigit()), 1)
+def number(case, of, otherwise=None):
+    """The one behind `of` in a word of the name."""
+    return next((int(found[1]) for word in case.split("_") if (found := re.fullmatch(rf"{of}(\d+)", word))), otherwise)
 
 
-def shard_ranks(case):
-    return next((int(word[5:]) for word in case.split("_") if word[:5] == "shard"), None)
+def micro_batch_tokens(case):
+    """So few that an update adds up several micro-batches of each rank, wherever there are more rows than ranks."""
+    words, sp = case.split("_"), number(case, "sp", 1)
+    if "large" in words:
+        return 4096
+    if "minis" in words:
+        return 48 // sp
+    return 64 if sp * number(case, "dp", 1) <= 2 else 40
 
 
 def run_steps(trainer, case):
@@ -242,7 +250,7 @@ def sharded_trainer(case, mesh, seed=0):
     def spread(model, values=False):
         return ShardedModel(model, mesh, by_row, compute_dtype=torch.float32, values=values)
 
-    return Trainer(
+    trainer = Trainer(
         spread(model),
         config,
         algo,
@@ -253,6 +261,19 @@ def sharded_trainer(case, mesh, seed=0):
         compute=ShardedCompute(mesh, cost_per_token=100.0),
         **{name: spread(model, name == "critic") for name, model in found_by_trainer(case, seed).items()},
     )
+    count_micro_batches(trainer)
+    return trainer
+
+
+def count_micro_batches(trainer):
+    """`trainer.micro_batches`: those of this rank in each update."""
+    trainer.micro_batches, update_all = [], trainer._update_all
+
+    def counted(plan, *rest, **named):
+        trainer.micro_batches += map(len, plan)
+        update_all(plan, *rest, **named)
+
+    trainer._update_all = counted
 
 
 def whole_weights(trainer):
@@ -263,9 +284,13 @@ def whole_weights(trainer):
 
 
 def sharded(case, mesh, folder):
+    trainer = sharded_trainer(case, mesh)
+    return what_is_left(trainer, case, mesh, folder) | {"micro_batches": trainer.micro_batches}
+
+
+def what_is_left(trainer, case, mesh, folder):
     from swe_rl.trainer.sharded.mesh import make_mesh
 
-    trainer = sharded_trainer(case, mesh)
     if "checkpoint" in case.split("_"):
         return continued(case, mesh, folder / case, trainer)
     if "regrouped" in case.split("_"):
@@ -359,12 +384,11 @@ def one_rank(rank, world, port, folder, cases, link):
         with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=120):
             meshes = {}
             for case in cases:
-                sp = next(int(word[2:]) for word in case.split("_") if word.startswith("sp"))
-                ways = (sp, expert_ranks(case), shard_ranks(case))
-                if ways not in meshes:
-                    meshes[ways] = make_mesh(sp, device, *ways[1:])
+                sp, *ways = number(case, "sp"), number(case, "ep", 1), number(case, "shard")
+                if (sp, *ways) not in meshes:
+                    meshes[sp, *ways] = make_mesh(sp, device, *ways)
                 started = time.monotonic()
-                result = sharded(case, meshes[ways], folder)
+                result = sharded(case, meshes[sp, *ways], folder)
                 if rank == 0:
                     result["seconds"] = time.monotonic() - started
                     (folder / f"{case}.json").write_text(json.dumps(result))
@@ -376,33 +400,55 @@ def one_rank(rank, world, port, folder, cases, link):
         os._exit(status)
 
 
-def run_ranks(world, folder, cases, timeout_s=240.0, seeds=(None,)):
+def crash_once(rank, world, port, folder, cases, link):
+    """In place of `one_rank`: at first rank 1 crashes, and rank 0 has failed before that is known."""
+    link.send(hash("a name"))
+    again = (folder / "again").exists()
+    if rank == 1 and not again:
+        time.sleep(0.3)
+        (folder / "again").touch()
+        signal.raise_signal(signal.SIGSEGV)
+    os._exit(0 if again else 1)
+
+
+def run_ranks(world, folder, cases, timeout_s=600.0, seeds=1, work=one_rank):
     """Starts `world` processes and returns what they left; a rank that fails or hangs ends all of them.
 
-    `seeds`: of their hashes, in turn; None is that of the process that others are forked from, too. A crash starts
-    them once more: gloo's own thread (torch 2.13) was seen to end a rank. One of ours comes again.
+    `seeds`: so many different ones their hashes have, the first that of the process that others are forked from, too.
+    A crash starts them once more: gloo's own thread (torch 2.13) was seen to end a rank. One of ours comes again.
     """
-    status = _until_the_end(world, folder, cases, timeout_s, seeds)
-    if status == -signal.SIGSEGV:
-        status = _until_the_end(world, folder, cases, timeout_s, seeds)
-    assert status == 0, (status, (folder / "ranks.log").read_text())
+    until = time.monotonic() + timeout_s
+    statuses = _until_the_end(world, folder, cases, until, seeds, work)
+    if -signal.SIGSEGV in statuses:
+        statuses = _until_the_end(world, folder, cases, until, seeds, work)
+    assert not any(statuses), (statuses, _said(folder))
     return {case: json.loads((folder / f"{case}.json").read_text()) for case in cases}
 
 
-def _until_the_end(world, folder, cases, timeout_s, seeds):
-    """0, or the first other status."""
-    port, until = free_port(), time.monotonic() + timeout_s
+def _until_the_end(world, folder, cases, until, seeds, work):
+    """The ranks' statuses; None: it had to be ended, because another one failed."""
+    here = os.environ.get("PYTHONHASHSEED")
+    others = [seed for seed in map(str, range(71, 71 + seeds)) if seed != here]
     with ExitStack() as stack:
-        servers = [_server(stack, folder, cases, seed) for seed in seeds]
+        port = port_of(stack.enter_context(held_port()))
+        servers = [_server(stack, folder, cases, seed) for seed in (None, *others[: seeds - 1])]
         given = [(rank, world, port, folder, cases) for rank in range(world)]
-        started = [servers[one[0] % len(servers)].start(one_rank, one) for one in given]
+        started = [servers[one[0] % seeds].start(work, one) for one in given]
         ranks = [rank for rank, _ in started]
         while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
-            assert time.monotonic() < until, (folder / "ranks.log").read_text()
+            assert time.monotonic() < until, _said(folder)
             time.sleep(0.05)
-        status = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
-        assert status or len({link.recv() for _, link in started}) == len(seeds)
-        return status
+        lost = time.monotonic() + _FOLLOW_S  # who lost a companion may be known to have ended before that one is
+        while any(rank.is_alive() for rank in ranks) and time.monotonic() < lost:
+            time.sleep(0.05)
+        statuses = [rank.exitcode for rank in ranks]
+        hashes = 0 if any(statuses) else len({link.recv() for _, link in started})
+        assert hashes in (0, seeds), f"{hashes} seeds, not {seeds}: is a rank not forked (the log)?\n{_said(folder)}"
+        return statuses
+
+
+def _said(folder):
+    return (folder / "ranks.log").read_text()
 
 
 def _server(stack, folder, cases, seed):

@@ -78,13 +78,15 @@ class RayNodes:
             )
 
     def _processes(self) -> list[psutil.Process]:
-        found = []
-        for one in self._started:
-            try:
-                found += [psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True)]
-            except psutil.NoSuchProcess:
-                continue
-        return found
+        """Each once. Where a `ray start` has ended, what it started is known by the folder in its command line, and
+        actors by what they descend from."""
+        started = {one.pid for one in self._started}
+        found = {}
+        for one in psutil.process_iter():
+            if one.pid in started or str(self.folder) in _title(one):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found |= {below.pid: below for below in (one, *one.children(recursive=True))}
+        return list(found.values())
 
     def _said(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("start*.log")))
@@ -93,7 +95,7 @@ class RayNodes:
 def _title(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
+    except psutil.Error:
         return ""
 
 
