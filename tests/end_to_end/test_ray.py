@@ -17,12 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def nodes():
     pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in ray_nodes.ENVIRONMENT.items():
-            patch.setenv(key, value)
-        cluster = ray_nodes.RayNodes()
+    with ray_nodes.running() as cluster:
         yield cluster
-        cluster.stop()
 
 
 @pytest.fixture

@@ -14,11 +14,25 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 GPUS = ("4", "5")  # of every node, for Ray; none is there
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
 _RAY = str(Path(sys.executable).with_name("ray"))
 _UP_S = 90.0
+
+
+@contextlib.contextmanager
+def running():
+    """A cluster, and what its users' environment needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in ENVIRONMENT.items():
+            patch.setenv(key, value)
+        cluster = RayNodes()
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
 
 
 class RayNodes:

@@ -27,12 +27,8 @@ from tests.trainer import ray_nodes
 @pytest.fixture(scope="module")
 def nodes():
     pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        for key, value in ray_nodes.ENVIRONMENT.items():
-            patch.setenv(key, value)
-        cluster = ray_nodes.RayNodes()
+    with ray_nodes.running() as cluster:
         yield cluster
-        cluster.stop()
 
 
 @pytest.fixture(scope="module")
