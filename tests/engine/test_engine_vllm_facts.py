@@ -1,4 +1,7 @@
-"""What the rules of vLLM's own arguments say of vLLM, held against the installed one. Skipped where there is none."""
+"""What the rules of vLLM's own arguments say of vLLM, held against the installed one. Skipped where there is none.
+
+On a machine with a GPU, its kernels are held to them: `pytest -m vllm tests/engine/test_engine_vllm_facts.py`.
+"""
 
 import itertools
 import json
@@ -41,6 +44,13 @@ def facts(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.fixture
+def cpu_facts(facts):
+    if facts["device"] != "cpu":
+        pytest.skip("of vLLM's CPU build")
+    return facts
+
+
 @pytest.fixture(scope="module")
 def exact(facts):
     """The probability of each reply, and the log-probabilities of its tokens: as many drafts as are sampled, and one
@@ -81,18 +91,18 @@ def test_acceptance_methods_are_vllms(facts):
     assert set(facts["acceptance"]) == EXACT_ACCEPTANCE | {"synthetic"}
 
 
-def test_the_cpu_build_loses_what_each_drafted_token_needs(facts):
+def test_the_cpu_build_loses_what_each_drafted_token_needs(cpu_facts):
     """The reason of `cpu_drafts`. Once this and the next test fail, the rule can ask for vLLM's version."""
-    assert facts["temperatures"] != [0.5, 2.0, 2.0] and facts["top_k"] != [7, 9, 9]
+    assert cpu_facts["temperatures"] != [0.5, 2.0, 2.0] and cpu_facts["top_k"] != [7, 9, 9]
 
 
-def test_the_cpu_build_fails_at_top_k_where_nothing_was_drafted(facts):
-    assert "numel() == 0" in facts["without_drafts"]
+def test_the_cpu_build_fails_at_top_k_where_nothing_was_drafted(cpu_facts):
+    assert "numel() == 0" in cpu_facts["without_drafts"]
 
 
-def test_the_cpu_build_does_not_report_experts(facts):
+def test_the_cpu_build_does_not_report_experts(cpu_facts):
     """The reason of `routing_replay`. Once this fails, a mixture can be replayed by a real server in this lane."""
-    assert "requires Model Runner V2" in facts["without_routes"]
+    assert "requires Model Runner V2" in cpu_facts["without_routes"]
 
 
 def test_exact_acceptance_samples_what_the_model_alone_would(facts, exact):

@@ -1,7 +1,8 @@
 """Run by vLLM's own interpreter: prints as JSON what `check/rules/engine.py` says of the installed version.
 
-Drafted tokens go through vLLM's sampler on this CPU: `REQUESTS` equal requests, each with the same two drafted tokens,
-over a vocabulary of five. `mended` stands in for the copy that the CPU build loses.
+Drafted tokens go through vLLM's sampler on this machine's GPU, or on its CPU where it has none: `REQUESTS` equal
+requests, each with the same two drafted tokens, over a vocabulary of five. On a CPU `mended` stands in for the copy
+that the CPU build loses.
 """
 
 import json
@@ -24,6 +25,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 REQUESTS, VOCABULARY, TEMPERATURE, TOP_K = 20_000, 5, 0.7, 4
 DRAFTS = [1, 3]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LOGITS = torch.tensor([[0.1, 0.9, -0.4, 0.5, 0.2], [0.7, -0.2, 0.3, 0.0, 0.6], [0.4, 0.1, 1.1, -0.3, 0.0]])
 
 
@@ -60,23 +62,23 @@ def mended(values, ends, num_tokens, replace_from=0, replace_to=0):
 def sampled():
     """Tokens [requests, 3], -1 after the first rejected one, and their log-probabilities."""
     rows, drafts = len(LOGITS), len(DRAFTS)
-    each = torch.arange(REQUESTS)
+    each = torch.arange(REQUESTS, device=DEVICE)
     draft = SpecDecodeMetadata(
-        draft_token_ids=torch.tensor(DRAFTS, dtype=torch.int32).repeat(REQUESTS),
+        draft_token_ids=torch.tensor(DRAFTS, dtype=torch.int32, device=DEVICE).repeat(REQUESTS),
         num_draft_tokens=[drafts] * REQUESTS,
         cu_num_draft_tokens=((each + 1) * drafts).int(),
         cu_num_sampled_tokens=((each + 1) * rows).int(),
-        target_logits_indices=(each[:, None] * rows + torch.arange(drafts)).flatten().int(),
+        target_logits_indices=(each[:, None] * rows + torch.arange(drafts, device=DEVICE)).flatten().int(),
         bonus_logits_indices=(each * rows + drafts).int(),
-        logits_indices=torch.arange(REQUESTS * rows, dtype=torch.int32),
+        logits_indices=torch.arange(REQUESTS * rows, dtype=torch.int32, device=DEVICE),
     )
-    none = torch.zeros(REQUESTS)
+    none = torch.zeros(REQUESTS, device=DEVICE)
     params = SamplingMetadata(
-        temperature=torch.full((REQUESTS,), TEMPERATURE),
+        temperature=torch.full((REQUESTS,), TEMPERATURE, device=DEVICE),
         all_greedy=False,
         all_random=True,
         top_p=None,
-        top_k=torch.full((REQUESTS,), TOP_K, dtype=torch.int32),
+        top_k=torch.full((REQUESTS,), TOP_K, dtype=torch.int32, device=DEVICE),
         generators={},
         max_num_logprobs=0,
         no_penalties=True,
@@ -90,8 +92,8 @@ def sampled():
         logitsprocs=LogitsProcessors(),
     )
     sampler = rejection_sampler.RejectionSampler(Sampler("processed_logprobs"))
-    done = sampler(draft, None, LOGITS.repeat(REQUESTS, 1), params)
-    return done.sampled_token_ids, done.logprobs_tensors.logprobs[:, 0].view(REQUESTS, rows)
+    done = sampler(draft, None, LOGITS.to(DEVICE).repeat(REQUESTS, 1), params)
+    return done.sampled_token_ids.cpu(), done.logprobs_tensors.logprobs[:, 0].view(REQUESTS, rows).cpu()
 
 
 def figures():
@@ -109,8 +111,9 @@ def figures():
 
 def main():
     torch.manual_seed(0)
-    current_platform.import_kernels()
-    current_platform.register_triton_kernel_overrides()
+    if DEVICE == "cpu":
+        current_platform.import_kernels()
+        current_platform.register_triton_kernel_overrides()
     facts = {
         "on_arrival": ONLINE_QUANT_SHORTHAND_NAMES,
         "methods": QUANTIZATION_METHODS,
@@ -121,13 +124,15 @@ def main():
         "without_routes": without_routes(),
         "temperature": TEMPERATURE,
         "kept": TOP_K,
-        "temperatures": expanded(torch.tensor([0.5, 2.0])),
-        "top_k": expanded(torch.tensor([7, 9], dtype=torch.int32)),
+        "device": DEVICE,
     }
-    facts["without_drafts"] = without_drafts()
-    rejection_sampler.expand_batch_to_tokens = mended
+    if DEVICE == "cpu":
+        facts["temperatures"] = expanded(torch.tensor([0.5, 2.0]))
+        facts["top_k"] = expanded(torch.tensor([7, 9], dtype=torch.int32))
+        facts["without_drafts"] = without_drafts()
+        rejection_sampler.expand_batch_to_tokens = mended
     facts["exact"] = figures()
-    rejection_sampler.generate_uniform_probs = lambda count, *_: torch.zeros(count, dtype=torch.float64)
+    rejection_sampler.generate_uniform_probs = lambda count, *_: torch.zeros(count, dtype=torch.float64, device=DEVICE)
     facts["all_accepted"] = figures()  # as `synthetic` with a rate of 1
     json.dump(facts, sys.stdout)
 
