@@ -154,10 +154,10 @@ class Trainer:
         self._optimizer.forget()
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
-        """KL(policy || reference) in nats, summed over each trajectory's trained tokens; for `algo.kl_in=reward`."""
+        """KL(policy || reference) in nats, summed over each trajectory's sampled tokens; for `algo.kl_in=reward`."""
         if self.reference is None and self.adapter is None:
             raise TrainerError("The KL to a reference was asked for, but the trainer has no reference model.")
-        kept = [row for row in rows if row.trained_tokens > 0]
+        kept = [row for row in rows if row.sampled_tokens > 0]  # also untrained ones, which a baseline may have
         by_row = [0.0] * len(kept)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(kept):

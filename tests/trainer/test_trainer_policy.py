@@ -408,6 +408,7 @@ def test_policy_weights_are_views_with_every_name(build):
 def test_sequence_kl_is_summed_over_each_trajectory(build, make_rows):
     rows = make_rows()
     rows[1] = replace(rows[1], trajectory_id=rows[0].trajectory_id)
+    rows[2] = replace(rows[2], trained=False)  # may be in a baseline all the same
     model, reference = build(0), build(1).eval()
     one = trainer(model, AlgoConfig(kl_coef=0.1, kl_in=KlPlace.reward), reference=reference)
     got = one.sequence_kl(rows)
