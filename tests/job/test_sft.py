@@ -151,6 +151,13 @@ def test_rule_and_job_agree_on_which_experts_a_dense_model_gives(experts, active
         assert upcycled(dense, config.model, 0).config.num_experts == experts
 
 
+def test_a_model_to_begin_with_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    config = compose([*SMALL, f"sft.start={tmp_path}"]).config
+    with pytest.raises(UserError, match=r"sft\.start=.* cannot be read.*Give the folder of a model"):
+        job._start_folder(config, tmp_path / "start")
+
+
 def test_the_same_configuration_gives_the_same_weights_and_replaces_a_model(run):
     first = (run("model") / "model.safetensors").read_bytes()
     assert (run("again") / "model.safetensors").read_bytes() == first
