@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.choices import (
+    Advantage,
     Capture,
     Correction,
     DynamicSampling,
@@ -334,12 +335,13 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def warmup(config: Config, _: Host) -> Iterator[Finding]:
-    steps = config.trainer.steps  # what the trainer's warm-up counts, however many updates a step has
+    critic_alone = config.algo.critic_warmup_steps if config.algo.advantage is Advantage.gae else 0
+    steps = config.trainer.steps - critic_alone  # what the warm-up counts, however many updates a step has
     if config.trainer.warmup_steps >= steps > 0:
         yield warning(
             "warmup",
             "trainer.warmup_steps",
-            f"the whole run has {steps} steps: the learning rate never reaches trainer.lr",
+            f"the policy learns in {steps} steps: the learning rate never reaches trainer.lr",
             f"trainer.warmup_steps={steps // 10}",
         )
 
