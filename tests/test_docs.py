@@ -284,6 +284,11 @@ def test_files_that_are_named_exist(page):
             assert list(ROOT.glob(part.partition("::")[0].rstrip("/"))), part
 
 
+def test_the_page_of_the_trainer_names_files_of_the_trainer():
+    parts = re.findall(r"`((?!swe_rl/|tests/)[a-z_/]+\.py)`", (ROOT / "docs" / "training.md").read_text())
+    assert len(parts) > 8 and [part for part in parts if not list((ROOT / "swe_rl" / "trainer").rglob(part))] == []
+
+
 def test_the_failure_table_is_the_default_configuration():
     words = {True: "yes", False: "no"}
     outcomes = compose().config.rollout.outcomes

@@ -127,8 +127,8 @@ def kl_in_loss(algo: AlgoConfig) -> bool:
 
 
 def zero_advantage_contributes(algo: AlgoConfig) -> bool:
-    """Whether a row with advantage 0 has a gradient at all: only through KL or entropy."""
-    return kl_in_loss(algo) or algo.entropy_coef != 0.0
+    """Whether a row with advantage 0 has a gradient at all: only through KL, entropy or the load over experts."""
+    return kl_in_loss(algo) or algo.entropy_coef != 0.0 or algo.balance_coef != 0.0
 
 
 def token_loss(

@@ -84,6 +84,8 @@ def facts_of(path: str, revision: str | None = None) -> Mapping[str, Any]:
 
 def _folders(path: str, revision: str | None) -> list[Path]:
     place = Path(path).expanduser()
+    if place.parent.name == "checkpoints" and not place.exists():
+        place = place.parent.parent  # its run has removed it, and has others of the same sizes
     if place.is_dir():
         return [place, *sorted((place / "checkpoints").glob("step_*"), reverse=True)]
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()

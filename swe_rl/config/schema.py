@@ -469,7 +469,7 @@ class AlgoConfig:
     gae_lambda: Share = 1.0  # of advantage=gae, as the four below; 1: returns less values
     critic_lr: Positive = 1e-3  # the critic warms up as the policy does
     critic_epochs: Count = 1  # over a step's rows, for the critic alone
-    critic_warmup_steps: ZeroOrMore = 0  # of the run's steps, the first that teach the critic alone
+    critic_warmup_steps: ZeroOrMore = 0  # the first steps teach the critic alone; the policy warms up after them
     value_clip: NotNegative = 0.2  # how far a value moves in a step before the loss stops pulling; 0: off
     teacher: str | None = None  # of advantage=teacher: a model folder, or a name as model.path has them
     teacher_params_b: Positive | None = None  # estimates only; null: as the policy's

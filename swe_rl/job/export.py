@@ -1,10 +1,11 @@
-"""`job=export`: a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto; and `model.path` that names a
-checkpoint or a run.
+"""`job=export`: a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto; and a checkpoint or a run as
+`model.path` or `sft.start`.
 
 Invariants:
 - What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
 - A checkpoint as `model.path` is exported once, into `exports/` beside its run's `checkpoints/`; the folder's name has
   what the checkpoint's manifest hashes to, so a step that was trained anew is exported anew.
+- The export outlives its checkpoint, and is found by the checkpoint's path: who began with it goes on with it.
 - The folder has a model card, which the hub reads.
 - Looking whether a path is a checkpoint needs no torch.
 """
@@ -15,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.choices import ExportType
+from swe_rl.config.choices import ExportType, JobName
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 
-_MANIFEST, _CHECKPOINTS, _EXPORTS = "manifest.json", "checkpoints", "exports"
+_MANIFEST, _STATE, _CHECKPOINTS, _EXPORTS = "manifest.json", "state.json", "checkpoints", "exports"
 _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 
 
@@ -40,8 +41,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     checkpoint = checkpoint_in(Path(job.checkpoint))
     if checkpoint is None:
         raise UserError(
-            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {_MANIFEST}) nor a run with a whole one (no "
-            f"{_CHECKPOINTS}/step_NNNNNN)"
+            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {_MANIFEST} with a {_STATE}) nor a run with "
+            f"a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
         )
     target = Path(job.output)
     written = _write(checkpoint, target, config.model, job.dtype)
@@ -72,31 +73,50 @@ def _export_timeline(job: JobConfig) -> int:
 def with_model_folder(config: Config) -> Config:
     """The same where `model.path` is a model; one with a model's folder where it is a checkpoint or a run.
 
-    Raises UserError, DiskError.
+    So is `sft.start` of a warm start. Raises UserError, DiskError.
     """
-    checkpoint = checkpoint_in(Path(config.model.path))
+    path = _exported(config, "model.path", config.model.path)
+    if path is not None:
+        config = replace(config, model=replace(config.model, path=str(path), revision=None))
+    start = config.sft.start if config.job.name is JobName.sft else None
+    path = _exported(config, "sft.start", start) if start else None
+    return config if path is None else replace(config, sft=replace(config.sft, start=str(path)))
+
+
+def _exported(config: Config, key: str, path: str) -> Path | None:
+    """The model's folder of a checkpoint or a run, which `key` names; None where it is neither."""
+    checkpoint = checkpoint_in(Path(path))
     if checkpoint is None:
-        return config
+        return _export_of_gone(Path(path))
     target = _export_folder(checkpoint)
     if not (target / "config.json").is_file():
-        print(f"model.path={config.model.path}: exporting {checkpoint.name} to {target}", flush=True)
+        print(f"{key}={path}: exporting {checkpoint.name} to {target}", flush=True)
         try:
-            _write(checkpoint, target, config.model, ExportType.model, key="model.path")
+            _write(checkpoint, target, config.model, ExportType.model, key=key)
         except Exception:
             if not (target / "config.json").is_file():  # else another job of the sweep was faster
                 raise
-    return replace(config, model=replace(config.model, path=str(target), revision=None))
+    return target
 
 
 def checkpoint_in(path: Path) -> Path | None:
     """`path` itself, or the newest whole checkpoint of the run that it is; None where it is neither."""
-    if (path / _MANIFEST).is_file():
+    if (path / _MANIFEST).is_file() and (path / _STATE).is_file():
         return path
     if not (path / _CHECKPOINTS).is_dir():
         return None
     from swe_rl.trainer.checkpoint.folder import newest
 
     return newest(path / _CHECKPOINTS)
+
+
+def _export_of_gone(path: Path) -> Path | None:
+    """Of a checkpoint that its run has removed since; of a step that was trained twice, the later one's."""
+    if path.exists() or path.parent.name != _CHECKPOINTS:
+        return None
+    exports = (path.absolute().parent.parent / _EXPORTS).glob(f"{path.name}-*/config.json")
+    newest = max(exports, key=lambda file: file.stat().st_mtime, default=None)
+    return newest and newest.parent
 
 
 def _export_folder(checkpoint: Path) -> Path:
@@ -126,23 +146,23 @@ def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
     from swe_rl.logger.folder import RunFolder
     from swe_rl.logger.jsonl import read_evals
     from swe_rl.report.card import model_card
-    from swe_rl.trainer.checkpoint.folder import STATE_FILE, read_json
+    from swe_rl.trainer.checkpoint.folder import read_json
 
     beside = checkpoint.absolute().parent
     evals = read_evals(RunFolder(beside.parent)) if beside.name == _CHECKPOINTS else []
-    return model_card(saved, int(read_json(checkpoint / STATE_FILE)["step"]), evals)
+    return model_card(saved, int(read_json(checkpoint / _STATE)["step"]), evals)
 
 
 def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
     """Of the run that wrote it: keys with dots to values."""
-    from swe_rl.trainer.checkpoint.folder import STATE_FILE, read_json
+    from swe_rl.trainer.checkpoint.folder import read_json
 
     try:
-        saved = read_json(checkpoint / STATE_FILE)["config"]
+        saved = read_json(checkpoint / _STATE)["config"]
         if not isinstance(saved, dict) or "model.path" not in saved:
             raise KeyError("model.path")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{checkpoint / STATE_FILE} does not say which model it is of: {error!r}") from error
+        raise UserError(f"{checkpoint / _STATE} does not say which model it is of: {error!r}") from error
     return saved
 
 

@@ -127,7 +127,12 @@ def _start_folder(config: Config, fresh: Path) -> Path:
 
     if config.sft.start is not None:
         folder = model_folder(replace(config.model, path=config.sft.start, revision=None))
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        try:
+            facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"sft.start={config.sft.start} cannot be read: {error}. Give the folder of a model"
+            ) from error
         if not config.model.num_experts or mixture_facts(facts)["num_experts"][1]:
             return folder
     if not (fresh / "config.json").is_file():  # else a resumed run's own

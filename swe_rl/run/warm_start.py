@@ -118,7 +118,8 @@ class WarmStart:
             version, internal, gauss = order
             self._rng.setstate((version, tuple(internal), gauss))
         session.steps.truncate_after(self.step)
-        self._losses = {record["step"]: record["loss"] for record in iter_jsonl(session.folder.steps_jsonl)}
+        losses = ((record["step"], record["loss"]) for record in iter_jsonl(session.folder.steps_jsonl))
+        self._losses = {step: float("nan") if loss is None else loss for step, loss in losses}  # JSON has no NaN
         self.saved_step = self._began = session.progress.state.done_steps = self.step
         session.progress.message(f"continues after step {self.step}: {session.folder.path}")
 

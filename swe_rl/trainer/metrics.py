@@ -1,7 +1,7 @@
 """What one training step reports.
 
 Invariants:
-- A quantity without a single token behind it is None, never 0; losses, the gradient's norm and fractions are 0 there.
+- A quantity without a single token behind it is None, never 0; the policy's losses, gradient norm and fractions are 0.
 - Entropy and the engine's distance are over all sampled tokens, also of rows that are not trained: of many such rows a
   random part stands for all, with their weight. Everything else is over the tokens that are trained.
 """
@@ -38,7 +38,7 @@ class TrainMetrics:
       even. expert_entropy: of tokens over a layer's experts, as a share of the largest: 1 is even. expert_unused_rate:
       the share of experts without a token. All over trained tokens; None of a dense model.
     - balance_loss: of the load over experts, before `algo.balance_coef`, mean over the updates: the number of
-      experts a token passes where it is even. It comes on top of `loss`. None where that is off.
+      experts a token passes where it is even. It comes on top of `loss`. None where that is off or nothing is trained.
     - routing_disagreement: of the experts that the engine sent trained tokens to, the share that the trainer's routers
       would not have chosen; None where the engine does not tell.
     - teacher_kl: mean of log policy - log teacher over trained tokens, with a teacher; value_loss, value_explained and
@@ -237,7 +237,7 @@ class StepStats:
             expert_load_max=None if tokens is None else load_max(tokens),
             expert_entropy=None if tokens is None else load_entropy(tokens),
             expert_unused_rate=None if tokens is None else unused_rate(tokens),
-            balance_loss=None if self.balance is None else float(self.balance) / attempts,
+            balance_loss=float(self.balance) / attempts if self.balance is not None and self.attempts else None,
             teacher_kl=self.teacher_kl,
             value_loss=self.critic.loss if self.critic else None,
             value_explained=self.critic.explained if self.critic else None,

@@ -6,6 +6,7 @@ Invariants:
   weights as far as one of many.
 - The order depends on the rows' ids, the seed and the step only, never on the order in which rollouts finished.
 - The weights are those of the whole mini-batch; leaving out rows without gradient afterwards does not change them.
+- Where a token's loss depends on its whole trajectory, no row is left out that is of a trajectory with a gradient.
 """
 
 import random
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swe_rl.algo.correction import weighs
-from swe_rl.algo.loss import row_weights, zero_advantage_contributes
+from swe_rl.algo.correction import weighs, weighs_sequences
+from swe_rl.algo.loss import by_sequence, row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.protocol import TrainerError
@@ -23,7 +24,7 @@ from swe_rl.trainer.protocol import TrainerError
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """`rows` are those that have a gradient, `weights` the weight of each trained token of each of them."""
+    """`rows` are those that the gradient needs, `weights` the weight of each trained token of each of them."""
 
     rows: tuple[Row, ...]
     weights: tuple[float, ...]
@@ -83,7 +84,10 @@ def _mini_batch(rows: list[Row], algo: AlgoConfig, keep_all: bool) -> MiniBatch:
     counts = [row.trained_tokens for row in rows]
     ids = [row.trajectory_id for row in rows]
     weights = row_weights(counts, ids, algo.loss_aggregation, algo.loss_norm_tokens)
-    kept = [(row, weight) for row, weight in zip(rows, weights, strict=True) if keep_all or row.teaches]
+    by_trajectory = weighs_sequences(algo) or by_sequence(algo)
+    taught = {row.trajectory_id for row in rows if by_trajectory and row.teaches}
+    needed = [keep_all or row.teaches or row.trajectory_id in taught for row in rows]
+    kept = [pair for pair, is_needed in zip(zip(rows, weights, strict=True), needed, strict=True) if is_needed]
     return MiniBatch(rows=tuple(row for row, _ in kept), weights=tuple(weight for _, weight in kept))
 
 

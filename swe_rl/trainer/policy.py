@@ -123,18 +123,19 @@ class Trainer:
     def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> TrainMetrics:
         """Updates the policy once per mini-batch that has anything to learn from.
 
-        `step` seeds the order of the groups. `lr` None: `trainer.lr`, whose warm-up counts the calls. Raises
+        `step` seeds the order of the groups. `lr` None: `trainer.lr`, whose warm-up counts the policy's steps. Raises
         TrainerError on a malformed row, where memory runs out (the weights may be those of half a step then), and
         after three non-finite gradient norms in a row.
         """
         start = self._clock()
         stats = StepStats()
+        critic_alone = self.algo.critic_warmup_steps if self.critic else 0
         if lr is None:
-            lr = self.config.lr * warmup_factor(self.steps_done, self.config.warmup_steps)
+            lr = self.config.lr * warmup_factor(max(0, self.steps_done - critic_alone), self.config.warmup_steps)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, f"the update of step {step}"):
             kept = self._credited(self._fresh(rows, step, stats), stats)
             minis = of_critic = self._mini_batches(kept, step)
-            if self.critic and self.steps_done < self.algo.critic_warmup_steps:
+            if self.steps_done < critic_alone:
                 minis = []
             stats.trained_rows = sum(len(mini.rows) for mini in minis)
             # Before the updates: these rows are compared with what the engine said under the same weights.
@@ -154,10 +155,10 @@ class Trainer:
         self._optimizer.forget()
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator = KlEstimator.k1) -> dict[str, float]:
-        """KL(policy || reference) in nats, summed over each trajectory's trained tokens; for `algo.kl_in=reward`."""
+        """KL(policy || reference) in nats, summed over each trajectory's sampled tokens; for `algo.kl_in=reward`."""
         if self.reference is None and self.adapter is None:
             raise TrainerError("The KL to a reference was asked for, but the trainer has no reference model.")
-        kept = [row for row in rows if row.trained_tokens > 0]
+        kept = [row for row in rows if row.sampled_tokens > 0]  # also untrained ones, which a baseline may have
         by_row = [0.0] * len(kept)
         with torch_threads(self.config.num_threads), out_of_memory_named(self.config, _PASS):
             for batch in self._micro_batches(kept):

@@ -55,7 +55,7 @@ class TrainsPolicy(SendsWeights, Protocol):
         ...
 
     def sequence_kl(self, rows: Sequence[Row], estimator: KlEstimator) -> dict[str, float]:
-        """KL to the reference in nats, summed over each trajectory's trained tokens."""
+        """KL to the reference in nats, summed over each trajectory's sampled tokens."""
         ...
 
     def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:

@@ -141,6 +141,7 @@ def test_what_makes_a_row_with_advantage_zero_count():
     assert not zero_advantage_contributes(AlgoConfig(kl_coef=0.1, kl_in=KlPlace.reward))
     assert zero_advantage_contributes(AlgoConfig(kl_coef=0.1))
     assert zero_advantage_contributes(AlgoConfig(entropy_coef=0.1))
+    assert zero_advantage_contributes(AlgoConfig(balance_coef=0.1))
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """Each rule with a configuration that it refuses and one that it lets pass; purity; agreement with the program."""
 
 import dataclasses
+import itertools
 import os
 import random
 from functools import cache
@@ -11,13 +12,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.algo.correction import weighs
 from swe_rl.check.check import RULES, check
 from swe_rl.check.findings import Host, Severity, failing, folder_writable
 from swe_rl.check.rules import algo as rules_algo
 from swe_rl.check.rules import model as rules_model
-from swe_rl.config.choices import INFRA_STATUSES
+from swe_rl.check.rules import trainer as rules_trainer
+from swe_rl.config.choices import INFRA_STATUSES, Correction
 from swe_rl.config.compose import compose, compose_all, flatten
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import AlgoConfig, Config
 from swe_rl.model.templates.formats import TEMPLATES
 from swe_rl.model.tool_parser import TOOL_PARSERS
 from swe_rl.rollout.trajectory import Status
@@ -132,6 +135,18 @@ def test_names_are_the_program_s():
     assert set(rules_model.CHAT_TEMPLATES) == set(TEMPLATES)
     assert set(rules_model.TOOL_PARSERS) == set(TOOL_PARSERS)
     assert set(rules_model.KERNELS) == set(KERNELS)
+
+
+BOUNDS = [(None, None), (0.5, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("correction", "stale", "bounds"), list(itertools.product(Correction, [None, *Correction], BOUNDS))
+)
+def test_the_rules_know_what_weighs_tokens(correction, stale, bounds):
+    low, high = bounds
+    algo = AlgoConfig(correction=correction, stale_correction=stale, mask_low=low, mask_high=high)
+    assert rules_trainer.weighs(Config(algo=algo)) == weighs(algo)
 
 
 def test_each_status_has_one_row():

@@ -190,6 +190,7 @@ def test_members_outside_the_baseline_have_no_advantage(package):
         ("return tokens.logprobs.sum()", r"a tensor of shape \(3,\), not \(\)"),
         ("return 5", r"a tensor of shape \(3,\), not int"),
         ("return tokens.logprobs * float('nan')", "a number that is not finite"),
+        ("return -tokens.advantages * tokens.logprobs.detach()", "without a gradient: compute it from tokens.logprobs"),
     ],
 )
 def test_a_wrong_loss_ends_the_run_with_the_class(package, body, words):
@@ -202,7 +203,7 @@ def test_a_wrong_loss_ends_the_run_with_the_class(package, body, words):
     use_code([package("theirs", f"class Mine:\n    def loss(self, tokens):\n        {body}\n")])
     formula = make_loss(LossConfig(name="mine", _target_="theirs.Mine"), AlgoConfig())
     with pytest.raises(ExtensionFailure, match=words):
-        formula.loss(LossTokens(*(torch.zeros(3) for _ in range(5))))
+        formula.loss(LossTokens(torch.zeros(3, requires_grad=True), *(torch.zeros(3) for _ in range(4))))
 
 
 EVERY_METHOD = [(kind, method) for kind in ExtensionKind for method in CONTRACTS[kind].methods]

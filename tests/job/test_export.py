@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swe_rl.check.check import check
-from swe_rl.config.choices import Advantage, ExportType
+from swe_rl.config.choices import Advantage, ExportType, JobName
 from swe_rl.config.compose import compose, config_hash, flatten
 from swe_rl.config.keys import key_types
+from swe_rl.config.known_models import facts_of
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
 from swe_rl.job import export
@@ -180,12 +181,41 @@ def test_model_path_takes_a_run_a_checkpoint_and_leaves_the_rest(config, run_fol
     assert export.with_model_folder(exported) is exported
 
 
-@pytest.mark.parametrize("inside", ["", "checkpoints/step_000001", "checkpoints"])
+def test_a_warm_start_takes_them_for_what_it_begins_with(run_folder):
+    config = compose(["job=sft", f"sft.start={run_folder}"]).config
+    began = export.with_model_folder(config)
+    assert began == replace(
+        config, sft=replace(config.sft, start=export.with_model_folder(at(config, run_folder)).model.path)
+    )
+    other = replace(config, job=replace(config.job, name=JobName.train))
+    assert export.with_model_folder(other) is other
+
+
+def refusals(config):
+    return [finding.message for finding in check(config) if finding.rule_id == "model_path"]
+
+
+@pytest.mark.parametrize("inside", ["", "checkpoints/step_000001", "checkpoints", "other"])
 def test_the_check_takes_what_the_start_takes(config, run_folder, inside):
-    """A run's folder and a checkpoint's are models, the folder between them is none."""
+    """A run's folder and a checkpoint's are models, the folder between them is none, nor is any one with a manifest."""
     path = run_folder / inside
-    refused = [finding for finding in check(at(config, path)) if finding.rule_id == "model_path"]
-    assert bool(refused) == (export.checkpoint_in(path) is None) == (inside == "checkpoints")
+    (run_folder / "other").mkdir()
+    (run_folder / "other" / "manifest.json").write_text("{}")
+    neither = inside in ("checkpoints", "other")
+    assert bool(refusals(at(config, path))) == (export.checkpoint_in(path) is None) == neither
+
+
+def test_a_checkpoint_that_its_run_has_removed_is_what_was_exported_of_it(run_folder):
+    """Whoever began with it resumes with the same command: sizes and path, so the hash, are those of before."""
+    checkpoint = run_folder / "checkpoints" / "step_000001"
+    command = ["model=folder", f"model.path={checkpoint}"]
+    began = export.with_model_folder(compose(command).config)
+    shutil.rmtree(checkpoint)
+    facts_of.cache_clear()
+    again = compose(command).config
+    assert not refusals(again) and config_hash(export.with_model_folder(again)) == config_hash(began)
+    shutil.rmtree(run_folder / "exports")
+    assert export.with_model_folder(again) is again and "the run has the checkpoints step_000002" in refusals(again)[0]
 
 
 def test_a_checkpoint_is_exported_once_and_anew_when_it_is_another(config, run_folder):

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import threading
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycled
 from swe_rl.plan import duration
 from swe_rl.plan.warm_start import trained
+from swe_rl.run import warm_start as warm_start_steps
 from swe_rl.run.warm_start import WarmStart
 from swe_rl.trainer.metrics import TrainMetrics
 
@@ -147,6 +149,13 @@ def test_rule_and_job_agree_on_which_experts_a_dense_model_gives(experts, active
     dense = build_model(replace(config.model, num_experts=0), 0)
     with contextlib.nullcontext() if possible else pytest.raises(UserError, match=r"sft\.start=.*two experts each"):
         assert upcycled(dense, config.model, 0).config.num_experts == experts
+
+
+def test_a_model_to_begin_with_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    config = compose([*SMALL, f"sft.start={tmp_path}"]).config
+    with pytest.raises(UserError, match=r"sft\.start=.* cannot be read.*Give the folder of a model"):
+        job._start_folder(config, tmp_path / "start")
 
 
 def test_the_same_configuration_gives_the_same_weights_and_replaces_a_model(run):
@@ -308,6 +317,29 @@ def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):
     assert losses[0] == losses[1] and len(losses[0]) == 6
 
 
+def warm_start(trainer=None, **folder):
+    """One whose run is written nowhere."""
+    session = SimpleNamespace(
+        steps=SimpleNamespace(append=lambda _: None, truncate_after=lambda _: None),
+        mirrors=SimpleNamespace(log=lambda *_: None),
+        status=SimpleNamespace(heartbeat=lambda _: None),
+        progress=SimpleNamespace(state=SimpleNamespace(), message=lambda _: None),
+        report=SimpleNamespace(step_done=lambda: None),
+        folder=SimpleNamespace(path=None, checkpoints=None, **folder),
+    )
+    config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
+    renderer = ChatRenderer(load_tokenizer(compose([]).config.model), template="qwen_plain")
+    return WarmStart(config, session, renderer, trainer, "")
+
+
+def test_a_step_whose_loss_was_no_number_is_one_again_for_who_resumes(tmp_path, monkeypatch):
+    (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": null}\n')
+    monkeypatch.setattr(warm_start_steps, "load_newest", lambda *_: (2, None))
+    steps = warm_start(steps_jsonl=tmp_path / "steps.jsonl")
+    steps.resume()
+    assert math.isnan(steps._mean_loss(steps._stages[0], 2)) and steps._mean_loss(steps._stages[0], 1) == 2.0
+
+
 def test_a_checkpoint_waits_for_the_step_that_is_under_way():
     """An event loop that is torn down cancels who waits for the step's thread, and not the thread."""
     saved, trains, goes_on = [], threading.Event(), threading.Event()
@@ -317,18 +349,7 @@ def test_a_checkpoint_waits_for_the_step_that_is_under_way():
         assert goes_on.wait(30)
         return TrainMetrics(**{field.name: 0 for field in fields(TrainMetrics)} | {"step": step})
 
-    trainer = SimpleNamespace(train_step=train_step, save=lambda *_, step, **__: saved.append(step))
-    session = SimpleNamespace(
-        steps=SimpleNamespace(append=lambda _: None),
-        mirrors=SimpleNamespace(log=lambda *_: None),
-        status=SimpleNamespace(heartbeat=lambda _: None),
-        progress=SimpleNamespace(state=SimpleNamespace(), message=lambda _: None),
-        report=SimpleNamespace(step_done=lambda: None),
-        folder=SimpleNamespace(checkpoints=None),
-    )
-    config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
-    renderer = ChatRenderer(load_tokenizer(compose([]).config.model), template="qwen_plain")
-    steps = WarmStart(config, session, renderer, trainer, "")
+    steps = warm_start(SimpleNamespace(train_step=train_step, save=lambda *_, step, **__: saved.append(step)))
     threads = [threading.Thread(target=work) for work in (steps._one_step, steps.save)]
     threads[0].start()
     assert trains.wait(30)

@@ -116,12 +116,14 @@ def test_the_clip_holds_values_near_those_of_before(make, rows):
 
 
 def test_the_first_steps_may_teach_the_critic_alone(make, rows):
-    trainer = make(replace(PPO, critic_warmup_steps=1))
+    """The policy's learning rate warms up after them."""
+    trainer = make(replace(PPO, critic_warmup_steps=1), replace(CONFIG, warmup_steps=2))
     before = copy.deepcopy(trainer.model.state_dict())
     first = trainer.train_step(rows, 1)
     assert (first.updates, first.trained_rows) == (0, 0) and first.critic_grad_norm > 0 and first.entropy is not None
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
-    assert trainer.train_step(rows, 2).updates == 1
+    steps = [trainer.train_step(rows, step) for step in (2, 3)]
+    assert [(step.updates, step.lr / CONFIG.lr) for step in steps] == [(1, 0.5), (1, 1.0)]
 
 
 def test_a_row_of_advantage_zero_teaches_its_value(make, rows):

@@ -276,7 +276,7 @@ def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypa
 
 @pytest.mark.parametrize("changes", [{}, {"max_tokens_per_micro_batch": 48, "activation_checkpointing": True}])
 def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monkeypatch, changes):
-    """Its value and its gradient, over all trained tokens, however they are split into micro-batches."""
+    """Its value and its gradient, over all trained tokens, also of advantage 0, however these are split."""
     gradients = []
     apply = Optimizer.apply
 
@@ -287,11 +287,13 @@ def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monke
     monkeypatch.setattr(Optimizer, "apply", kept)
     rows, config = rank_cases.rows(), replace(CONFIG, **changes)
     plain = local(saved_mixture, config).train_step(rows, 1)
-    metrics = local(saved_mixture, config, AlgoConfig(balance_coef=0.3)).train_step(rows, 1)
+    trainer = local(saved_mixture, config, AlgoConfig(balance_coef=0.3))
+    metrics = trainer.train_step(rows, 1)
+    assert trainer.train_step([], 2).balance_loss is None and plain.trained_rows < metrics.trained_rows == len(rows)
     assert plain.balance_loss is None and metrics.loss == pytest.approx(plain.loss, abs=1e-6)
     model = load_model(saved_mixture)
     logits = [[], []]
-    for row in [row for row in rows if row.teaches]:
+    for row in rows:
         found = model(torch.tensor([row.token_ids.tolist()]), output_router_logits=True).router_logits
         at = [i - 1 for i, masked in enumerate(row.loss_mask) if masked]
         for of_layer, of_row in zip(logits, found, strict=True):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swe_rl.config.choices import Correction, KlEstimator, KlPlace, LossAggregation
+from swe_rl.config.choices import Correction, KlEstimator, KlPlace, LossAggregation, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy
 from swe_rl.trainer.policy import Trainer
@@ -183,6 +183,25 @@ def test_rows_with_advantage_zero_may_be_left_out(build, make_rows, monkeypatch,
     for name in ("entropy", "kl_rollout", "logprob_diff_mean", "logprob_diff_max"):  # means over all sampled tokens
         assert getattr(left_out, name) == pytest.approx(getattr(kept, name), rel=1e-5)
     assert left_out.trained_tokens < kept.trained_tokens and left_out.measured_token_share == 1.0
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        AlgoConfig(correction=Correction.sequence_tis, correction_cap=1e9),
+        AlgoConfig(mask_level=MaskLevel.geometric, mask_low=0.4, mask_high=2.5),
+        AlgoConfig(policy_loss=PolicyLoss.gspo_token),
+    ],
+)
+def test_rows_of_advantage_zero_stay_where_their_trajectory_is_weighed_as_a_whole(build, make_rows, monkeypatch, algo):
+    """As rewards of turns make them, of a trajectory that was split; the gradient is the second update's."""
+    rows, config = make_rows(groups=2), replace(CONFIG, prompts_per_mini_batch=1)
+    for first in (0, 4):
+        rows[first + 1] = replace(rows[first + 1], trajectory_id=rows[first].trajectory_id, advantage=0.0)
+    lean, left_out = gradient_of(build(), rows, algo, monkeypatch, config=config)
+    full, kept = gradient_of(build(), rows, algo, monkeypatch, config=config, keep_all_rows=True)
+    torch.testing.assert_close(lean, full)
+    assert left_out.trained_rows == kept.trained_rows and left_out.correction_mean == kept.correction_mean
 
 
 def test_rows_that_are_not_trained_count_in_what_is_said_of_all_sampled_tokens(build, make_rows, make_row):
@@ -389,6 +408,7 @@ def test_policy_weights_are_views_with_every_name(build):
 def test_sequence_kl_is_summed_over_each_trajectory(build, make_rows):
     rows = make_rows()
     rows[1] = replace(rows[1], trajectory_id=rows[0].trajectory_id)
+    rows[2] = replace(rows[2], trained=False)  # may be in a baseline all the same
     model, reference = build(0), build(1).eval()
     one = trainer(model, AlgoConfig(kl_coef=0.1, kl_in=KlPlace.reward), reference=reference)
     got = one.sequence_kl(rows)

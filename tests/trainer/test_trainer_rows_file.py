@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from swe_rl.algo.row import Row
 from swe_rl.errors import RunError
 from swe_rl.hardware.sync import Copier
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.ranks.rows_file import RowsFile, lent, remove_left
+from swe_rl.trainer.ranks.rows_file import RowsFile, keep, lent, remove_left
 
 _ids = st.lists(st.integers(0, 2**31 - 1), max_size=7)
 _routes = st.sampled_from([None, "uint8", "uint16"])
@@ -62,6 +63,17 @@ def test_a_file_of_0_4_has_one_advantage_a_row():
         values = content[start + -start % 4 : -8]  # without the two advantages
         file.path.write_bytes(struct.pack("<8sq", b"swe_rows", len(kept)) + kept + bytes(-len(kept) % 4) + values)
         assert file.rows() == [old]
+
+
+def test_rows_that_stay_are_for_whom_the_umask_leaves(tmp_path):
+    before = os.umask(0o027)
+    try:
+        keep([], tmp_path / "step_000001.bin")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "step_000001.bin").stat().st_mode) == 0o640
+    with lent([], None) as file:
+        assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
 def test_what_is_read_cannot_be_changed():

@@ -28,7 +28,7 @@ TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
 CPU_KERNEL = "by_row"
 KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_OF_A_MODEL = ("config.json", "manifest.json", "checkpoints")  # of a model, a checkpoint, a run with some
+_OF_A_MODEL = (("config.json",), ("manifest.json", "state.json"), ("checkpoints",))  # a model, a checkpoint, a run
 _FROM_FILES = "folder"  # the option whose sizes are those of its files
 _STEP = re.compile(r"step_\d+")
 _SHOWN = 5
@@ -39,11 +39,25 @@ _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer
 def model_path(config: Config, host: Host) -> Iterator[Finding]:
     path = config.model.path
     fix = f"model.path={BUILTIN}{_shipped()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
-    yield from no_model("model_path", "model.path", path, host, fix)
-    of_a_model = any(host.exists(f"{path.rstrip('/')}/{name}") for name in _OF_A_MODEL)
+    yield from _no_model_or_run("model_path", "model.path", path, host, fix)
+
+
+def _no_model_or_run(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
+    """As `no_model`, for a key that also takes what `job/export` makes a model's folder of."""
+    if _is_exported(path, host):
+        return
+    yield from no_model(rule_id, key, path, host, fix)
+    of_a_model = any(all(host.exists(f"{path.rstrip('/')}/{name}") for name in names) for names in _OF_A_MODEL)
     if host.exists(path) and not path.startswith(BUILTIN) and not of_a_model:
         words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
-        yield error("model_path", "model.path", words, fix)
+        yield error(rule_id, key, words, fix)
+
+
+def _is_exported(path: str, host: Host) -> bool:
+    """Of a checkpoint that its run may have removed since."""
+    checkpoints, _, step = path.rstrip("/").rpartition("/")
+    run = checkpoints.removesuffix("checkpoints")
+    return run != checkpoints and any(name.startswith(f"{step}-") for name in host.listing(f"{run}exports"))
 
 
 def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
@@ -164,9 +178,8 @@ def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
     model, start = config.model, config.sft.start
     if start is None:
         return
-    yield from no_model(
-        "sft_start", "sft.start", start, host, f"sft.start=null, or {_FOLDER.replace('model.path', 'sft.start')}"
-    )
+    fix = f"sft.start=null, or {_FOLDER.replace('model.path', 'sft.start')}"
+    yield from _no_model_or_run("sft_start", "sft.start", start, host, fix)
     folder = str(PACKAGE / "model/checkpoints" / start.removeprefix(BUILTIN)) if start.startswith(BUILTIN) else start
     if not model.num_experts or not model.active_experts or facts_of(folder).get("num_experts"):
         return

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.config.choices import (
+    Advantage,
     Capture,
     Correction,
     DynamicSampling,
     EngineKind,
+    ExtensionKind,
     KlEstimator,
     KlPlace,
     LoraServing,
@@ -21,6 +23,7 @@ from swe_rl.config.choices import (
 )
 from swe_rl.config.parts import Part, reads, starts
 from swe_rl.config.schema import Config
+from swe_rl.extension.find import declared
 from swe_rl.plan import memory
 from swe_rl.plan.sizes import (
     SERVED_LORA_RANKS,
@@ -138,7 +141,7 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
             "needs to know a whole step's rewards, which an asynchronous step does not have in time",
             "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
         )
-    if config.algo.correction == Correction.none:
+    if not weighs(config):
         yield warning(
             "staleness_correction",
             "algo.correction",
@@ -215,13 +218,18 @@ def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
+def weighs(config: Config) -> bool:
+    """Whether tokens are weighed or masked by the engine's log-probabilities, as algo/correction.py and losses say."""
+    algo, reads_them = config.algo, declared(config, ExtensionKind.loss, "needs_rollout_logprobs")
+    corrected = {algo.correction, algo.stale_correction} - {None, Correction.none}
+    return bool(corrected or reads_them) or algo.mask_low is not None or algo.mask_high is not None
+
+
 @about(Part.trainer)
 def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
-    """What weighs tokens by the engine's log-probabilities needs those of the distribution that was sampled from."""
-    algo = config.algo
-    weighs = algo.correction != Correction.none or algo.mask_low is not None or algo.mask_high is not None
+    """Such weights need the log-probabilities of the distribution that was sampled from."""
     truncated = config.rollout.temperature != 1.0 or config.rollout.top_p != 1.0 or config.rollout.top_k > 0
-    if weighs and config.engine.logprobs_mode == "raw" and truncated:
+    if weighs(config) and config.engine.logprobs_mode == "raw" and truncated:
         yield error(
             "logprobs_mode",
             "engine.logprobs_mode",
@@ -327,12 +335,13 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.trainer)
 def warmup(config: Config, _: Host) -> Iterator[Finding]:
-    steps = config.trainer.steps  # what the trainer's warm-up counts, however many updates a step has
+    critic_alone = config.algo.critic_warmup_steps if config.algo.advantage is Advantage.gae else 0
+    steps = config.trainer.steps - critic_alone  # what the warm-up counts, however many updates a step has
     if config.trainer.warmup_steps >= steps > 0:
         yield warning(
             "warmup",
             "trainer.warmup_steps",
-            f"the whole run has {steps} steps: the learning rate never reaches trainer.lr",
+            f"the policy learns in {steps} steps: the learning rate never reaches trainer.lr",
             f"trainer.warmup_steps={steps // 10}",
         )
 

@@ -16,6 +16,7 @@ tokens of a row, and nothing is behind the mask.
 import json
 import math
 import mmap
+import secrets
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -64,9 +65,7 @@ def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
     path: Path | None = None
     try:
         try:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=_PREFIX, suffix=_SUFFIX, delete=False) as file:
+            with _fresh(folder) as file:
                 path = Path(file.name).absolute()
                 _write(file, rows)  # not mapped: a disk that is full would end this process
         except OSError as error:
@@ -76,6 +75,14 @@ def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
         if path is not None:
             with suppress(OSError):
                 path.unlink()
+
+
+def _fresh(folder: Path | None) -> IO[bytes]:
+    """In a run's folder, who may read it is the umask's to say, as of its other files; else we alone may."""
+    if folder is None:
+        return tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=_SUFFIX, delete=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}").open("xb")
 
 
 def keep(rows: Sequence[Row], path: Path) -> None:
