@@ -40,7 +40,7 @@ class ForeignLoss:
             )
         if not bool(torch.isfinite(loss.detach()).all()):
             raise ExtensionFailure(f"{self._maker}: its method loss returned a number that is not finite")
-        if tokens.logprobs.requires_grad and not loss.requires_grad:
+        if loss.numel() and tokens.logprobs.requires_grad and not loss.requires_grad:
             raise ExtensionFailure(
                 f"{self._maker}: its method loss returned a tensor without a gradient: compute it from tokens.logprobs"
             )
