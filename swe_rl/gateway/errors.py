@@ -128,13 +128,13 @@ def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.S
             return await handler(request)
         except Exception as error:
             form = next((form for path, form in forms.items() if request.path.endswith(path)), None)
-            return _refusal(request, error).response(form)
+            return refusal(request, error).response(form)
 
     return answer
 
 
-def _refusal(request: web.Request, error: Exception) -> ApiError:
-    """Raises an error again that is none of the gateway's."""
+def refusal(request: web.Request, error: Exception) -> ApiError:
+    """What the client is told. Raises an error again that is none of the gateway's."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):

@@ -27,7 +27,7 @@ from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.dialects.messages import Messages
 from swe_rl.gateway.dialects.protocol import Dialect
 from swe_rl.gateway.dialects.responses import Responses, session_of
-from swe_rl.gateway.errors import ApiError, GatewayError, no_reply, no_session
+from swe_rl.gateway.errors import ApiError, GatewayError, no_reply, no_session, refusal
 from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
@@ -280,7 +280,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     """A completion that is finished in one piece, as server-sent events.
 
-    Raises ApiError where nothing was sent yet, ConnectionResetError when the client went away.
+    Raises what the call raises where nothing was sent yet, ConnectionResetError when the client went away.
     """
     response = web.StreamResponse(headers=_STREAM)
     await asyncio.wait({call}, timeout=heartbeat_s)
@@ -291,10 +291,10 @@ async def _streamed(
         await asyncio.wait({call}, timeout=heartbeat_s)
     try:
         answer = _outcome(call)
-    except ApiError as error:
+    except Exception as error:
         if not response.prepared:
             raise
-        await response.write(dialect.broken_off(error))
+        await response.write(dialect.broken_off(refusal(request, error)))
     else:
         if not response.prepared:
             await response.prepare(request)
