@@ -346,8 +346,8 @@ class Attempter:
         masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
         reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
         if reward is not None and self._reward is not None:
-            own = progress.own_reward if outcome.reward is OutcomeReward.graded else None
-            reward = self._reward.failure if own is None else own
+            paid = progress.own_reward is not None and outcome.reward is OutcomeReward.graded
+            reward = progress.own_reward if paid else self._reward.failure
         return Trajectory(
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
