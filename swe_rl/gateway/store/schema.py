@@ -41,12 +41,12 @@ CREATE TABLE traces (
     PRIMARY KEY (session_id, turn)
 )
 """
-# By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0. Those of
-# version 2 have one weight version each, those of version 3 no routes.
+# By version: the column that makes the next one of it, its kind, and what it is until then. Traces of version 1 do not
+# tell how long they were held: 0. Those of version 2 have one weight version each, those of version 3 no routes.
 _UPGRADES = {
-    1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0",
-    2: "ALTER TABLE traces ADD COLUMN weight_versions BLOB",
-    3: "ALTER TABLE traces ADD COLUMN routes BLOB",
+    1: ("held_s", "REAL NOT NULL DEFAULT 0", "0"),
+    2: ("weight_versions", "BLOB", "NULL"),
+    3: ("routes", "BLOB", "NULL"),
 }
 _IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _SIZES = np.dtype("<u2")  # before the routes
@@ -71,6 +71,24 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def read_traces(path: Path, session_id: str, *, in_use: bool) -> list[Trace]:
+    """Those that are committed, in a file of any known version: nothing is made, upgraded or written. `in_use`: by a
+    run that goes on. Raises TraceStoreError."""
+    try:
+        # Where nobody writes, a file in a folder that is read-only can be opened all the same.
+        quiet = "" if in_use or path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
+        try:
+            select, version = SELECT, _version(connection)
+            for before, (column, _, value) in _UPGRADES.items():
+                select = select.replace(column, value) if version <= before else select
+            return from_rows(connection.execute(select, (session_id,)).fetchall())
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError) as error:
+        raise TraceStoreError(f"{path.name} cannot be read: {error}. It may be of another version.") from error
 
 
 def unusable(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
@@ -112,7 +130,8 @@ def _upgrade(connection: sqlite3.Connection) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     while (version := _version(connection)) != VERSION:
-        connection.execute(_UPGRADES[version])
+        column, kind, _ = _UPGRADES[version]
+        connection.execute(f"ALTER TABLE traces ADD COLUMN {column} {kind}")
         connection.execute(f"PRAGMA user_version = {version + 1}")
     connection.execute("COMMIT")
 
