@@ -11,6 +11,7 @@ Invariants:
   numbers of the experts. NULL: not known.
 """
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,7 +148,7 @@ def _on_network(path: Path) -> bool:
         return False
     folder, best, kind = path.resolve().parent, "", ""
     for line in mounts.splitlines():
-        fields = line.split()
+        fields = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in line.split()]
         if len(fields) > 2 and folder.is_relative_to(fields[1]) and len(fields[1]) >= len(best):
             best, kind = fields[1], fields[2]
     return kind.startswith(_NETWORK_FILE_SYSTEMS)
