@@ -100,6 +100,7 @@ def test_never_more_than_what_passed(spans):
 
 async def test_the_routers_hold_is_waited_and_sampling_is_not(make_door):
     engine = ScriptedEngine(lambda prompt: [300] * 4, token_delay_s=0.05)
+    engine.fail_next(EngineError("it died"))
     door = make_door(engine)
     door.placement.start()
     engine.on_change(False)
@@ -110,6 +111,7 @@ async def test_the_routers_hold_is_waited_and_sampling_is_not(make_door):
     engine.on_change(True)
     await call
     assert live <= door.sessions.waited_s("s") < live + 0.1
+    assert door.live.times_s["queue"] >= 0.25, "also of the try that came to nothing"
     assert door.sessions.waited_s("nobody") == 0.0
 
 
