@@ -169,7 +169,8 @@ def _tokenizes(config: Config, _: Host, job: JobName) -> bool:
 
 def _starts_vllm(config: Config, host: Host, job: JobName) -> bool:
     """Servers with the vLLM of this environment: nobody names another, and none is on PATH."""
-    named = config.engine.command or config.hardware.env_vars.get(VLLM_COMMAND) or host.environment.get(VLLM_COMMAND)
+    given = config.hardware.env_vars.get(VLLM_COMMAND) or host.environment.get(VLLM_COMMAND, "")
+    named = config.engine.command or given.strip()
     is_ours = config.engine.kind is EngineKind.vllm and asks_model(config) and not named
     return job in _SAMPLES and is_ours and host.find_program(_VLLM) is None
 

@@ -36,6 +36,7 @@ HONOURED: dict[str, str] = {
     "SWE_RL_RUNTIME_KEY": "what sandbox=remote sends",
     "SWE_RL_VLLM_COMMAND": "how engine=vllm starts a server",
 }
+SERVER_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")  # of engines' servers, the first that is set
 _FROM_FILE = "SWE_RL_FROM_DOTENV"  # names only; jobs that start other processes hand it on
 
 
@@ -65,6 +66,11 @@ def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:
 def variable(name: str, default: Any) -> Any:
     """`${swe_rl.env:NAME,DEFAULT}` in conf/: what the environment says; one that is set to nothing is not set."""
     return os.environ.get(name) or default
+
+
+def key_of(environment: Mapping[str, str], *names: str) -> str | None:
+    """The first that is set, without the line break that a file's end leaves: no HTTP header can have it."""
+    return next((key for name in names if (key := environment.get(name, "").strip())), None)
 
 
 def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import LossTeller
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
@@ -67,7 +68,7 @@ def external_engines(
             "engine=external needs the servers' addresses: engine.urls=[http://host:8000/v1], or VLLM_URL in the "
             "environment"
         )
-    key = api_key(environ)
+    key = key_of(environ, *SERVER_KEYS)
     clients = [HttpClient(url, api_key=key) for url in urls]
     doubled = {client.url for client in clients if sum(other.url == client.url for other in clients) > 1}
     if doubled:
@@ -84,10 +85,6 @@ def external_engines(
         )
         for index, client in enumerate(clients)
     ]
-
-
-def api_key(environ: Mapping[str, str]) -> str | None:
-    return environ.get("VLLM_API_KEY") or environ.get("OPENAI_API_KEY") or None
 
 
 def _plain_path(config: Config) -> str | None:

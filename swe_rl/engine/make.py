@@ -9,7 +9,6 @@ Invariants:
 import asyncio
 import contextlib
 import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +18,8 @@ from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.protocol import Engine, EngineError, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.vllm.arguments import VllmOptions, complete
+from swe_rl.engine.vllm.arguments import VllmOptions, command_of
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
-from swe_rl.errors import UserError
 from swe_rl.logger.disk import disk_error
 from swe_rl.plan.sizes import asks_model, read_elsewhere, wants_routes
 from swe_rl.sandbox.lease import make_leased
@@ -90,14 +88,8 @@ def _nobody_asks(_: Sequence[int]) -> Sequence[int]:
 
 def options_of(engine: EngineConfig) -> VllmOptions:
     """Raises UserError for a command that no shell could read."""
-    try:
-        words = shlex.split(engine.command or "")
-    except ValueError as error:
-        raise UserError(
-            f"engine.command={engine.command} is no command: {error}. Quote it as for a shell, or leave it out"
-        ) from error
     return VllmOptions(
-        command=complete(words) if words else (),
+        command=command_of("engine.command", engine.command or ""),
         kv_cache_tokens=engine.kv_cache_tokens,
         extra_arguments=tuple(engine.extra_arguments),
         start_timeout_s=engine.start_timeout_s,

@@ -17,12 +17,13 @@ import torch
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_GREEDY = np.float32(1e-30)  # by less, logits become larger than float32 can say
 _SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Per-row parameters, each of shape [rows]; `temperature` 0 is greedy, `top_k` 0 and `top_p` 1 are no limit."""
+    """Per-row parameters of shape [rows]; `temperature` below 1e-30 is greedy, `top_k` 0 and `top_p` 1 are no limit."""
 
     temperature: npt.NDArray[np.float32]
     top_p: npt.NDArray[np.float64]
@@ -79,7 +80,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int], list[
     Raises FloatingPointError when a row's distribution is not finite.
     """
     logits = logits.float()
-    greedy = batch.temperature == 0.0
+    greedy = batch.temperature < _GREEDY
     temperature = torch.from_numpy(np.where(greedy, np.float32(1.0), batch.temperature))
     scaled = logits / temperature[:, None]
     tokens = logits.argmax(-1) if greedy.any() else None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.gateway import reply
-from swe_rl.gateway.errors import CALL_LIMIT, CONTEXT_OVERFLOW, ApiError, call_limit, context_overflow
+from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, internal_failure
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import ChatRequest, too_deep
@@ -68,11 +68,8 @@ class Completer:
             message = await self._message(live, plan, request, completion)
             turn = live.state.record(plan, completion.token_ids, message)
             recorded = True
-        except ApiError as error:
-            live.overflowed = error.code == CONTEXT_OVERFLOW
-            live.had_all_calls = error.code == CALL_LIMIT
-            if error.status >= 500:
-                live.waits.refused()  # not the client's fault: it backs off and comes again
+        except Exception as error:
+            live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
             raise
         finally:
             if not recorded:

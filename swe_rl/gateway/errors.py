@@ -2,11 +2,12 @@
 
 Invariants:
 - OpenAI's body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
-- What is logged names a route, never a session's address.
+- What is logged or said names a route, never a session's address: what is said may end in a trajectory's error.
 - Messages say what was wrong with the request or the engine, never a traceback.
 """
 
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -114,6 +115,10 @@ def refusal_of(error: TraceStoreError) -> ApiError:
     return ApiError(500, str(error), kind="trace_store_error", code="trace_store_error")
 
 
+def _without_secret(path: str) -> str:
+    return re.sub(r"/sessions/.*(?=/v1(?:/|$))|/sessions/.*", "/sessions/...", path, flags=re.DOTALL)
+
+
 def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.StreamResponse]]:
     """`forms`: of errors, by the end of the path that they are for; elsewhere they are OpenAI's."""
 
@@ -123,13 +128,13 @@ def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.S
             return await handler(request)
         except Exception as error:
             form = next((form for path, form in forms.items() if request.path.endswith(path)), None)
-            return _refusal(request, error).response(form)
+            return refusal(request, error).response(form)
 
     return answer
 
 
-def _refusal(request: web.Request, error: Exception) -> ApiError:
-    """Raises an error again that is none of the gateway's."""
+def refusal(request: web.Request, error: Exception) -> ApiError:
+    """What the client is told. Raises an error again that is none of the gateway's."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
@@ -137,9 +142,9 @@ def _refusal(request: web.Request, error: Exception) -> ApiError:
         message = f"The request body is larger than {limit_mb} MB (gateway.max_body_mb)."
         return ApiError(413, message, code="request_too_large")
     if isinstance(error, web.HTTPNotFound):
-        return ApiError(404, f"There is nothing at {request.method} {request.path}.", code="not_found")
+        return ApiError(404, f"There is nothing at {request.method} {_without_secret(request.path)}.", code="not_found")
     if isinstance(error, web.HTTPMethodNotAllowed):
-        message = f"{request.method} is not allowed at {request.path}."
+        message = f"{request.method} is not allowed at {_without_secret(request.path)}."
         return ApiError(405, message, code="method_not_allowed")
     if isinstance(error, TraceStoreError):
         return refusal_of(error)

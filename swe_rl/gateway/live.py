@@ -25,7 +25,7 @@ from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.dialects.history import Histories
-from swe_rl.gateway.errors import ApiError, GatewayError, no_session, unavailable
+from swe_rl.gateway.errors import CALL_LIMIT, CONTEXT_OVERFLOW, ApiError, GatewayError, no_session, unavailable
 from swe_rl.gateway.session import Beginning, Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 from swe_rl.model.chat import ChatRenderer
@@ -125,6 +125,7 @@ class SessionSummary:
 
     `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
     `had_all_calls`: the last call was refused, as it was one more than the session may have.
+    `failed`: why the engines or the gateway could not answer the last call.
     `lost`: why the session ended before it was closed, with the process that it was in; then the counts are 0.
     """
 
@@ -137,6 +138,7 @@ class SessionSummary:
     superseded_tokens: int = 0
     lost: str = ""
     had_all_calls: bool = False
+    failed: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -151,13 +153,14 @@ class LiveSession:
     sampled_tokens: int = 0
     overflowed: bool = False
     had_all_calls: bool = False
+    failed: str = ""
     waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
         self.num_calls += 1
-        self.overflowed = self.had_all_calls = False
+        self.overflowed, self.had_all_calls, self.failed = False, False, ""
         self.sampled_tokens += len(completion.token_ids)
         if recorded.break_kind is not None:
             self.breaks[recorded.break_kind] += 1
@@ -169,6 +172,14 @@ class LiveSession:
         for name, value in spent_s.items():
             self.times_s[name] += value
 
+    def refuse(self, error: ApiError) -> None:
+        """What its last call came to, so far."""
+        self.overflowed = error.code == CONTEXT_OVERFLOW
+        self.had_all_calls = error.code == CALL_LIMIT
+        self.failed = error.message if error.status >= 500 else ""
+        if self.failed:
+            self.waits.refused()  # not the client's fault: it backs off and comes again
+
     def summary(self) -> SessionSummary:
         breaks, times_s = dict(self.breaks), dict(self.times_s)
         return SessionSummary(
@@ -179,6 +190,7 @@ class LiveSession:
             self.overflowed,
             *self.state.superseded,
             had_all_calls=self.had_all_calls,
+            failed=self.failed,
         )
 
     async def cancel_calls(self) -> None:
@@ -293,9 +305,10 @@ class LiveSessions:
         refusal = "paused" if self.paused else "overloaded" if full else None
         if refusal is None:
             return
+        error = unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
         if session_id in self._opened:
-            self._opened[session_id].waits.refused()
-        raise unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
+            self._opened[session_id].refuse(error)
+        raise error
 
     def waited_s(self, session_id: str) -> float:
         """Of an opened session: for how long its calls waited, so far."""

@@ -27,7 +27,7 @@ from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.dialects.messages import Messages
 from swe_rl.gateway.dialects.protocol import Dialect
 from swe_rl.gateway.dialects.responses import Responses, session_of
-from swe_rl.gateway.errors import ApiError, GatewayError, no_reply, no_session
+from swe_rl.gateway.errors import ApiError, GatewayError, no_reply, no_session, refusal
 from swe_rl.gateway.live import LiveSession, LiveSessions, body_name
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
@@ -38,7 +38,8 @@ from swe_rl.version import __version__
 
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
-OPENED = "/sessions/{session_id}/{secret}/v1"  # of a session that was opened for a trajectory
+_SESSION = "/sessions/{session_id:[^/]+}"  # an instance's id may have braces
+_OPENED = f"{_SESSION}/{{secret}}/v1"  # of a session that was opened for a trajectory
 _REPLY = Responses.path + r"/{reply_id:(?!(?:compact|input_tokens)$)[^{}/]+}"  # those are OpenAI's verbs, not here
 _CLIENT_GONE = "499"
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -96,7 +97,7 @@ class Routes:
         self._arrival_s = arrival_s
 
     def add_to(self, app: web.Application) -> None:
-        for prefix in ("/v1", "/sessions/{session_id}/v1", OPENED):
+        for prefix in ("/v1", f"{_SESSION}/v1", _OPENED):
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}{dialect.path}", partial(self.reply, dialect))
                 if dialect.count_path:
@@ -106,7 +107,7 @@ class Routes:
             app.router.add_delete(f"{prefix}{_REPLY}", self.remove_reply)
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_get("/version", self.version)
-        app.router.add_delete("/sessions/{session_id}", self.close_session)
+        app.router.add_delete(_SESSION, self.close_session)
         app.router.add_get("/health", self.health)
 
     async def reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
@@ -279,7 +280,7 @@ async def _streamed(
 ) -> web.StreamResponse:
     """A completion that is finished in one piece, as server-sent events.
 
-    Raises ApiError where nothing was sent yet, ConnectionResetError when the client went away.
+    Raises what the call raises where nothing was sent yet, ConnectionResetError when the client went away.
     """
     response = web.StreamResponse(headers=_STREAM)
     await asyncio.wait({call}, timeout=heartbeat_s)
@@ -290,10 +291,10 @@ async def _streamed(
         await asyncio.wait({call}, timeout=heartbeat_s)
     try:
         answer = _outcome(call)
-    except ApiError as error:
+    except Exception as error:
         if not response.prepared:
             raise
-        await response.write(dialect.broken_off(error))
+        await response.write(dialect.broken_off(refusal(request, error)))
     else:
         if not response.prepared:
             await response.prepare(request)

@@ -35,11 +35,12 @@ _log = logging.getLogger(__name__)
 
 
 class EngineGoneError(Exception):
-    """The engine failed before it answered; `answer` is what the client is told when no other one takes over."""
+    """The engine failed before it answered; `answer` is what the client is told when no other one takes over.
+    `held_s`: for how long the router had held the request by then."""
 
     def __init__(self, answer: ApiError) -> None:
         super().__init__(str(answer))
-        self.answer = answer
+        self.answer, self.held_s = answer, 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class Sampling:
                 return await self._answer_once(wanted, held_s)
             except EngineGoneError as gone:
                 self._metrics.retries.inc()
+                held_s = gone.held_s
                 if again == _ENGINE_TRIES - 1:
                     raise gone.answer from gone.__cause__
         raise AssertionError("the loop returns or raises")
@@ -138,6 +140,9 @@ class Sampling:
                 completion = await self._asked(wanted, placed, request_id)
                 placed.context_tokens += len(completion.token_ids)
                 placed.cached_tokens = completion.cached_tokens
+        except EngineGoneError as gone:
+            gone.held_s = held_s
+            raise
         except ExtensionFailure as error:  # of a router of somebody's own
             raise engine_failure(500, str(error)) from error
         finally:

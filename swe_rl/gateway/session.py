@@ -171,7 +171,7 @@ class Session:
         self._seen: set[Fingerprint] = set()  # of every prefix of every recorded conversation
         self._flying: Counter[Fingerprint] = Counter()  # by hash of a request: plans that did not end
         self._superseded: set[_Node] = set()
-        self._begun: tuple[Fingerprint, array[int]] = (b"", array("i"))  # a request, and how its first answer begins
+        self._begun: tuple[Fingerprint, array[int]] = (b"", array("i"))  # a request, and how its answers begin
 
     @property
     def superseded(self) -> tuple[int, int]:
@@ -236,8 +236,9 @@ class Session:
         """Of what `draft.render` gave. Every plan must end in `record` or `release`."""
         number, first = self._take_number(), self._fresh
         parent, conversation, request = draft._parent, draft._conversation, draft._conversation.hashes[-1]
-        begun_ids = self._begun[1] if self._newest is None and request == self._begun[0] else array("i")
-        delta_ids = delta_ids + begun_ids
+        begun_ids = self._begun[1] if request == self._begun[0] else array("i")
+        if draft._again is None:  # else they are in there
+            delta_ids = delta_ids + begun_ids
         prompt_ids = self._ids_of(parent).extended(delta_ids)
         retried = None if self._flying[request] else draft._again
         self._flying[request] += 1

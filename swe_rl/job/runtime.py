@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.choices import RuntimeKind, SandboxKind
+from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
@@ -82,7 +83,7 @@ def run(config: Config, folder: Path | None) -> int:
 async def _serve(config: Config, session: Session, meeting: Meeting, state: RuntimeState) -> None:
     """Raises UserError where its kind of sandbox does not work here, SandboxError when the port is taken."""
     name = secrets.token_hex(8)
-    key = meeting.key(os.environ.get(config.sandbox.runtime_key_env))
+    key = meeting.key(key_of(os.environ, config.sandbox.runtime_key_env))
     host = listen_host(config.runtime.host, os.environ)
     options = ServerOptions(
         slots=server_slots(config),

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine, EngineError, EngineState
 from swe_rl.engine.watch import watched
@@ -124,7 +125,7 @@ async def _stay(session: Session, door: Serving, state: ServeState) -> None:
 
 def key_for(host: str, environ: Mapping[str, str]) -> str | None:
     """None: whoever reaches the address may use it."""
-    return environ.get(VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    return key_of(environ, VARIABLE) or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
 def welcome(model: str, url: str, key: str | None) -> list[str]:

@@ -241,7 +241,7 @@ def wanted_sync(config: Config, environment: Mapping[str, str]) -> WeightSync:
     if shares_gpus(config):
         return WeightSync.disk if unshareable(environment) or leaves_host(config) else WeightSync.ipc
     slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
-    others = bool(config.engine.command or environment.get(VLLM_COMMAND))
+    others = bool(config.engine.command or environment.get(VLLM_COMMAND, "").strip())
     return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
 
 

@@ -43,12 +43,11 @@ from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import Beginning, SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.outcome import needs_grading, reward_of, status_of, tricks_of
+from swe_rl.rollout.outcome import GIVEN_UP, findings_of, needs_grading, reward_of, status_of, tricks_of, unanswered
 from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
 
-_GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
 _GRADE_LOG_CHARS = 2000
@@ -65,7 +64,7 @@ class _Progress:
     patch: str = ""
     patch_note: str = ""  # why there is none although something may have been changed
     grade: Grade | None = None
-    own_reward: float | None = None  # of somebody's own
+    own_reward: float | None = None  # of somebody's own, where the tests' verdict is paid
     turn_rewards: list[float] = field(default_factory=list)  # of the same
     tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
@@ -129,11 +128,10 @@ class Attempter:
             summary = await self._gateway.close_session(order.trajectory_id)
         if summary.lost:
             status, error, unknown = Status.infra_error, summary.lost, None
-        refused = _refused(summary)
-        if unknown is not None and refused is not None:
-            progress.result, status, error = unknown.result, refused, None
-        elif refused is not None and status in _GIVEN_UP:
-            status = refused  # some programs end as if they were done
+        ended = unanswered(summary)
+        if ended is not None and (unknown is not None or status in GIVEN_UP):
+            status, error = ended
+            progress.result = progress.result if unknown is None else unknown.result
         trajectory = self._trajectory(order, status, progress, error, times_s)
         _say_prefix(trajectory, order.prefix, progress)
         trajectory.num_calls = summary.num_calls
@@ -176,7 +174,6 @@ class Attempter:
         )
         paid = await self._reward.turn_rewards(attempt)
         progress.turn_rewards = [reward for turn, reward in zip(result.turns, paid, strict=False) if not turn.replayed]
-        progress.own_reward = self._reward.failure
         tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
         if rule is OutcomeReward.graded and grade is not None and not tricked:
             progress.own_reward = await self._reward.reward(attempt)
@@ -349,7 +346,8 @@ class Attempter:
         masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
         reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
         if reward is not None and self._reward is not None:
-            reward = self._reward.failure if progress.own_reward is None else progress.own_reward
+            paid = progress.own_reward is not None and outcome.reward is OutcomeReward.graded
+            reward = progress.own_reward if paid else self._reward.failure
         return Trajectory(
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
@@ -365,7 +363,7 @@ class Attempter:
             error=error or progress.patch_note or None,
             times_s=times_s,
             cheating=self._cheating(order, progress),
-            findings=_findings(grade),
+            findings=findings_of(grade),
             grade_log=grade.log_tail[-_GRADE_LOG_CHARS:] if grade and not grade.resolved else "",
         )
 
@@ -383,20 +381,6 @@ def _say_prefix(trajectory: Trajectory, prefix: Prefix | None, progress: _Progre
     if progress.mismatch is not None:  # of that turn the command can be repeated up to its last token
         trajectory.prefix_dropped = str(progress.mismatch)
         trajectory.prefix_sampled_tokens = prefix.tokens_through(progress.mismatch.turn + 1) - 1
-
-
-def _findings(grade: Grade | None) -> list[str]:
-    if grade is None:
-        return []
-    timed_out = ["timed_out"] if grade.timed_out and "timed_out" not in grade.findings else []
-    return [*grade.findings, *timed_out]
-
-
-def _refused(summary: SessionSummary) -> Status | None:
-    """What the last call of a session was refused for, where that ends a trajectory."""
-    if summary.had_all_calls:
-        return Status.step_limit
-    return Status.context_overflow if summary.overflowed else None
 
 
 async def _ready(sandbox: Sandbox, instance: Instance) -> str:

@@ -181,12 +181,12 @@ class Flow:
             group.collected = self._work.known(group.begun)
             if group.collected is not None:
                 self._completed(group)
-                continue
-            self._on_left(group.begun, self._pace.n)
-            for sample in range(self._pace.n):
-                place = Place(self.places)
-                await place.take()
-                self.start(self._attempt(group, sample, place))
+            else:
+                self._on_left(group.begun, self._pace.n)
+                for sample in range(self._pace.n):
+                    place = Place(self.places)
+                    await place.take()
+                    self.start(self._attempt(group, sample, place))
             self._on_tail(len(self._open) + self._training >= self._steps_left * self._pace.prompts)
 
     async def _attempt(self, group: _Group, sample: int, place: Place) -> None:

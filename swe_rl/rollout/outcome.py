@@ -13,6 +13,7 @@ from swe_rl.config.schema import OutcomeConfig
 from swe_rl.env.cheating.attempts import tricks_in_code
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import TRICKS, Grade
+from swe_rl.gateway.live import SessionSummary
 from swe_rl.rollout.trajectory import Status
 
 _UNSUBMITTED = {
@@ -22,6 +23,7 @@ _UNSUBMITTED = {
     Exit.FORMAT_ERRORS: Status.format_errors,
     Exit.AGENT_CRASHED: Status.agent_crashed,
 }
+GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})  # also of programs that end as if they were done
 FAILURE_REWARD = {
     RewardKind.zero_one: 0.0,
     RewardKind.plus_minus_one: -1.0,
@@ -44,6 +46,15 @@ def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
     return Status.resolved if grade is not None and grade.resolved else Status.unresolved
 
 
+def unanswered(summary: SessionSummary) -> tuple[Status, str | None] | None:
+    """What a trajectory that was given up ends as, and its error, where its last call got no answer."""
+    if summary.failed:
+        return Status.engine_error, f"its last call of the model failed: {summary.failed}"
+    if summary.had_all_calls:
+        return Status.step_limit, None
+    return (Status.context_overflow, None) if summary.overflowed else None
+
+
 def graded_reward(grade: Grade, kind: RewardKind) -> float:
     """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
     if kind is RewardKind.score and grade.score is not None:
@@ -64,6 +75,13 @@ def tricks_of(grade: Grade | None, patch: str, instance: Instance) -> list[str]:
     paid = grade.resolved or any(grade.fail_to_pass.values())
     in_code = tricks_in_code(patch, instance) if paid else []
     return [*(name for name in grade.findings if name in TRICKS), *in_code]
+
+
+def findings_of(grade: Grade | None) -> list[str]:
+    if grade is None:
+        return []
+    timed_out = ["timed_out"] if grade.timed_out and "timed_out" not in grade.findings else []
+    return [*grade.findings, *timed_out]
 
 
 def reward_of(

@@ -31,30 +31,26 @@ def last_steps(path: Path, count: int) -> dict[int, tuple[Program, ...]]:
 
 def recorded_programs(folder: RunFolder, step: int) -> tuple[Program, ...]:
     """One step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
-    from swe_rl.gateway.store.traces import TraceStore
+    from swe_rl.gateway.store.schema import read_traces
     from swe_rl.gateway.trace import whole_prompts
 
-    store = TraceStore(folder.traces_db)
     programs, prompts = [], []
-    try:
-        for record in read_jsonl(folder.trajectories(step)):
-            traces = store.traces(record["trajectory_id"])
-            turns = [
-                RecordedTurn(
-                    trace.prompt_tokens,
-                    len(trace.sampled_ids),
-                    trace.created_s - trace.queue_s - trace.prefill_s - trace.decode_s,
-                    trace.created_s,
-                )
-                for trace in traces
-            ]
-            times_s = record["times_s"]
-            boot_s, grade_s = times_s.get("boot", 0.0), times_s.get("grade", 0.0)
-            program = program_of(record["trajectory_id"], record["group_id"], turns, boot_s=boot_s, grade_s=grade_s)
-            if program is not None:
-                programs.append(program)
-                prompts.append(next(whole_prompts(traces)).tolist())
-    finally:
-        store.close()
+    for record in read_jsonl(folder.trajectories(step)):
+        traces = read_traces(folder.traces_db, record["trajectory_id"], in_use=folder.is_locked())
+        turns = [
+            RecordedTurn(
+                trace.prompt_tokens,
+                len(trace.sampled_ids),
+                trace.created_s - trace.queue_s - trace.prefill_s - trace.decode_s,
+                trace.created_s,
+            )
+            for trace in traces
+        ]
+        times_s = record["times_s"]
+        boot_s, grade_s = times_s.get("boot", 0.0), times_s.get("grade", 0.0)
+        program = program_of(record["trajectory_id"], record["group_id"], turns, boot_s=boot_s, grade_s=grade_s)
+        if program is not None:
+            programs.append(program)
+            prompts.append(next(whole_prompts(traces)).tolist())
     shared = shared_tokens(prompts)
     return tuple(replace(program, system_tokens=shared) for program in programs)

@@ -165,11 +165,13 @@ class Mismatch:
     tokens_differing: int = 0
 
     def add(self, rendered: Rendered, traces: Sequence[Trace]) -> bool:
-        """A turn differs when its sampled ids, or the context in front of them, are not the rendered ones.
+        """A turn differs when its sampled ids, or the context in front of them, are not the rendered ones. A superseded
+        reply is no turn.
 
         Returns whether any turn does.
         """
-        differing = 0
+        differing, left_out = 0, superseded(traces)
+        traces = [trace for trace in traces if trace.turn not in left_out]
         for number, (trace, prompt) in enumerate(zip(traces, whole_prompts(traces), strict=True)):
             start, end = rendered.spans[number] if number < len(rendered.spans) else (0, 0)
             same_context = np.array_equal(rendered.token_ids[:start], prompt)

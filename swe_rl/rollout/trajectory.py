@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -46,9 +46,10 @@ class TrajectoryId:
     attempt: int
 
     @classmethod
-    def parse(cls, name: str) -> "TrajectoryId | None":
-        """None for a session of somebody else's."""
-        parts = re.fullmatch(r"(.+?)\.([0-9]+)\.(.+)\.([0-9]+)\.([0-9]+)", name, re.DOTALL)
+    def parse(cls, name: str, splits: Collection[str] = ()) -> "TrajectoryId | None":
+        """None for a session of somebody else's. `splits`: those of the run, as `v1.0` has dots and numbers, too."""
+        known = "".join(f"{re.escape(split)}|" for split in sorted(splits, key=len, reverse=True))
+        parts = re.fullmatch(rf"({known}.+?)\.([0-9]+)\.(.+)\.([0-9]+)\.([0-9]+)", name, re.DOTALL)
         return parts and cls(parts[1], int(parts[2]), parts[3], int(parts[4]), int(parts[5]))
 
     def __str__(self) -> str:

@@ -306,7 +306,8 @@ class Rollouts:
         if evaluation:
             self.session.folder.eval_trajectories(step).unlink(missing_ok=True)
         remove_left(self.session.folder.rows_folder)
-        ids = [parsed for name in self.parts.store.sessions() if (parsed := TrajectoryId.parse(name))]
+        splits = self._config.env.split, f"{EVALUATION}{self._config.env.eval_split}"
+        ids = [parsed for name in self.parts.store.sessions() if (parsed := TrajectoryId.parse(name, splits))]
         half = step if evaluation else step + 1  # from here on evaluations go, too
         late = {id for id in ids if (id.step >= half if id.is_evaluation else id.step > step)}
         if trained is not None:

@@ -7,7 +7,6 @@ Invariants:
 - Of a hub's model only what is in this machine's cache is used; nothing is fetched.
 """
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.algo.row import Logprobs, Row
 from swe_rl.config.schema import ModelConfig
-from swe_rl.gateway.store.schema import SELECT, from_rows
+from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.trace import Trace, TraceStoreError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.load import ModelError, locate
@@ -111,20 +110,12 @@ def rows_of(folder: RunFolder, record: Record) -> tuple[list[Row], str]:
 
 def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
     """Those that are committed; none without a file. Raises ViewError."""
-    path = folder.traces_db
-    if not path.is_file():
+    if not folder.traces_db.is_file():
         return []
     try:
-        # Where nobody writes, a file in a folder that is read-only can be opened all the same.
-        written = folder.is_locked() or path.with_name(f"{path.name}-wal").exists()
-        quiet = "" if written else "&immutable=1"
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
-        try:
-            return from_rows(connection.execute(SELECT, (session_id,)).fetchall())
-        finally:
-            connection.close()
-    except (sqlite3.Error, TraceStoreError, ValueError) as error:
-        raise ViewError(f"{path.name} cannot be read: {error}. It may be of an older version.") from error
+        return read_traces(folder.traces_db, session_id, in_use=folder.is_locked())
+    except TraceStoreError as error:
+        raise ViewError(str(error)) from error
 
 
 def _trajectory(record: Record) -> Trajectory:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.choices import EngineKind, LogprobsMode
+from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config, EngineConfig, ModelConfig, RolloutConfig
-from swe_rl.engine.external import ExternalServerError, api_key, external_engines
+from swe_rl.engine.external import ExternalServerError, external_engines
 from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, EngineState, LossTeller, SamplingParams
 from swe_rl.engine.server.features import ServerRefusedError, needs
@@ -31,9 +32,9 @@ async def test_two_servers_with_a_key():
 
 
 def test_keys():
-    assert api_key({"VLLM_API_KEY": "a", "OPENAI_API_KEY": "b"}) == "a"
-    assert api_key({"VLLM_API_KEY": "", "OPENAI_API_KEY": "b"}) == "b"
-    assert api_key({}) is None
+    assert key_of({"VLLM_API_KEY": "a\n", "OPENAI_API_KEY": "b"}, *SERVER_KEYS) == "a"
+    assert key_of({"VLLM_API_KEY": " ", "OPENAI_API_KEY": "b\r\n"}, *SERVER_KEYS) == "b"
+    assert key_of({}, *SERVER_KEYS) is None
 
 
 def test_no_address():

@@ -59,9 +59,10 @@ def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(top_p, top
         assert all(logprob == plain[token].item() for token, logprob in by_token.items())  # to the bit, as ever
 
 
-def test_greedy_takes_the_largest_and_reports_temperature_one():
-    logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
-    tokens, logprobs = sample(logits, batch(20, temperature=0.0))
+@pytest.mark.parametrize("temperature", [0.0, 1e-45, 1e-38, 1e-31])
+def test_greedy_takes_the_largest_and_reports_temperature_one(temperature):
+    logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(0)) * 10
+    tokens, logprobs = sample(logits, batch(20, temperature=temperature))
     assert tokens == logits.argmax(-1).tolist()
     assert logprobs == logits.log_softmax(-1).max(-1).values.tolist()
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from swe_rl.engine.vllm.arguments import NoVllmError, complete, vllm_command
+from swe_rl.engine.vllm.arguments import NoVllmError, command_of, vllm_command
+from swe_rl.errors import UserError
 
 API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 
@@ -20,13 +21,18 @@ API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
     ],
 )
 def test_the_variable(words, expected):
-    assert vllm_command({"SWE_RL_VLLM_COMMAND": words}) == expected == complete(words.split())
+    assert vllm_command({"SWE_RL_VLLM_COMMAND": words}) == expected == command_of("engine.command", words)
+
+
+def test_what_no_shell_could_read():
+    with pytest.raises(UserError, match=r'SWE_RL_VLLM_COMMAND=python "x is no command: No closing quotation'):
+        vllm_command({"SWE_RL_VLLM_COMMAND": 'python "x'})
 
 
 def test_none_at_all(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NoVllmError, match="SWE_RL_VLLM_COMMAND"):
-        vllm_command({"PATH": str(tmp_path)})
+        vllm_command({"PATH": str(tmp_path), "SWE_RL_VLLM_COMMAND": "  "})
     program = tmp_path / "vllm"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

@@ -13,7 +13,7 @@ from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.session import SessionSettings
 from tests.gateway.test_gateway_tokens import body as token_body
 
-ID = "train.1.calc__calc-1.0.0"
+ID = "train.1.calc__{calc}-1.0.0"
 PINNED = SessionSettings(max_turn_tokens=32, max_trajectory_tokens=1500)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Fix the bug."}]}
 WRONG = "x" * 43
@@ -147,12 +147,15 @@ async def test_the_secret_is_in_no_log_trace_or_state(serve, says, renderer, tmp
         own = gateway.session_url(ID)
         secret = urlsplit(own).path.split("/")[3]
         assert (await call("POST", f"{own}/chat/completions", json=CHAT))[0] == 200
+        nothing, not_allowed = await call("POST", f"{own}/embeddings"), await call("GET", f"{own}/chat/completions")
+        assert (nothing[0], not_allowed[0]) == (404, 405) and b"/sessions/.../v1/embeddings" in nothing[1]
         await store.flush()
         _, metrics = await call("GET", f"{url.removesuffix('/v1')}/metrics")
-        seen = [metrics.decode(), repr(gateway.router_state()), repr(gateway._sessions.all()), repr(store.traces(ID))]
+        seen = [nothing[1].decode(), not_allowed[1].decode(), metrics.decode()]
+        seen += [repr(gateway.router_state()), repr(gateway._sessions.all()), repr(store.traces(ID))]
         monkeypatch.setattr(renderer, "decode", lambda ids: 1 / 0)
         status, said = await call("POST", f"{own}/chat/completions", json=CHAT)
         assert status == 500 and any("failed" in record.message for record in caplog.records)
         seen += [said.decode(), caplog.text]
     seen += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(seen) >= 7 and not [text for text in seen if secret in text]
+    assert len(seen) >= 9 and not [text for text in seen if secret in text]

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.gateway.routes import DIALECTS, OPENED
+from swe_rl.gateway.routes import DIALECTS
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.sandbox.door import FORWARDED, Doorway
 from swe_rl.sandbox.protocol import Door
@@ -17,6 +17,7 @@ from swe_rl.sandbox.protocol import Door
 PINNED = SessionSettings(max_turn_tokens=64, max_trajectory_tokens=1500)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Fix the bug."}]}
 ASKED = CHAT | {"input": "Fix the bug."}  # in every dialect
+OPENED = "/sessions/{session_id}/{secret}/v1"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -48,7 +49,7 @@ async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says
         assert taken == FORWARDED | BY_ID
         gateway.open_session("a/b", PINNED)
         own = urlsplit(gateway.session_url("a/b")).path
-        paths = {path.replace("/sessions/{session_id}/{secret}/v1", own) for _, path in routes}
+        paths = {path.replace(OPENED, own) for _, path in routes}
         paths = {path.replace("{session_id}", "a%2Fb") for path in paths}
         paths |= {f"/v1{suffix}" for _, suffix in FORWARDED} | {"/nothing"}
         async with behind_a_door(gateway, "a/b", tmp_path / "door") as (http, base):

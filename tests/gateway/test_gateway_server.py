@@ -115,6 +115,22 @@ async def test_an_error_after_a_heartbeat_is_an_event(serve, says):
     assert '"session_closed"' in text and text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("error", [TraceStoreError("disk full"), LookupError("of ours")])
+async def test_so_is_one_of_the_store_or_of_ours(serve, says, monkeypatch, error):
+    async def fails(trace):
+        raise error
+
+    async with serve(ScriptedEngine(says("slow"), token_delay_s=0.05), heartbeat_s=0.02) as (_, store, url):
+        monkeypatch.setattr(store, "append_async", fails)
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as http,
+            http.post(f"{url}/chat/completions", json=body(stream=True)) as response,
+        ):
+            text = await response.text()
+    said = "disk full" if isinstance(error, TraceStoreError) else "The gateway failed: LookupError."
+    assert said in text and text.endswith("data: [DONE]\n\n") and "HTTP/1.1" not in text
+
+
 async def test_tool_calls_over_two_turns_are_one_chain(serve, renderer):
     replies = [
         renderer.reply({"role": "assistant", "content": "I look.", "tool_calls": [CALL, CALL]}),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.gateway.session import Session
+from swe_rl.gateway.session import Beginning, Session
 from swe_rl.gateway.trace import Break, Trace, superseded
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -310,6 +310,17 @@ def test_a_repeat_in_an_older_chain_is_not_taken_for_the_newest(client):
     _, recorded = client.ask([SYSTEM, USER, first, user("x")])
     assert recorded.break_kind is Break.branch
     client.check()
+
+
+def test_an_answer_that_was_begun_begins_alike_for_whoever_asks_again(renderer):
+    session, ids = Session(renderer), renderer.reply(said("make"))
+    session.replay(Beginning([SYSTEM, USER], (), ids[:3]))
+    first = session.plan_turn([SYSTEM, USER])
+    session.record(first, ids[3:], said("make"))
+    again = session.plan_turn([SYSTEM, USER])
+    assert list(again.prompt_ids) == list(first.prompt_ids) == renderer.start([SYSTEM, USER]) + ids[:3]
+    assert list(again.begun_ids) == list(first.begun_ids) == ids[:3] and again.break_kind is Break.duplicate
+    assert not session.plan_turn([user("sub-agent")]).begun_ids
 
 
 _sampled = st.lists(st.integers(9, 399), min_size=1, max_size=6)

@@ -150,6 +150,14 @@ async def test_a_reply_is_gone_on_from_over_any_connection(serve, says):
         await store.flush()
         (name,) = store.sessions()
         assert [trace.base_turn for trace in store.traces(name)] == [None, 0, 1]
+        items = [{"role": "user", "content": "Begin."}, {"type": "item_reference", "id": reply.output[0].id}]
+        await second.responses.create(model="tiny", input=[*items, USER])
+        await store.flush()
+        assert store.sessions() == [name] and len(store.traces(name)) == 4
+        assert (await second.responses.retrieve(reply.id)).id == reply.id
+        await second.responses.delete(reply.id)
+        with pytest.raises(APIStatusError, match="not found"):
+            await first.responses.retrieve(reply.id)
         await first.close()
         await second.close()
 

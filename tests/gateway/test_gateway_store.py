@@ -286,6 +286,16 @@ def test_a_full_disk_surfaces_and_nothing_hangs(tmp_path):
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("name", ["plain", "my share"])
+def test_a_network_file_system_is_known_by_its_mount(tmp_path, monkeypatch, name):
+    folder, read = tmp_path / name, Path.read_text
+    shown = f"overlay / overlay rw 0 0\nfs:/x {str(folder).replace(' ', chr(92) + '040')} nfs4 rw 0 0\n"
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **how: shown if str(path) == "/proc/mounts" else read(path, **how)
+    )
+    assert schema._on_network(folder / "traces.db") and not schema._on_network(tmp_path / "traces.db")
+
+
 async def test_a_bad_trace_surfaces_at_the_next_flush(tmp_path):
     store = TraceStore(tmp_path / "traces.db")
     store.append(trace(turn=0))

@@ -100,6 +100,7 @@ def test_never_more_than_what_passed(spans):
 
 async def test_the_routers_hold_is_waited_and_sampling_is_not(make_door):
     engine = ScriptedEngine(lambda prompt: [300] * 4, token_delay_s=0.05)
+    engine.fail_next(EngineError("it died"))
     door = make_door(engine)
     door.placement.start()
     engine.on_change(False)
@@ -110,6 +111,7 @@ async def test_the_routers_hold_is_waited_and_sampling_is_not(make_door):
     engine.on_change(True)
     await call
     assert live <= door.sessions.waited_s("s") < live + 0.1
+    assert door.live.times_s["queue"] >= 0.25, "also of the try that came to nothing"
     assert door.sessions.waited_s("nobody") == 0.0
 
 
@@ -143,11 +145,14 @@ async def test_after_an_error_of_ours_a_client_backs_off_and_after_its_own_it_do
     before = door.sessions.waited_s("s")
     await asyncio.sleep(0.1)
     assert door.sessions.waited_s("s") - before >= 0.09
+    assert "it died" in door.live.summary().failed
     call = asyncio.create_task(asyncio.sleep(0))
     door.sessions.began(door.live, call)
     after = door.sessions.waited_s("s")
     await asyncio.sleep(0.05)
     assert door.sessions.waited_s("s") == after
+    await door.ask()
+    assert door.live.summary().failed == "", "a later call was answered"
 
 
 async def test_a_call_that_is_refused_for_load_is_backed_off_from(serve, says):
@@ -159,6 +164,7 @@ async def test_a_call_that_is_refused_for_load_is_backed_off_from(serve, says):
             assert answer.status == 503
         await asyncio.sleep(0.2)
         assert 0.2 <= gateway.waited_s("s") < 1.0
+        assert gateway._sessions.all()[0].summary().failed
         gateway.resume()
         async with http.post(url, json={"messages": [USER]}) as answer:
             assert answer.status == 200

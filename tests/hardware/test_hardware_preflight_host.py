@@ -214,7 +214,7 @@ def test_a_model_is_known_by_what_its_name_stands_for():
 
 
 def test_the_key_goes_to_the_server_and_nowhere_else():
-    system = ScriptedSystem(environment={"OPENAI_API_KEY": "sk-of-mine"}, servers=serving(status=403))
+    system = ScriptedSystem(environment={"OPENAI_API_KEY": "sk-of-mine\n"}, servers=serving(status=403))
     found = list(servers.engines(external(), system))
     assert system.questions[0].headers == {"Authorization": "Bearer sk-of-mine"}
     assert "refuses the key" in found[0].message and "sk-of-mine" not in repr(found)

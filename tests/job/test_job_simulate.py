@@ -131,11 +131,13 @@ def recorded(tmp_path):
 TURNS = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
 
 
-def test_a_recorded_step_is_read(recorded):
+def test_a_recorded_step_is_read_and_its_folder_is_not_written(recorded):
+    before = {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")}
     assert recorded_programs(recorded, 1) == (
         Program("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
         Program("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
+    assert {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")} == before
 
 
 def test_a_run_is_simulated_and_planned_in_place_of_the_workload(recorded, capsys):

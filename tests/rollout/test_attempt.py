@@ -13,8 +13,8 @@ import pytest
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
-from swe_rl.config.choices import ExtensionKind, RolloutMode, TrickPolicy
-from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.config.choices import ExtensionKind, OutcomeReward, RolloutMode, TrickPolicy
+from swe_rl.config.schema import EnvConfig, OutcomeConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.protocol import Grade, GradeError, Limits
@@ -290,23 +290,44 @@ async def test_an_attempt_without_submission(attempt, config, end, status):
     assert (used.trajectory.trained, used.trajectory.in_baseline) == (rule.trained, rule.in_baseline)
 
 
-@pytest.mark.parametrize(("overflowed", "status"), [(True, Status.context_overflow), (False, Status.infra_error)])
-async def test_a_program_s_unknown_end_is_an_overflow_where_the_gateway_saw_that(attempt, overflowed, status):
+@pytest.mark.parametrize(
+    ("ended", "status", "words"),
+    [
+        ({"overflowed": True}, Status.context_overflow, None),
+        ({"failed": "Engine e0 failed"}, Status.engine_error, "its last call of the model failed: Engine e0 failed"),
+        ({}, Status.infra_error, "status 1"),
+    ],
+)
+async def test_a_program_s_unknown_end_is_what_the_gateway_saw(attempt, ended, status, words):
     result = AgentResult(Exit.CONTEXT_OVERFLOW, [Turn(0, "", "x", "boom")])
-    used = await attempt(EndingAgent(UnknownEndError("status 1", result)), gateway=FakeGateway(overflowed=overflowed))
-    assert used.trajectory.status is status and (used.trajectory.error is None) is overflowed
-    assert bool(used.trajectory.turns) is overflowed
+    used = await attempt(EndingAgent(UnknownEndError("status 1", result)), gateway=FakeGateway(**ended))
+    assert (used.trajectory.status, used.trajectory.error, bool(used.trajectory.turns)) == (status, words, bool(ended))
 
 
 @pytest.mark.parametrize("refused", [Status.context_overflow, Status.step_limit])
 @pytest.mark.parametrize("resolved", [True, False])
-async def test_a_program_that_ends_well_after_a_refused_call_is_done_where_its_tests_pass(attempt, resolved, refused):
+async def test_a_program_that_ends_well_after_a_refused_call_is_done_where_its_tests_pass(
+    attempt, config, resolved, refused
+):
     env = FakeEnv(Grade(resolved, True, {"t::a": resolved}, {"t::b": True}))
     overflowed = refused is Status.context_overflow
-    gateway = FakeGateway(overflowed=overflowed, had_all_calls=not overflowed)
-    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=gateway)
+    ended = {"overflowed": overflowed, "had_all_calls": not overflowed}
+    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(**ended))
     assert used.trajectory.status is (Status.resolved if resolved else refused) and used.trajectory.error is None
     assert len(used.env.graded) == 1 and used.trajectory.reward == float(resolved)
+    rules = config.rollout.outcomes | {refused.value: OutcomeConfig(OutcomeReward.failure)}
+    paid = {"rollout": dataclasses.replace(config.rollout, outcomes=rules), "reward": own(Pays(0.625))}
+    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(**ended), **paid)
+    assert used.trajectory.reward == (0.625 if resolved else -3.0), "by the rule of the status that it ends in"
+
+
+@pytest.mark.parametrize("diff", [DIFF, ""])
+async def test_a_program_that_ends_well_after_a_call_that_failed_is_infrastructure(attempt, diff):
+    env, gateway = FakeEnv(Grade(False, True)), FakeGateway(failed="Engine e0 failed: it died")
+    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=gateway, respond=lambda command: diff)
+    one = used.trajectory
+    assert one.status is Status.engine_error and "Engine e0 failed: it died" in one.error
+    assert (one.reward, one.trained, one.in_baseline) == (None, False, False)
 
 
 async def test_a_program_s_turns_are_counted_by_the_gateway(attempt, config):

@@ -226,6 +226,18 @@ def test_a_group_that_was_complete_before_is_not_sampled_again():
     assert again.begun == [1, 2, 4, 5] and again.kept.count(0) == 0
 
 
+def test_the_tail_is_told_where_the_last_group_was_complete_before():
+    pace, tails = Pace(n=1, concurrency=4, prompts=2, ahead=0), []
+    known = {1: run(train(Agents(), pace, 1))[0].collected}
+
+    async def go():
+        async with Flow(GroupOrder(PromptSampler(9, 0), 2), Agents(known=known), pace, 1, tails.append).flowing():
+            await asyncio.sleep(0.01)
+
+    run(go())
+    assert tails == [False, True]
+
+
 def test_it_goes_on_where_another_one_stopped():
     """The order of a step, given to a new flow: all groups once, under the same instances."""
     pace, first = Pace(n=1, concurrency=9, prompts=3, ahead=2), Agents(5)

@@ -1,10 +1,12 @@
 """The mismatch of rendering again is measured turn by turn and token by token."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.gateway.trace import Trace
+from swe_rl.gateway.trace import Break, Trace
 from swe_rl.rollout.rows import Mismatch, Rendered
 
 ids = st.lists(st.integers(0, 99), min_size=1, max_size=6).map(tuple)
@@ -61,6 +63,17 @@ def test_turns_that_were_not_rendered_differ_whole(parts):
     mismatch = Mismatch()
     mismatch.add(Rendered(rendered.token_ids, rendered.spans[:-1]), traces)
     assert mismatch.turns_differing == 1 and mismatch.tokens_differing == len(traces[-1].sampled_ids)
+
+
+@given(turns, st.data())
+def test_a_reply_that_a_retry_superseded_is_no_turn(parts, data):
+    rendered, traces = session(parts)
+    turn = data.draw(st.integers(0, len(parts) - 1))
+    again = [replace(trace, turn=trace.turn + 1, chain=1) for trace in traces[turn:]]
+    again[0] = replace(again[0], break_kind=Break.duplicate)
+    mismatch = Mismatch()
+    mismatch.add(rendered, [*traces[:turn], replace(traces[turn], sampled_ids=(7, 7)), *again])
+    assert set(mismatch.rates().values()) == {0.0} and mismatch.turns == len(parts)
 
 
 @given(turns)

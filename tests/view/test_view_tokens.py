@@ -105,12 +105,22 @@ def test_a_damaged_store(folder, traced, config, content):
         token_page(folder, config, traced, 0, 0)
 
 
-def test_a_store_of_an_older_version_is_not_touched(folder, traced, config):
-    with sqlite3.connect(folder.traces_db) as connection:
-        connection.execute("ALTER TABLE traces DROP COLUMN routes")
-    connection.close()
-    with pytest.raises(ViewError, match="older version"):
-        token_page(folder, config, traced, 0, 0)
+def test_a_store_of_an_older_version_is_read_and_not_touched(folder, traced, config):
+    now = token_page(folder, config, traced, 0, 0)
+    for version, column in ((4, "routes"), (3, "routes"), (2, "weight_versions"), (1, "held_s")):
+        with sqlite3.connect(folder.traces_db) as connection:
+            if version < 4:
+                connection.execute(f"PRAGMA user_version = {version}")
+            if version != 3:
+                connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
+        connection.close()
+        before = folder.traces_db.read_bytes()
+        if version == 4:  # which has one
+            with pytest.raises(ViewError, match="another version"):
+                token_page(folder, config, traced, 0, 0)
+        else:
+            assert token_page(folder, config, traced, 0, 0) == now
+        assert folder.traces_db.read_bytes() == before
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "nobody/nothing", "builtin:unknown", "../x y", None, 7])

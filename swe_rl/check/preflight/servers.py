@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
+from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
 from swe_rl.host.program import Unanswered
@@ -28,7 +29,6 @@ _BUILTIN = "builtin:"
 _RAY_S = 9.0
 _RAY = "hardware.ray_address"
 _RAY_QUESTION = "swe_rl.hardware.ray_cluster"
-_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
 
 
 def engines(config: Config, system: System) -> Iterator[Finding]:
@@ -46,7 +46,7 @@ def engines(config: Config, system: System) -> Iterator[Finding]:
 def _engine(
     config: Config, system: System, url: str, address: str, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
-    key = next((environment[name] for name in _KEYS if environment.get(name)), None)
+    key = key_of(environment, *SERVER_KEYS)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = system.http(HttpQuestion(f"{address}/models", headers=headers, timeout_s=SERVER_S))
@@ -55,7 +55,7 @@ def _engine(
         yield _bad_engine(url, f"does not answer: {reason}", "start the server, or correct engine.urls")
         return
     if answer.status in (401, 403):
-        how = "refuses the key of " + " or ".join(_KEYS) if key else "wants a key"
+        how = "refuses the key of " + " or ".join(SERVER_KEYS) if key else "wants a key"
         yield _bad_engine(url, f"{how} (status {answer.status})", "export OPENAI_API_KEY=the server's key")
     elif answer.status != 200:
         message = f"{address}/models answers with status {answer.status}"
@@ -108,7 +108,8 @@ def runtime(config: Config, system: System) -> Iterator[Finding]:
         return
     variable = config.sandbox.runtime_key_env
     if url := config.sandbox.runtime_url:
-        yield from _runtime_at(config, system, url, job_environment(config, system).get(variable), f"export {variable}")
+        key = key_of(job_environment(config, system), variable)
+        yield from _runtime_at(config, system, url, key, f"export {variable}")
     elif folder := config.runtime.shared_dir:
         yield from _runtime_met(config, system, folder.rstrip("/"))
 

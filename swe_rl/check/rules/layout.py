@@ -163,7 +163,7 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
     if (
         engine.kind == EngineKind.vllm
         and uses_no_gpu(layout)
-        and not (engine.command or host.environment.get(VLLM_COMMAND))
+        and not (engine.command or host.environment.get(VLLM_COMMAND, "").strip())
     ):
         yield error(
             "engine_kind",

@@ -178,12 +178,12 @@ class NoVllmError(UserError):
 
 
 def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """SWE_RL_VLLM_COMMAND, or this interpreter's vLLM, or the one on PATH. Raises NoVllmError.
+    """SWE_RL_VLLM_COMMAND, or this interpreter's vLLM, or the one on PATH. Raises UserError.
 
     The variable may name an interpreter, `vllm`, or a whole command.
     """
-    if environ.get(VLLM_COMMAND):
-        return complete(shlex.split(environ[VLLM_COMMAND]))
+    if command := command_of(VLLM_COMMAND, environ.get(VLLM_COMMAND, "")):
+        return command
     if importlib.util.find_spec("vllm") is not None:
         return (sys.executable, *(_SERVE if _is_installed("vllm") else _API_SERVER))
     program = shutil.which("vllm", path=environ.get("PATH"))
@@ -195,8 +195,17 @@ def vllm_command(environ: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def complete(words: list[str]) -> tuple[str, ...]:
-    """A bare interpreter or a bare `vllm` with what is missing to start a server."""
+def command_of(key: str, text: str) -> tuple[str, ...]:
+    """A bare interpreter or a bare `vllm` gets what is missing to start a server; nothing is no command.
+
+    Raises UserError for what no shell could read.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{key}={text} is no command: {error}. Quote it as for a shell, or leave it out") from error
+    if not words:
+        return ()
     last = PurePath(words[-1]).name
     if last.startswith("python"):
         # The CPU build is another distribution, which `vllm serve` does not accept; its API server does.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Record
 from swe_rl.engine.server.client import HttpClient
@@ -173,7 +174,7 @@ def vllm_engines(
     model_path = locate(config.model)
     if not placed and Path(model_path).is_dir():
         model_path = str(untied_copy(Path(model_path), folders.scratch / "untied"))
-    key = environ.get("VLLM_API_KEY") or secrets.token_hex(16)
+    key = key_of(environ, "VLLM_API_KEY") or secrets.token_hex(16)
     plan = _Plan(config, folders, options, environ, key, say, weights, _extension(config, folders.weights), nodes)
     makers = [_maker(plan, index, placed[index] if placed else (), home_node) for index in range(config.layout.engines)]
     return [

@@ -75,7 +75,7 @@ class Responses(Dialect):
         _refuse_unsupported(body)
         tools = [] if body.get("tool_choice") == "none" else read_tools(_flat(body.get("tools")), _tool)
         program_id, previous_id = program_of(body), body.get("previous_response_id")
-        session = program_id or session_of(_gone_on_from(body))
+        session = program_id or session_of(gone_on_from(body))
         messages = messages_of(body.get("input"), _replied(arrived, session))
         before = _before(arrived, session, previous_id)
         instructions = body.get("instructions")
@@ -164,7 +164,7 @@ def _before(arrived: Arrived, program_id: str | None, previous_id: Any) -> Seque
     return before
 
 
-def _gone_on_from(body: Mapping[str, Any]) -> Any:
+def gone_on_from(body: Mapping[str, Any]) -> Any:
     """The id of a reply that this request goes on from, or has an item of."""
     if body.get("previous_response_id") is not None:
         return body["previous_response_id"]

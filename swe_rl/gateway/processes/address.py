@@ -20,7 +20,7 @@ from aiohttp import web
 from yarl import URL
 
 from swe_rl.gateway.callers import Middleware, body_of
-from swe_rl.gateway.dialects.responses import session_of
+from swe_rl.gateway.dialects.responses import gone_on_from, session_of
 from swe_rl.gateway.errors import Handler, unavailable
 from swe_rl.gateway.processes.link import Head
 from swe_rl.gateway.request import program_named
@@ -29,7 +29,7 @@ _STATE = frozenset({"/metrics", "/router/state"})  # the driver has it
 _NOT_PASSED_ON = frozenset({"host", "origin", "connection", "keep-alive", "transfer-encoding", "content-length", "te"})
 _CONNECT_S = 10.0
 _ANONYMOUS = "anonymous-"
-_BY_REPLY = b'"previous_response_id"'
+_BY_REPLY = b'"previous_response_id"', b'"item_reference"'
 _PROGRAM = b'"program_id"'
 
 
@@ -98,6 +98,8 @@ class SharedAddress:
         """The session that a request names, by its route's rules; None for one that names none."""
         if "session_id" in request.match_info:
             return request.match_info["session_id"]
+        if "reply_id" in request.match_info:
+            return session_of(request.match_info["reply_id"]) or request.headers.get("X-Program-Id") or None
         raw = await body_of(request, self._arrival_s) if request.method == "POST" else b""
         return _program(raw) or request.headers.get("X-Program-Id") or None
 
@@ -128,7 +130,7 @@ def _begins(request: web.Request) -> bool:
 
 def _program(raw: bytes) -> str | None:
     """As a dialect's parser finds it. A body is parsed only where it has the words, and not at its begin or end."""
-    by_reply = _BY_REPLY in raw
+    by_reply = any(words in raw for words in _BY_REPLY)
     times = raw.count(_PROGRAM)
     if not times and not by_reply:
         return None
@@ -141,7 +143,7 @@ def _program(raw: bytes) -> str | None:
     if not isinstance(body, dict):
         return None
     named = body.get("program_id")
-    return named if isinstance(named, str) and named else session_of(body.get("previous_response_id"))
+    return named if isinstance(named, str) and named else session_of(gone_on_from(body))
 
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ Invariants:
   numbers of the experts. NULL: not known.
 """
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,12 +42,12 @@ CREATE TABLE traces (
     PRIMARY KEY (session_id, turn)
 )
 """
-# By version: what makes the next one of it. Traces of version 1 do not tell how long they were held: 0. Those of
-# version 2 have one weight version each, those of version 3 no routes.
+# By version: the column that makes the next one of it, its kind, and what it is until then. Traces of version 1 do not
+# tell how long they were held: 0. Those of version 2 have one weight version each, those of version 3 no routes.
 _UPGRADES = {
-    1: "ALTER TABLE traces ADD COLUMN held_s REAL NOT NULL DEFAULT 0",
-    2: "ALTER TABLE traces ADD COLUMN weight_versions BLOB",
-    3: "ALTER TABLE traces ADD COLUMN routes BLOB",
+    1: ("held_s", "REAL NOT NULL DEFAULT 0", "0"),
+    2: ("weight_versions", "BLOB", "NULL"),
+    3: ("routes", "BLOB", "NULL"),
 }
 _IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _SIZES = np.dtype("<u2")  # before the routes
@@ -71,6 +72,24 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def read_traces(path: Path, session_id: str, *, in_use: bool) -> list[Trace]:
+    """Those that are committed, in a file of any known version: nothing is made, upgraded or written. `in_use`: by a
+    run that goes on. Raises TraceStoreError."""
+    try:
+        # Where nobody writes, a file in a folder that is read-only can be opened all the same.
+        quiet = "" if in_use or path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
+        try:
+            select, version = SELECT, _version(connection)
+            for before, (column, _, value) in _UPGRADES.items():
+                select = select.replace(column, value) if version <= before else select
+            return from_rows(connection.execute(select, (session_id,)).fetchall())
+        finally:
+            connection.close()
+    except (sqlite3.Error, ValueError) as error:
+        raise TraceStoreError(f"{path.name} cannot be read: {error}. It may be of another version.") from error
 
 
 def unusable(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
@@ -112,7 +131,8 @@ def _upgrade(connection: sqlite3.Connection) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     while (version := _version(connection)) != VERSION:
-        connection.execute(_UPGRADES[version])
+        column, kind, _ = _UPGRADES[version]
+        connection.execute(f"ALTER TABLE traces ADD COLUMN {column} {kind}")
         connection.execute(f"PRAGMA user_version = {version + 1}")
     connection.execute("COMMIT")
 
@@ -128,7 +148,7 @@ def _on_network(path: Path) -> bool:
         return False
     folder, best, kind = path.resolve().parent, "", ""
     for line in mounts.splitlines():
-        fields = line.split()
+        fields = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in line.split()]
         if len(fields) > 2 and folder.is_relative_to(fields[1]) and len(fields[1]) >= len(best):
             best, kind = fields[1], fields[2]
     return kind.startswith(_NETWORK_FILE_SYSTEMS)

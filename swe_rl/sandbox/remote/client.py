@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from swe_rl.config.environment import key_of
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox.archive import digest_of
@@ -47,7 +48,7 @@ class RuntimeClient:
             raise UserError("sandbox.kind=remote needs sandbox.runtime_url=http://HOST:PORT")
         self.url = config.runtime_url.rstrip("/")
         self._headers = {wire.RUN_HEADER: secrets.token_hex(8)}
-        if key := key or os.environ.get(config.runtime_key_env):
+        if key := key or key_of(os.environ, config.runtime_key_env):
             self._headers[wire.KEY_HEADER] = key
         self._pause_s = pause_s
         self._session: aiohttp.ClientSession | None = None

@@ -23,6 +23,7 @@ from typing import Any
 
 import aiohttp
 
+from swe_rl.config.environment import key_of
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.base import TIMEOUT_EXIT, BaseProvider, BaseSandbox, refused_result
@@ -133,7 +134,7 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
         super().__init__(config)
         self._url = config.runtime_url.rstrip("/")
         self._poll_s = poll_s
-        key = os.environ.get(config.runtime_key_env)
+        key = key_of(os.environ, config.runtime_key_env)
         self._headers = {"X-API-Key": key} if key else {}
         self._session: aiohttp.ClientSession | None = None
         self._runtimes: dict[OpenHandsSandbox, str] = {}
