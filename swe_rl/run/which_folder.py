@@ -59,10 +59,14 @@ def _named(config: Config, fresh: Path) -> RunFolder | None:
     status = RunFolder(Path(choice)).status()
     if status is None:
         raise UserError(f"trainer.resume={choice} is not the folder of a run (it has no readable status.json)")
-    if not status.is_of(digest, job):
-        other = "another configuration" if status.config_hash != digest else f"job={status.job}, and this is job={job}"
+    if status.config_hash != digest:
         raise UserError(
-            f"trainer.resume={choice} was run with {other} (see its config.yaml); resume it with the same overrides, "
+            f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
+            "same overrides, or start anew with trainer.resume=none"
+        )
+    if not status.is_of(digest, job):
+        raise UserError(
+            f"trainer.resume={choice} is a run of job={status.job}, and this is job={job}: resume it with its own job, "
             "or start anew with trainer.resume=none"
         )
     return RunFolder(Path(choice))

@@ -192,7 +192,7 @@ def test_a_run_is_continued_by_its_own_job_only(make, fresh, older):
     assert choose_folder(make("job=eval", named, "trainer.resume=auto"), fresh("a"))[1] is older
     assert choose_folder(make("trainer.resume=auto"), fresh("b"))[1]
     if not older:
-        with pytest.raises(UserError, match="was run with job=train, and this is job=eval"):
+        with pytest.raises(UserError, match="is a run of job=train, and this is job=eval"):
             choose_folder(make("job=eval", named, f"trainer.resume={old}"), fresh("c"))
         with pytest.raises(UserError, match="earlier run"):
             choose_folder(make("job=eval", named, "trainer.resume=auto"), old)
