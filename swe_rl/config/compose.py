@@ -73,6 +73,7 @@ class Composed:
     origins: Origins
     launcher_settings: dict[str, Any] = field(default_factory=dict)
     sweep_subdir: str = ""
+    sweep_dir: str = ""  # resolved: a time in it is that of this composition
 
 
 def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
@@ -172,6 +173,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(launcher)),
         launcher_settings=launcher,
         sweep_subdir=str(sweep["subdir"]),
+        sweep_dir=str(hydra.sweep.dir),
     )
 
 
