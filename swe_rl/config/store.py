@@ -60,7 +60,7 @@ def if_equal(value: Any, known: Any, then: Any, otherwise: Any) -> Any:
 
 
 def from_home(path: str) -> str:
-    """`${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it. Files and quotes keep it."""
+    """`${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it; quotes keep it."""
     with suppress(RuntimeError):  # there is no such user
         return str(Path(path).expanduser()) if path.startswith("~") else path
     return path
