@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import PurePath
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
@@ -99,6 +101,23 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
             yield error(
                 "outputs", key, "cannot be made or written to by this user", f"{key}=FOLDER that you may write to"
             )
+
+
+@about(Part.warm_start)
+def warm_start_output(config: Config, host: Host) -> Iterator[Finding]:
+    """Only a model makes way for a model."""
+    output = config.sft.output
+    names = host.listing(output)
+    holds_model = any(fnmatch(name, "model*.safetensors") for name in names)
+    if not PurePath(output).name:
+        message = "names no folder that a model could have for itself"
+    elif host.file_exists(output) or (names and not holds_model):
+        message = "is there and holds no model, so it is not replaced"
+    elif not host.folder_writable(output):
+        message = "cannot be made or written to by this user"
+    else:
+        return
+    yield error("sft_output", "sft.output", message, "sft.output=FOLDER, a new one")
 
 
 @about(Part.steps, Part.evaluation, Part.warm_start)
