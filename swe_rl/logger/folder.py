@@ -303,16 +303,19 @@ def _steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for stem in stems if (match := _STEP_NAME.fullmatch(stem)))
 
 
+def runs_of(root: Path, name: str) -> list[RunFolder]:
+    """Those under `root/name/`; a sweep's runs are one level deeper."""
+    return [RunFolder(path.parent) for runs in ("*", "*/*") for path in (root / name).glob(f"{runs}/status.json")]
+
+
 def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFolder | None:
-    """The newest run under `root/name/` (a sweep's runs one level deeper) that can be continued.
+    """The newest run of this name that can be continued.
 
     Another process may take it first: `acquire` then raises FolderInUse.
     """
-    base = root / name
-    runs = [RunFolder(path.parent) for pattern in ("*/status.json", "*/*/status.json") for path in base.glob(pattern)]
     unfinished = [
         (status.started, str(folder.path), folder)
-        for folder in runs
+        for folder in runs_of(root, name)
         if (status := folder.status())
         and status.status is not RunState.done
         and status.is_of(config_hash, job)

@@ -12,7 +12,7 @@ Invariants:
 
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from swe_rl.config.compose import config_hash
@@ -23,7 +23,7 @@ from swe_rl.hardware.slurm.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
-from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished
+from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
 
 WRITTEN_FIRST = frozenset({".hydra", "config.yaml", "plan.json", "code.json"})  # by a start, before its job
 _FENCE_S = 180.0  # that a job's earlier start may take to end, on a node that SLURM has given up
@@ -43,8 +43,8 @@ def choose_folder(
     if folder is not None and folder.path.resolve() == fresh.resolve():
         if not restarted:  # else it may be our own earlier start, which is waited for
             folder.refuse_locked()
-    elif folder is not None or not restarted or _unfinished(RunFolder(fresh), config) is None:
-        _refuse_used(RunFolder(fresh))  # else it was killed before it noted whose it is
+    elif folder is not None or not restarted or not _is_of(RunFolder(fresh), config):
+        _refuse_used(RunFolder(fresh))  # else it is a server's, or was killed before it noted whose it is
     return (RunFolder(fresh), False) if folder is None else (folder, True)
 
 
@@ -110,10 +110,10 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
         return RunFolder(Path(config.trainer.resume))
     base = Path(config.paths.outputs) / config.name
     run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
-    done = [
-        (status.heartbeat, folder) for folder in run_folders if (status := folder.status()) and _is_of(folder, config)
-    ]
-    return max(done, key=lambda pair: pair[0])[1] if done else RunFolder(fresh)
+    done = {
+        status.heartbeat: folder for folder in run_folders if (status := folder.status()) and _is_of(folder, config)
+    }
+    return done[max(done)] if done else RunFolder(fresh)
 
 
 def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Sequence[str] | None) -> RunFolder | None:
@@ -122,27 +122,23 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     """
     if here is None or here.restarts == 0:
         return None
-    base, copy = Path(config.paths.outputs) / config.name, copy_folder(config, here, fresh)
-    paths = [path.parent for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/requeue.json")]
-    candidates = _of_job((fresh, *paths), here) or _of_job(() if copy is None else (copy,), here)
+    copy = copy_folder(config, here, fresh)
+    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *([RunFolder(copy)] if copy else [])]
+    candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
     same = [folder for folder in candidates if _is_of(folder, config)]
-    given = RunFolder(fresh).overrides() if given is None else given
-    changed = [folder for folder in candidates if folder.overrides() == list(given)]
+    given = RunFolder(fresh).overrides() if given is None else list(given)
+    changed = [folder for folder in candidates if folder.overrides() == given]
     if changed and not same:  # the others are runs of the same batch script
         raise UserError(
             f"SLURM job {here.job_id} was queued again, and its configuration is not the one that it began with (see "
             f"{changed[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
             f"trainer.resume={changed[0].path}, or submit a run of its own."
         )
-    chosen = max(same, key=lambda folder: str(folder.path), default=None)
+    chosen = max(same, key=lambda folder: (folder.path != copy, str(folder.path)), default=None)
     if chosen is None or chosen.path != copy:
         return chosen
     restore(copy, fresh)
     return RunFolder(fresh)
-
-
-def _of_job(paths: Iterable[Path], here: Allocation) -> list[RunFolder]:
-    return [folder for folder in map(RunFolder, paths) if continues(read_record(folder.requeue_json), here)]
 
 
 def copy_folder(config: Config, here: Allocation | None, folder: Path) -> Path | None:
