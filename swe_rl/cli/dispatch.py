@@ -2,14 +2,14 @@
 
 Invariants:
 - `swe_rl.job.<name>` is imported only when it is run.
-- A run's folder holds `.hydra/`, `config.yaml` and `plan.json` before its job starts, secrets masked.
-- A job that refuses its input (UserError) before it wrote anything leaves no folder behind.
+- A run's folder holds `.hydra/`, `config.yaml` and `plan.json` before its job starts, secrets masked. They are never
+  written over those of a run that this start does not go on with, nor over somebody's own files.
+- A job that refuses its input (UserError) before it wrote anything leaves no folder behind that was not there before.
 """
 
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,11 +33,12 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.extension.code import code_facts, use_code
 from swe_rl.extension.make import require_importable
 from swe_rl.hardware.rendezvous import with_meeting
+from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
-from swe_rl.run.which_folder import folder_of_ended
+from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, folder_of_ended, remove_untouched
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
 
 if TYPE_CHECKING:
@@ -79,7 +80,6 @@ def _is_figure(value: Any) -> bool:
 
 _WITH_FOLDER = {JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime}
 FOLDERLESS = frozenset(JobName) - _WITH_FOLDER
-_OURS = frozenset({".hydra", "config.yaml", "plan.json", "code.json"})
 
 
 def guard(composed: Composed, *, again: bool = False) -> bool:
@@ -184,6 +184,7 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
     register()
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
+    was_empty = not any(folder.iterdir())
     try:
         composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
         verify_frozen(folder, _number(hydra), composed)
@@ -196,8 +197,10 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
         return Ended(status, None if status else objective(composed.config, folder))
     except Exception as error:
         status = report(error, folder)
-        if status == UserError.exit_status:
-            _remove_untouched(folder)
+        if status == UserError.exit_status and was_empty:
+            remove_untouched(folder)
+            with suppress(OSError):
+                folder.parent.rmdir()
         return Ended(status)
 
 
@@ -213,23 +216,37 @@ def _number(hydra: "DictConfig") -> int | None:
 def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:
     from swe_rl.job.plan import plan
 
-    _write_hydra_folder(folder / ".hydra", composed, tree, hydra)
+    require_here(composed.config, Host())
+    require_importable(composed.config)
+    config = with_meeting(with_model_folder(composed.config), folder)
+    given = [mask_text(override) for override in composed.overrides]
+    choose_folder(config, folder, allocation(os.environ), given)  # refuses before anything is written there
+    _refuse_foreign(folder)
+    _write_hydra_folder(folder / ".hydra", given, tree, hydra)
     write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
     with only_shown(folder / "plan.json"):
         write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
     if code := code_of(folder, _number(hydra), composed.config.job.code):
         facts = [asdict(fact) for fact in code_facts(code, folder)]
         write_text_atomic(folder / "code.json", json.dumps(facts, indent=2) + "\n")
-    require_here(composed.config, Host())
-    require_importable(composed.config)
-    return int(_module(composed.config.job.name).run(with_meeting(with_model_folder(composed.config), folder), folder))
+    return int(_module(config.job.name).run(config, folder))
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Somebody's own files of the names that a start writes. Raises UserError."""
+    theirs = [] if (folder / ".hydra").is_dir() else [name for name in WRITTEN_FIRST if (folder / name).exists()]
+    if theirs:
+        raise UserError(
+            f"{folder} has a {min(theirs)} that is no run's, and a run would write its own over it. Take another "
+            "folder: hydra.run.dir=FOLDER."
+        )
 
 
 def _module(name: JobName) -> Any:
     return import_module(f"swe_rl.job.{name}")
 
 
-def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hydra: "DictConfig") -> None:
+def _write_hydra_folder(folder: Path, given: list[str], tree: "DictConfig", hydra: "DictConfig") -> None:
     """The three files that Hydra itself would write, references unresolved."""
     from omegaconf import OmegaConf
 
@@ -237,12 +254,4 @@ def _write_hydra_folder(folder: Path, composed: Composed, tree: "DictConfig", hy
     for name, node in (("config", tree), ("hydra", hydra)):
         values = mask_tree(parse(OmegaConf.to_yaml(node)))
         write_text_atomic(folder / f"{name}.yaml", render(values))
-    overrides = [mask_text(override) for override in composed.overrides]
-    write_text_atomic(folder / "overrides.yaml", render(overrides))
-
-
-def _remove_untouched(folder: Path) -> None:
-    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _OURS:
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            folder.parent.rmdir()
+    write_text_atomic(folder / "overrides.yaml", render(given))

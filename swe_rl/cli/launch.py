@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from datetime import datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def _optimize(flags: argparse.Namespace, overrides: list[str], config_dir: Path 
     refuse_unfit(fixed)
     if fixed.config.job.name in FOLDERLESS:  # check or plan, of what all trials share
         return run_folderless(answered(fixed))
-    folder = _sweep_folder(fixed, overrides)
+    folder = Path(fixed.sweep_dir).absolute()  # jobs elsewhere mean the same
     given, frozen = _frozen(fixed, [], folder, overrides, config_dir)
     multirun = ["--multirun"] if flags.multirun else []
 
@@ -184,7 +183,7 @@ def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None)
     """To SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never writes."""
     from swe_rl.submission.submit import submit_sweep
 
-    folder = _sweep_folder(jobs[0], overrides)
+    folder = Path(jobs[0].sweep_dir).absolute()
     frozen = freeze(folder, jobs, config_dir, code=True)
     status = submit_sweep(folder, jobs, frozen, overrides)
     if status in (0, 1) and not jobs[0].config.job.dry_run and not jobs[0].config.job.detach:
@@ -207,7 +206,7 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
 
 
 def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
-    folder = _sweep_folder(jobs[0], overrides)
+    folder = Path(jobs[0].sweep_dir).absolute()
     given, frozen = _frozen(jobs[0], jobs, folder, overrides, config_dir)
     if _blocks(jobs):
         status = _run_in_order(jobs, folder, frozen)
@@ -263,15 +262,6 @@ def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
     text = after_multirun(folder)
     if text is not None:
         print(text, flush=True)
-
-
-def _sweep_folder(first: Composed, overrides: Sequence[str]) -> Path:
-    """Where the sweep's jobs get their folders, absolute, so that jobs elsewhere mean the same."""
-    for override in overrides:
-        if override.startswith("hydra.sweep.dir="):
-            return Path(override.partition("=")[2].strip("'\"")).absolute()
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")
-    return Path(first.config.paths.outputs).absolute() / "multirun" / first.config.name / stamp
 
 
 def _look(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:

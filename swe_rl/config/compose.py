@@ -26,7 +26,7 @@ from swe_rl.config.launcher import is_slurm, misspelled, no_such_setting
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import hide_secrets, mask_value
-from swe_rl.config.store import freeze, other_kind, register
+from swe_rl.config.store import freeze, from_home, other_kind, register
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig, ListConfig
@@ -57,6 +57,13 @@ _UNHASHED_KEYS = (
     "rollout.typical_trajectory_tokens",  # for estimates, as is the workload
     "rollout.typical_trajectory_s",
 )
+_OF_THIS_MACHINE = {  # paths that may begin with `~`; the hash has none of them
+    "paths": ("outputs", "scratch", "cache", "sync_to"),
+    "job": ("runs", "output"),
+    "runtime": ("shared_dir",),
+    "trainer": ("resume",),
+    "sft": ("output",),
+}
 _UNHASHED_TABLE = "rollout.workload."
 
 
@@ -73,6 +80,7 @@ class Composed:
     origins: Origins
     launcher_settings: dict[str, Any] = field(default_factory=dict)
     sweep_subdir: str = ""
+    sweep_dir: str = ""  # resolved: a time in it is that of this composition
 
 
 def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
@@ -158,6 +166,8 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     choices = {**_several(overrides, keys), **choices}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolved(tree, key) for key in keys}
+    for group, names in _OF_THIS_MACHINE.items():
+        values[group] |= {name: from_home(path) for name in names if (path := values[group][name])}
     _name_extensions(values, choices)
     launcher = _table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
     sweep = _table(OmegaConf.to_container(hydra.sweep, resolve=False))
@@ -172,6 +182,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(launcher)),
         launcher_settings=launcher,
         sweep_subdir=str(sweep["subdir"]),
+        sweep_dir=str(hydra.sweep.dir),
     )
 
 

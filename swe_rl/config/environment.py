@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.secrets import MASK, is_secret_key, mask_text
+from swe_rl.errors import UserError
 from swe_rl.host.gpus import visible_devices
 
 # Variable: what it decides.
@@ -41,14 +42,21 @@ _FROM_FILE = "SWE_RL_FROM_DOTENV"  # names only; jobs that start other processes
 
 
 def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = None) -> list[str]:
-    """Adds what `folder/.env` sets and the environment does not; returns the names, never the values."""
+    """Adds what `folder/.env` sets and the environment does not; returns the names, never the values.
+
+    Raises UserError for a file that cannot be read.
+    """
     environment = os.environ if environment is None else environment
     path = folder / ".env"
     if not path.is_file():
         return []
     from dotenv import dotenv_values
 
-    added = {name: value for name, value in dotenv_values(path).items() if value and name not in environment}
+    try:
+        values = dotenv_values(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}. Save it as UTF-8 text, or take it away.") from error
+    added = {name: value for name, value in values.items() if value and name not in environment}
     environment.update({name: str(value) for name, value in added.items()})
     known = set(environment.get(_FROM_FILE, "").split(",")) | set(added)
     environment[_FROM_FILE] = ",".join(sorted(known - {""}))

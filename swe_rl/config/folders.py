@@ -119,7 +119,7 @@ def clash(option: Option) -> str:
 
 def summary_of(path: Path) -> str:
     """The first comment line of a YAML file that is not a package header; empty where there is none."""
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():  # a listing refuses no file
         if not line.startswith("#"):
             return ""
         text = line.lstrip("# ").strip()

@@ -8,7 +8,9 @@ Invariants:
 
 import dataclasses
 import types
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from swe_rl.config.folders import extension_names, sweeps_dir
@@ -36,6 +38,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("swe_rl.model", fact, replace=True)
     OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
     OmegaConf.register_new_resolver("swe_rl.if_equal", if_equal, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.from_home", from_home, replace=True)
     store = ConfigStore.instance()
     store.store(name="base_config", node=thaw(Config), provider="swe_rl")
     for kind, names in extension_names().items():  # of installed packages: agent=mine names one
@@ -54,6 +57,13 @@ def words(text: str) -> list[str]:
 def if_equal(value: Any, known: Any, then: Any, otherwise: Any) -> Any:
     """`${swe_rl.if_equal:...}` in conf/: what suits the published value, or what suits any other."""
     return then if value == known else otherwise
+
+
+def from_home(path: str) -> str:
+    """`${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it; quotes keep it."""
+    with suppress(RuntimeError):  # there is no such user
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    return path
 
 
 @cache

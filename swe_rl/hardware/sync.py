@@ -3,6 +3,7 @@
 Invariants:
 - The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
+- Back on a node, what names the run comes last: half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
 - rsync does the work where there is one; what it or its stand-in sends is only what has changed.
 """
@@ -85,14 +86,19 @@ class Copier:
             raise SyncError(lines[0] if lines else f"rsync ended with status {process.returncode}")
 
     def _copy_tree(self) -> None:
+        run = RunFolder(self._source)
+        last = (run.status_json, run.requeue_json)
         for folder, folders, files in os.walk(self._source):
             there = self._target / Path(folder).relative_to(self._source)
             there.mkdir(exist_ok=True)
             folders[:] = [name for name in folders if not _left_out(name)]
             for name in files:
                 self._check_stopped()
-                if not _left_out(name) and not (name == ".lock" and Path(folder) == self._source):
-                    _copy_file(Path(folder) / name, there / name)
+                path = Path(folder) / name
+                if not _left_out(name) and path not in (run.lock, *last):
+                    _copy_file(path, there / name)
+        for path in last:
+            _copy_file(path, self._target / path.name)
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():

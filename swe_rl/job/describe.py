@@ -37,11 +37,11 @@ def describe(config: Config, topic: str | None, origins: Origins | None = None) 
     groups = _all_options(origins)
     if topic is None:
         return [_group_record(name, members) for name, members in groups.items()]
-    group, slash, name = topic.replace("=", "/").partition("/")
-    if slash:
-        return [_option_record(groups, group, name)]
     if topic in groups and not is_dataclass(key_types().get(topic)):
         return [_group_record(topic, groups[topic])]
+    group, slash, name = topic.replace("=", "/").rpartition("/")
+    if slash:
+        return [_option_record(groups, group, name)]
     if is_dataclass(key_types().get(topic)):
         head = _group_record(topic, groups.get(topic, []))
         return [head, *(_key_record(config, key, origins) for key in keys_of(topic))]
@@ -84,7 +84,7 @@ def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Re
         raise ConfigError(
             f"job.topic={group}/{name}: no such option. Options of {group}: {', '.join(known) or 'none'}."
         )
-    return {"option": f"{group}={name}", "about": chosen.summary, "file": chosen.path.read_text(encoding="utf-8")}
+    return {"option": f"{group}={name}", "about": chosen.summary, "file": chosen.path.read_text("utf-8", "replace")}
 
 
 def _key_record(config: Config, key: str, origins: Origins | None) -> Record:

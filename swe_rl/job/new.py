@@ -48,14 +48,22 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
         raise NewError(f"job.output={target}: its last part names a Python package: write it as my_{kind}.")
     if target.exists():
         raise NewError(f"job.output={target} is there already; name a new folder.")
+    try:
+        _write_package(target, kind, name)
+    except OSError as error:
+        raise NewError(f"job.output={target} cannot be written: {error}. Name a folder that can be made.") from error
+    print(_next_steps(target, kind, name), flush=True)
+    return 0
+
+
+def _write_package(target: Path, kind: str, name: str) -> None:
+    """Raises OSError."""
     source = examples_dir() / kind
     for path in sorted(source.rglob("*")):
         if path.is_file() and all(map(is_taken, path.relative_to(source).parts)):
             file = target / _renamed(str(path.relative_to(source)), kind, name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(_renamed(path.read_text(encoding="utf-8"), kind, name), encoding="utf-8")
-    print(_next_steps(target, kind, name), flush=True)
-    return 0
 
 
 def _write_task(config: Config) -> int:

@@ -29,8 +29,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 async def _serve(root: Path, port: int) -> None:
     ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with ViewServer(root, port) as server:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
         print(f"runs in    {root}\nopen       {server.url}\nstop       Ctrl-C", flush=True)
         await ended.wait()

@@ -4,7 +4,7 @@ Invariants:
 - No other module builds a path inside a run's folder.
 - Two live processes never hold one folder: `flock` on its lock file, given back by the kernel when the holder dies.
 - A forked child does not keep its parent's lock.
-- An unfinished run is one whose status is not done, with the same configuration hash, that nobody holds.
+- An unfinished run is one whose status is not done, of the same job and configuration hash, that nobody holds.
 - `status.json` is written whole each time, and can be read while the run runs and after any kind of death: `running` in
   a folder that nobody has locked means that the process was killed.
 - Its `heartbeat` is unix seconds and moves at most every HEARTBEAT_S.
@@ -57,13 +57,20 @@ class RunStatus:
     process_started: float = 0.0
     host: str = ""
     config_hash: str = ""
+    job: str = ""  # files of older versions do not name it
     resumes: int = 0
+
+    def is_of(self, config_hash: str, job: str) -> bool:
+        """Whether a run of this job and configuration may go on with it. The hash alone is the same for two jobs."""
+        return self.config_hash == config_hash and self.job in ("", job)
 
 
 class StatusWriter:
     """Owns one `status.json`. Creating it writes `running`; continues `started` and `resumes` of an earlier process."""
 
-    def __init__(self, path: Path, *, config_hash: str, step: int = 0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, *, config_hash: str, job: str = "", step: int = 0, clock: Callable[[], float] = time.time
+    ) -> None:
         self._path = path
         self._clock = clock
         self._redactor = Redactor.from_environ()
@@ -76,6 +83,7 @@ class StatusWriter:
             process_started=process_started(),
             host=socket.gethostname(),
             config_hash=config_hash,
+            job=job,
             resumes=earlier.resumes + 1 if earlier else 0,
         )
         self._write()
@@ -231,10 +239,7 @@ class RunFolder:
             raise disk_error(self.lock, error) from error
         if not _try_lock(descriptor):
             os.close(descriptor)
-            raise FolderInUse(
-                f"{self.path} belongs to a live run: {self._holder()}. Two runs never share a folder: "
-                "wait for it, stop it, or start this one in a folder of its own (trainer.resume=none)."
-            )
+            raise self._in_use()
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, encode_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
@@ -265,6 +270,17 @@ class RunFolder:
             os.close(descriptor)
         return False
 
+    def refuse_locked(self) -> None:
+        """As `acquire` would, without a trace in the folder. Raises FolderInUse."""
+        if self.is_locked():
+            raise self._in_use()
+
+    def _in_use(self) -> FolderInUse:
+        return FolderInUse(
+            f"{self.path} belongs to a live run: {self._holder()}. Two runs never share a folder: "
+            "wait for it, stop it, or start this one in a folder of its own (trainer.resume=none)."
+        )
+
     def _holder(self) -> str:
         try:
             record = decode_json(self.lock.read_bytes())
@@ -287,19 +303,22 @@ def _steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for stem in stems if (match := _STEP_NAME.fullmatch(stem)))
 
 
-def find_unfinished(root: Path, name: str, config_hash: str) -> RunFolder | None:
-    """The newest run under `root/name/` (a sweep's runs one level deeper) that can be continued.
+def runs_of(root: Path, name: str) -> list[RunFolder]:
+    """Those under `root/name/`; a sweep's runs are one level deeper."""
+    return [RunFolder(path.parent) for runs in ("*", "*/*") for path in (root / name).glob(f"{runs}/status.json")]
+
+
+def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFolder | None:
+    """The newest run of this name that can be continued.
 
     Another process may take it first: `acquire` then raises FolderInUse.
     """
-    base = root / name
-    runs = [RunFolder(path.parent) for pattern in ("*/status.json", "*/*/status.json") for path in base.glob(pattern)]
     unfinished = [
         (status.started, str(folder.path), folder)
-        for folder in runs
+        for folder in runs_of(root, name)
         if (status := folder.status())
         and status.status is not RunState.done
-        and status.config_hash == config_hash
+        and status.is_of(config_hash, job)
         and not folder.is_locked()
     ]
     return max(unfinished, key=lambda entry: entry[:2])[2] if unfinished else None

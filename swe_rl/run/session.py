@@ -33,7 +33,7 @@ from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
 from swe_rl.logger.foreign import Mirrors, make_loggers
-from swe_rl.logger.jsonl import EventLog, StepLog, iter_jsonl, read_evals, read_events
+from swe_rl.logger.jsonl import EventLog, StepLog, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
@@ -254,7 +254,7 @@ def session(
         mirrors = _mirrors(config, folder)
         before = folder.status()
         step = before.step if before and resumed else 0
-        status = StatusWriter(folder.status_json, config_hash=config_hash(config), step=step)
+        status = StatusWriter(folder.status_json, config_hash=config_hash(config), job=config.job.name, step=step)
         kill_point("status_written")
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
@@ -287,7 +287,7 @@ def session(
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
             if run_session.survival is not None:
-                run_session.survival.begin(max(step, _num_predictions(folder)))
+                run_session.survival.begin(max(step, _num_evaluated(config, folder)))
             mirrors.start()
             yield run_session
         except (KeyboardInterrupt, asyncio.CancelledError):
@@ -320,9 +320,13 @@ def _mirrors(config: Config, folder: RunFolder) -> Mirrors:
     return Mirrors((wandb, *make_loggers(config.logger, folder.path, folder.name, flat)))
 
 
-def _num_predictions(folder: RunFolder) -> int:
-    """How far an evaluation is, which has no steps."""
-    return sum(1 for _ in iter_jsonl(folder.predictions_jsonl)) if folder.predictions_jsonl.exists() else 0
+def _num_evaluated(config: Config, folder: RunFolder) -> int:
+    """How far an evaluation is, which has no steps: its trajectories on the disk."""
+    path = folder.eval_trajectories(0)
+    if config.job.name is not JobName.eval or not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def _end_early(session: Session, state: RunState, reason: str, exit_status: int) -> None:

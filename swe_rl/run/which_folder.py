@@ -2,15 +2,17 @@
 
 Invariants:
 - A SLURM job that was queued again goes on with its own run, whatever `trainer.resume` says, and with its own
-  configuration: another one is refused.
+  configuration: another one is refused. A job's script may have several runs; one that it has not begun starts anew.
+- A run is continued by its own job only: an evaluation never goes on in the folder of a training.
 - A run that is continued keeps its folder, without what a killed writer left aside there; the fresh one that Hydra
-  made for it goes away.
+  made for it goes away, unless something else is in it.
 - Two runs never mix their files: where `hydra.run.dir` names the folder of an earlier run, that run is continued or the
   start is refused.
 """
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from swe_rl.config.compose import config_hash
@@ -21,51 +23,70 @@ from swe_rl.hardware.slurm.requeue import continues, read_record
 from swe_rl.hardware.sync import folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
-from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished
+from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
 
+WRITTEN_FIRST = frozenset({".hydra", "config.yaml", "plan.json", "code.json"})  # by a start, before its job
 _FENCE_S = 180.0  # that a job's earlier start may take to end, on a node that SLURM has given up
 _LOOK_S = 1.0
 
 
-def choose_folder(config: Config, fresh: Path, here: Allocation | None = None) -> tuple[RunFolder, bool]:
-    """The folder to work in, and whether it is continued. Raises UserError where `trainer.resume` leads nowhere, or
-    `fresh` has another run's files."""
-    choice = config.trainer.resume
-    of_this_job = _of_this_job(config, fresh, here)
-    if of_this_job is not None:
-        return of_this_job, True
-    run_folder: RunFolder | None = None
+def choose_folder(
+    config: Config, fresh: Path, here: Allocation | None = None, given: Sequence[str] | None = None
+) -> tuple[RunFolder, bool]:
+    """The folder to work in, and whether it is continued. Nothing is written but a copy that is brought back.
+
+    `given`: this start's overrides, where `fresh` does not have them yet. Raises UserError where `trainer.resume` leads
+    nowhere, or `fresh` has another run's files; FolderInUse.
+    """
+    restarted = here is not None and here.restarts > 0
+    folder = _of_this_job(config, fresh, here, given) or _named(config, fresh)
+    if folder is not None and folder.path.resolve() == fresh.resolve():
+        if not restarted:  # else it may be our own earlier start, which is waited for
+            folder.refuse_locked()
+    elif folder is not None or not restarted or not _is_of(RunFolder(fresh), config):
+        _refuse_used(RunFolder(fresh))  # else it is a server's, or was killed before it noted whose it is
+    return (RunFolder(fresh), False) if folder is None else (folder, True)
+
+
+def _named(config: Config, fresh: Path) -> RunFolder | None:
+    """The run that `trainer.resume` leads to. Raises UserError."""
+    choice, digest, job = config.trainer.resume, config_hash(config), config.job.name
+    if choice == "none":
+        return None
     if choice == "auto":
-        run_folder = _unfinished(RunFolder(fresh), config)
-        run_folder = run_folder or find_unfinished(Path(config.paths.outputs), config.name, config_hash(config))
-    elif choice != "none":
-        run_folder = RunFolder(Path(choice))
-        status = run_folder.status()
-        if status is None:
-            raise UserError(f"trainer.resume={choice} is not the folder of a run (it has no readable status.json)")
-        if status.config_hash != config_hash(config):
-            raise UserError(
-                f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
-                "same overrides, or start anew with trainer.resume=none"
-            )
-    if run_folder is not None:
-        return run_folder, True
-    if here is None or here.restarts == 0:  # else it was killed before it noted whose it is
-        _refuse_used(RunFolder(fresh))
-    return RunFolder(fresh), False
+        outputs = Path(config.paths.outputs)
+        return _unfinished(RunFolder(fresh), config) or find_unfinished(outputs, config.name, digest, job)
+    status = RunFolder(Path(choice)).status()
+    if status is None:
+        raise UserError(f"trainer.resume={choice} is not the folder of a run (it has no readable status.json)")
+    if status.config_hash != digest:
+        raise UserError(
+            f"trainer.resume={choice} was run with another configuration (see its config.yaml); resume it with the "
+            "same overrides, or start anew with trainer.resume=none"
+        )
+    if not status.is_of(digest, job):
+        raise UserError(
+            f"trainer.resume={choice} is a run of job={status.job}, and this is job={job}: resume it with its own job, "
+            "or start anew with trainer.resume=none"
+        )
+    return RunFolder(Path(choice))
 
 
 def _unfinished(folder: RunFolder, config: Config) -> RunFolder | None:
     status = folder.status()
-    if status is None or status.status is RunState.done or status.config_hash != config_hash(config):
-        return None
-    return folder
+    return folder if status is not None and status.status is not RunState.done and _is_of(folder, config) else None
+
+
+def _is_of(folder: RunFolder, config: Config) -> bool:
+    status = folder.status()
+    return status is not None and status.is_of(config_hash(config), config.job.name)
 
 
 def _refuse_used(folder: RunFolder) -> None:
-    """Raises UserError. A live run is refused by its lock, which names its process."""
+    """Raises UserError, FolderInUse."""
+    folder.refuse_locked()
     status = folder.status()
-    if status is not None and not folder.is_locked():
+    if status is not None:
         raise UserError(
             f"{folder.path} has the files of an earlier run ({status.status}, step {status.step}). Take another folder "
             "(hydra.run.dir=FOLDER), remove that one, or continue a run that has not ended with the same command and "
@@ -73,51 +94,49 @@ def _refuse_used(folder: RunFolder) -> None:
         )
 
 
+def remove_untouched(fresh: Path) -> None:
+    """A folder in which nothing is but what a start writes; never the one that this process is in."""
+    if not fresh.is_dir() or Path.cwd().is_relative_to(fresh.resolve()):
+        return
+    if {entry.name for entry in fresh.iterdir()} <= WRITTEN_FIRST:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
 def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
     """Where a job that is done worked: the run that it continued, where the fresh folder went away."""
-    if fresh.is_dir() or config.trainer.resume == "none":
+    if RunFolder(fresh).summary_json.is_file() or config.trainer.resume == "none":
         return RunFolder(fresh)
     if config.trainer.resume != "auto":
         return RunFolder(Path(config.trainer.resume))
     base = Path(config.paths.outputs) / config.name
     run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
-    wanted = config_hash(config)
-    done = [
-        (status.heartbeat, folder)
-        for folder in run_folders
-        if (status := folder.status()) and status.config_hash == wanted
-    ]
-    return max(done, key=lambda pair: pair[0])[1] if done else RunFolder(fresh)
+    done = {
+        status.heartbeat: folder for folder in run_folders if (status := folder.status()) and _is_of(folder, config)
+    }
+    return done[max(done)] if done else RunFolder(fresh)
 
 
-def _of_this_job(config: Config, fresh: Path, here: Allocation | None) -> RunFolder | None:
-    """The run that this SLURM job had before it was queued again. Raises UserError where it was another one."""
+def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Sequence[str] | None) -> RunFolder | None:
+    """The run that this SLURM job had before it was queued again; where it is on another node's disk, its copy is
+    brought back. None where the job has not begun this run. Raises UserError where it was another one; SyncError.
+    """
     if here is None or here.restarts == 0:
         return None
-    base = Path(config.paths.outputs) / config.name
-    run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/requeue.json")]
-    candidates = [
-        folder for folder in (RunFolder(fresh), *run_folders) if continues(read_record(folder.requeue_json), here)
-    ]
-    if not candidates:
-        candidates = [folder for folder in (_brought_back(config, fresh, here),) if folder is not None]
-    same = [
-        folder for folder in candidates if (status := folder.status()) and status.config_hash == config_hash(config)
-    ]
-    if candidates and not same:
+    copy = copy_folder(config, here, fresh)
+    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *([RunFolder(copy)] if copy else [])]
+    candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
+    same = [folder for folder in candidates if _is_of(folder, config)]
+    given = RunFolder(fresh).overrides() if given is None else list(given)
+    changed = [folder for folder in candidates if folder.overrides() == given]
+    if changed and not same:  # the others are runs of the same batch script
         raise UserError(
             f"SLURM job {here.job_id} was queued again, and its configuration is not the one that it began with (see "
-            f"{candidates[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
-            f"trainer.resume={candidates[0].path}, or submit a run of its own."
+            f"{changed[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
+            f"trainer.resume={changed[0].path}, or submit a run of its own."
         )
-    return max(same, key=lambda folder: str(folder.path), default=None)
-
-
-def _brought_back(config: Config, fresh: Path, here: Allocation) -> RunFolder | None:
-    """The copy of `paths.sync_to`, where the run was on the disk of a node that is not this one. Raises SyncError."""
-    copy = copy_folder(config, here, fresh)
-    if copy is None or not continues(read_record(RunFolder(copy).requeue_json), here):
-        return None
+    chosen = max(same, key=lambda folder: (folder.path != copy, str(folder.path)), default=None)
+    if chosen is None or chosen.path != copy:
+        return chosen
     restore(copy, fresh)
     return RunFolder(fresh)
 
@@ -144,7 +163,7 @@ def acquire(config: Config, fresh: Path, here: Allocation | None) -> tuple[RunFo
                 raise
             return RunFolder(fresh).create().acquire(), False  # another start took it a moment earlier
     if resumed and folder.path.resolve() != fresh.resolve():
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_untouched(fresh)
     if resumed:
         remove_asides(folder.path)
     kill_point("folder_locked")

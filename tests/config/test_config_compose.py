@@ -75,6 +75,15 @@ def test_the_published_run_composes():
     assert config.trainer.lr == 1e-6
 
 
+def test_a_path_below_home_is_one_wherever_it_is_read(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    composed = compose(['paths.outputs="~/x"', 'trainer.resume="~/x/r"', 'job.output="~nobody_has_this_name/x"'])
+    config = composed.config
+    assert (config.paths.outputs, config.trainer.resume) == ("/home/me/x", "/home/me/x/r")
+    assert (config.sft.output, config.job.output) == ("/home/me/x/sft/tiny", "~nobody_has_this_name/x")
+    assert composed.sweep_dir.startswith("/home/me/x/multirun/train/")
+
+
 def test_one_fact_has_one_key():
     config = compose(["rollout.n=3", "rollout.max_trajectory_tokens=900", "rollout.prompts_per_step=6"]).config
     assert config.env.num_trajectories == 3

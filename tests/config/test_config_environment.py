@@ -3,7 +3,9 @@
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError
+from swe_rl.errors import UserError
 
 DJANGO = {"MODEL": "/m", "NUM_ROLLOUTS": "3", "ROLLOUT_BATCH_SIZE": "2", "N_SAMPLES": "6", "OUTPUT_DIR": "/o"}
 
@@ -50,3 +52,9 @@ def test_a_variable_that_does_not_fit_is_named(monkeypatch):
     monkeypatch.setenv("NUM_ROLLOUTS", "many")
     with pytest.raises(ConfigError, match=r"^NUM_ROLLOUTS in the environment decides trainer\.steps, which must be a"):
         compose(["+experiment=django_grpo_local"])
+
+
+def test_a_dotenv_that_is_no_text_is_named(tmp_path):
+    (tmp_path / ".env").write_bytes(b"A=\xff\n")
+    with pytest.raises(UserError, match=r"\.env cannot be read: 'utf-8' codec"):
+        read_dotenv(tmp_path, {})

@@ -215,3 +215,5 @@ def test_what_job_new_writes_passes_its_own_test(command):
     assert again.exit_status == 2 and "is there already" in " ".join(again.stderr.split())
     with pytest.raises(new.NewError, match="names a Python package"):
         new.run(compose(["job=new", "job.output=My-Agent"]).config, None)
+    with pytest.raises(new.NewError, match="null/my_env cannot be written"):
+        new.run(compose(["job=new", "job.output=/dev/null/my_env"]).config, None)

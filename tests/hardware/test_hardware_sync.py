@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from swe_rl.hardware import sync
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
 from tests.support.waiting import wait_until
@@ -68,6 +69,16 @@ def test_back_again(source, tmp_path):
     Copier(source, tmp_path / "copy", rsync=None).copy()
     restore(tmp_path / "copy", tmp_path / "new")
     assert names(tmp_path / "new") == names(tmp_path / "copy")
+
+
+def test_what_names_a_run_comes_back_last(source, tmp_path, monkeypatch):
+    sent, copy_file = [], sync._copy_file
+    monkeypatch.setattr(sync, "_copy_file", lambda old, new: (sent.append(old.name), copy_file(old, new)))
+    for name in ("status.json", "requeue.json"):
+        (source / name).touch()
+    restore(source, tmp_path / "new")
+    assert sent[-2:] == ["status.json", "requeue.json"] and set(sent[:-2]) == {"steps.jsonl", "config.yaml", "a"}
+    assert (tmp_path / "new" / "requeue.json").is_file()
 
 
 def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync):

@@ -38,6 +38,8 @@ def test_group_option_and_overview(capsys):
     assert "dp4_tr_atw01" in told(capsys, "experiment")
     overview = told(capsys, "null")
     assert "qwen3_14b" in overview and "seeds" in overview
+    assert "local_processes" in told(capsys, "hydra/launcher")
+    assert "hydra/launcher=local_processes" in told(capsys, "hydra/launcher/local_processes")
 
 
 def test_comments_of_the_chosen_option_and_its_parents():
@@ -49,7 +51,7 @@ def test_comments_of_the_chosen_option_and_its_parents():
     assert comment_of("rollout.n", path) == "trajectories of one instance: a group"
 
 
-@pytest.mark.parametrize("topic", ["rolout", "algo/nope", "rollout.x"])
+@pytest.mark.parametrize("topic", ["rolout", "algo/nope", "rollout.x", "hydra", "hydra/launcher/nope"])
 def test_unknown_topic(topic):
     with pytest.raises(ConfigError, match="job.topic"):
         job.describe(compose().config, topic)
@@ -66,6 +68,7 @@ def own(tmp_path):
         path = tmp_path / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    (tmp_path / "model" / "latin.yaml").write_bytes(b"# Caf\xe9.\nname: latin\n")
     return tmp_path
 
 

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from swe_rl.cli import launch
+from swe_rl.submission.freeze import FOLDER as FROZEN
 
 
 def order(*overrides):
@@ -71,7 +72,9 @@ def test_a_sweep_with_repeats_runs_in_that_order_and_is_compared(started, tmp_pa
     assert "router=tr" in overrides and "job.repeat=1" in overrides
 
 
-def test_a_job_that_fails_does_not_stop_the_others(started):
+def test_a_job_that_fails_does_not_stop_the_others(started, tmp_path):
     sweep = ["--multirun", "job=rollout", "router=default,tr", "job.repeat=0,1", "model.revision=bad"]
-    assert launch.start(sweep) == 1
+    assert launch.start([*sweep, "hydra.sweep.dir=sweeps/${name}_${now:%Y}"]) == 1
     assert len(started) == 4
+    (folder,) = (tmp_path / "sweeps").iterdir()  # with all that belongs to the sweep
+    assert folder.name.startswith("rollout_2") and {"0", "3", FROZEN} <= {path.name for path in folder.iterdir()}

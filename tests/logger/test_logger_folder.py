@@ -135,16 +135,16 @@ def test_newest_unfinished_run_of_the_same_configuration(tmp_path):
     (tmp_path / "train" / "f").mkdir()
     (tmp_path / "train" / "f" / "status.json").write_text("{torn")
     with held:
-        found = find_unfinished(tmp_path, "train", "hash")
+        found = find_unfinished(tmp_path, "train", "hash", "train")
         assert found is not None and found.path == wanted.path
-    found = find_unfinished(tmp_path, "train", "hash")
+    found = find_unfinished(tmp_path, "train", "hash", "train")
     assert found is not None and found.path == held.path
-    assert find_unfinished(tmp_path, "none", "hash") is None
+    assert find_unfinished(tmp_path, "none", "hash", "train") is None
 
 
 def test_run_of_a_sweep_is_found_one_level_deeper(tmp_path):
     folder = run_of(tmp_path, "2026-01-01/3", 1.0)
-    found = find_unfinished(tmp_path, "train", "hash")
+    found = find_unfinished(tmp_path, "train", "hash", "train")
     assert found is not None and found.path == folder.path
 
 

@@ -8,12 +8,17 @@ Invariants:
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import PurePath
+from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
 from swe_rl.config.choices import EngineKind, JobName, Objective, WandbMode
+from swe_rl.config.compose import config_hash
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
-from swe_rl.config.parts import Part, reads, starts
+from swe_rl.config.parts import Part, asked, reads, starts
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key, mask_text, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse
@@ -98,6 +103,23 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
+@about(Part.warm_start)
+def warm_start_output(config: Config, host: Host) -> Iterator[Finding]:
+    """Only a model makes way for a model."""
+    output = config.sft.output
+    names = host.listing(output)
+    holds_model = any(fnmatch(name, "model*.safetensors") for name in names)
+    if not PurePath(output).name:
+        message = "names no folder that a model could have for itself"
+    elif host.file_exists(output) or (names and not holds_model):
+        message = "is there and holds no model, so it is not replaced"
+    elif not host.folder_writable(output):
+        message = "cannot be made or written to by this user"
+    else:
+        return
+    yield error("sft_output", "sft.output", message, "sft.output=FOLDER, a new one")
+
+
 @about(Part.steps, Part.evaluation, Part.warm_start)
 def resume(config: Config, host: Host) -> Iterator[Finding]:
     value = config.trainer.resume
@@ -153,28 +175,43 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
 
 @about(Part.steps, Part.evaluation, Part.warm_start)
 def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
-    """A named run is continued with its own configuration; what must not differ is compared key by key."""
+    """A named run is continued by its own job with its own configuration: keys by name, then all that count."""
     folder = config.trainer.resume.rstrip("/")
-    text = None if folder in ("auto", "none") else host.read_text(f"{folder}/config.yaml")
-    if text is None:
+    if folder in ("auto", "none"):
         return
-    try:
-        saved = parse(text)
-    except YamlError:
+    differs = list(_differing(config, folder, _table(host.read_text(f"{folder}/config.yaml"))))
+    yield from differs
+    status, mine = _table(host.read_text(f"{folder}/status.json")), asked(config).job.name
+    job, digest = status.get("job") or mine, status.get("config_hash")
+    # The run's own hash is of the model that was exported then.
+    exported = host.exists(f"{config.model.path}/manifest.json") or host.exists(f"{config.model.path}/checkpoints")
+    if job != mine:
+        message, fix = f"{folder} is a run of job={job}, and this is job={mine}", f"job={job}"
+    elif digest and digest != config_hash(config) and not differs and not exported:
+        message, fix = f"{folder} was run with another configuration (see its config.yaml)", "the overrides of that run"
+    else:
         return
-    now = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _KEPT}
-    for key, value in now.items():
+    yield error("resume_differs", "trainer.resume", message, f"{fix}, {_ANEW}")
+
+
+def _table(text: str | None) -> dict[str, Any]:
+    """JSON is YAML; empty where there is nothing that can be read."""
+    values = None
+    with suppress(YamlError):
+        values = parse(text or "")
+    return values if isinstance(values, dict) else {}
+
+
+def _differing(config: Config, folder: str, saved: Mapping[str, Any]) -> Iterator[Finding]:
+    for key in _KEPT:
         group, name = key.split(".")
-        before = saved.get(group, {}).get(name, value) if isinstance(saved, dict) else value
+        value = getattr(getattr(config, group), name)
+        before = saved.get(group, {}).get(name, value)
         if before != value and str(before) != str(value):
-            yield error(
-                "resume_differs",
-                key,
-                f"{folder} was run with {key}={before}",
-                f"{key}={before}, or trainer.resume=none for a run of its own",
-            )
+            yield error("resume_differs", key, f"{folder} was run with {key}={before}", f"{key}={before}, {_ANEW}")
 
 
+_ANEW = "or trainer.resume=none for a run of its own"
 _KEPT = (
     "model.path",
     "model.hidden_size",

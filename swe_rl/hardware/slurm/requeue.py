@@ -100,10 +100,14 @@ class Survival:
         self.record = record if record is not None and record.job == here.key else RequeueRecord(here.key)
 
     def begin(self, step: int) -> None:
-        """Writes down that a start begins after `step`. Raises NoProgressError, DiskError."""
+        """Writes down that a start begins after `step`. Raises NoProgressError, DiskError.
+
+        Only SLURM's own starts count: inside an allocation a person may start as often as they like.
+        """
         start = Start(self._here.restarts, self._here.node, self._clock(), step)
         self._keep(replace(self.record, starts=(*self.record.starts, start)))
-        recent = self.record.starts[-FRUITLESS_STARTS - 1 :]
+        last_of = {start.restarts: start for start in self.record.starts}
+        recent = list(last_of.values())[-FRUITLESS_STARTS - 1 :]
         if len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
             raise NoProgressError(
                 f"SLURM job {self._here.job_id} was started {FRUITLESS_STARTS} times after step {step} and never "

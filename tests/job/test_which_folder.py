@@ -1,0 +1,261 @@
+"""A start goes on with its own run or in a folder of its own; nothing of anybody else is touched."""
+
+import json
+import os
+import shutil
+import sys
+import threading
+import types
+from contextlib import nullcontext
+
+import pytest
+
+from swe_rl.cli import launch
+from swe_rl.errors import RunError, UserError
+from swe_rl.hardware.slurm.jobs import allocation
+from swe_rl.logger.folder import FolderInUse, RunFolder, RunState
+from swe_rl.logger.jsonl import read_events
+from swe_rl.run.which_folder import choose_folder
+from tests.support.ended_runs import leave, status, warn
+
+
+def test_auto_continues_the_newest_unfinished_run_in_its_own_folder(make, fresh):
+    config = make("trainer.resume=auto")
+    old = fresh("old")
+    with pytest.raises(KeyboardInterrupt):
+        leave(config, old, KeyboardInterrupt())
+    new = fresh("new")
+    one = leave(config, new)
+    assert one.resumed and one.folder.path == old and not new.exists()
+    assert status(old).status is RunState.done and status(old).resumes == 1
+    names = [event["event"] for event in read_events(old / "events.jsonl")]
+    assert names == ["started", "stopped", "resumed", "stopped"]
+    again = fresh("again")
+    assert not leave(config, again).resumed and again.exists()  # the old one is done
+
+
+def test_a_resumed_run_removes_what_a_killed_writer_left_aside(make, fresh):
+    config, path = make("trainer.resume=auto"), fresh()
+    with pytest.raises(RunError):
+        leave(config, path, RunError("broke"))
+    left = [path / ".status.json.77.0123456789ab.tmp", path / "trajectories" / ".eval.json.1.ba9876543210.tmp"]
+    foreign = [path / ".weights.tmp", path / ".other.tmp", path / "0123456789ab.tmp"]
+    for file in (*left, *foreign):
+        file.touch()
+    assert leave(config, fresh("again")).folder.path == path
+    assert not any(file.exists() for file in left) and all(file.exists() for file in foreign)
+
+
+def test_auto_does_not_continue_another_configuration_or_a_live_run(make, fresh):
+    config, old = make("trainer.resume=auto"), fresh("old")
+    with pytest.raises(RunError):
+        leave(config, old, RunError("broke"))
+    other = make("trainer.resume=auto", "trainer.lr=0.1")
+    assert not choose_folder(other, fresh("a"))[1]
+    with RunFolder(old).create().acquire():
+        assert not choose_folder(config, fresh("b"))[1]
+    assert choose_folder(config, fresh("c"))[1]
+
+
+def test_a_folder_that_is_named_again_is_continued_or_refused(make, fresh):
+    """`hydra.run.dir` may be anywhere: what `paths.outputs` holds is not all there is."""
+    config, path = make("trainer.resume=auto"), fresh("named")
+    with pytest.raises(RunError):
+        leave(config, path, RunError("broke"))
+    folder, resumed = choose_folder(config, path)
+    assert folder.path == path and resumed
+    assert choose_folder(make(f"trainer.resume={path}"), path)[1]
+    for other in (make(), make("trainer.resume=auto", "trainer.lr=0.1")):
+        with pytest.raises(UserError, match=r"named has the files of an earlier run \(failed, step 0\)"):
+            choose_folder(other, path)
+    leave(config, path)
+    with pytest.raises(UserError, match=r"earlier run \(done"):
+        choose_folder(config, path)
+    with RunFolder(path).acquire(), pytest.raises(FolderInUse, match="live run"):
+        choose_folder(make(), path)
+
+
+def test_none_starts_anew(make, fresh):
+    config, old = make("trainer.resume=none"), fresh("old")
+    with pytest.raises(RunError):
+        leave(config, old, RunError("broke"))
+    folder, resumed = choose_folder(config, fresh("new"))
+    assert folder.path.name == "new" and not resumed
+
+
+def test_a_path_that_cannot_be_continued(make, fresh, tmp_path):
+    path = fresh("new")
+    with pytest.raises(UserError, match=r"trainer\.resume=.*nowhere.*no readable status"):
+        choose_folder(make(f"trainer.resume={tmp_path / 'nowhere'}"), path)
+    old = fresh("old")
+    leave(make(), old)
+    with pytest.raises(UserError, match="another configuration"):
+        choose_folder(make(f"trainer.resume={old}", "trainer.lr=0.1"), path)
+    assert path.exists()
+    folder, resumed = choose_folder(make(f"trainer.resume={old}"), path)
+    assert folder.path == old and resumed
+
+
+def test_a_given_folder_that_is_in_use_is_refused_and_the_fresh_one_stays(make, fresh):
+    config, old = make(), fresh("old")
+    leave(config, old)
+    with RunFolder(old).create().acquire(), pytest.raises(UserError, match="live run"):
+        leave(make(f"trainer.resume={old}"), fresh("new"))
+    assert (old.parent / "new").exists()
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, same_folder):
+    config, old = make("trainer.resume=none"), fresh("old")
+    warn(config, old)
+    slurm(1)
+    new = old if same_folder else fresh("new")
+    one = leave(config, new)
+    assert one.resumed and one.folder.path == old and (same_folder or not new.exists())
+    assert (status(old).status, status(old).resumes, status(old).step) == (RunState.done, 1, 3)
+    slurm(2)
+    assert leave(config, old).resumed  # queued again by hand though it was done: nothing is lost
+
+
+def test_a_job_killed_without_a_word_goes_on_as_well(make, fresh, slurm):
+    config, old = make(), fresh("old")
+    with pytest.raises(RunError):
+        leave(config, old, RunError("the node fails"))
+    slurm(1)
+    assert leave(config, fresh("new")).folder.path == old
+
+
+def test_a_configuration_that_changed_in_the_queue_is_refused(make, fresh, slurm):
+    warn(make(), fresh("old"))
+    slurm(1)
+    with pytest.raises(UserError, match=r"job 7 was queued again, and its configuration is not the one"):
+        leave(make("trainer.lr=0.1"), fresh("new"))
+
+
+def test_the_earlier_start_may_still_hold_the_folder(make, fresh, slurm, monkeypatch):
+    monkeypatch.setattr("swe_rl.run.which_folder._LOOK_S", 0.05)
+    config, old = make(), fresh("old")
+    warn(config, old)
+    slurm(1)
+    held = RunFolder(old).acquire()
+    threading.Timer(0.8, held.release).start()
+    assert leave(config, old).resumed
+
+
+def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, slurm, tmp_path):
+    config, old = make(f"paths.sync_to={tmp_path / 'there'}"), fresh("old")
+    warn(config, old)
+    copy = tmp_path / "there" / "job_7_train"
+    assert json.loads((copy / "status.json").read_text())["status"] == "requeued"
+    shutil.rmtree(old)
+    slurm(1)
+    new = fresh("new")
+    one = leave(config, new)
+    assert one.resumed and one.folder.path == new and status(new).resumes == 1
+    assert json.loads((copy / "status.json").read_text())["status"] == "done"
+
+
+def broken(config, path):
+    with pytest.raises(RunError):
+        leave(config, path, RunError("broke"))
+    return path
+
+
+@pytest.mark.parametrize("resume", ["auto", "old"])
+@pytest.mark.parametrize("what", ["their file", "done run", "live run", "here"])
+def test_a_named_folder_that_is_somebodys_stays(make, fresh, monkeypatch, tmp_path, resume, what):
+    old, path = broken(make("trainer.resume=auto"), fresh("old")), fresh("named")
+    config = make(f"trainer.resume={old if resume == 'old' else resume}")
+    if what == "here":
+        monkeypatch.chdir(path)
+    elif what == "their file":
+        (path / "notes.txt").touch()
+    elif what == "done run":
+        leave(make("trainer.lr=0.1"), path)
+    with RunFolder(path) if what == "live run" else nullcontext():
+        if "run" in what:
+            with pytest.raises(UserError, match=r"earlier run \(done|live run"):
+                leave(config, path)
+        else:
+            assert leave(config, path).folder.path == old
+    assert (path / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("older", [False, True])  # whose status.json does not name the job
+def test_a_run_is_continued_by_its_own_job_only(make, fresh, older):
+    old, named = fresh("old"), "name=train"
+    broken(make(), old)
+    if older:
+        record = json.loads((old / "status.json").read_text())
+        assert record.pop("job") == "train"
+        (old / "status.json").write_text(json.dumps(record))
+    assert choose_folder(make("job=eval", named, "trainer.resume=auto"), fresh("a"))[1] is older
+    assert choose_folder(make("trainer.resume=auto"), fresh("b"))[1]
+    if not older:
+        with pytest.raises(UserError, match="is a run of job=train, and this is job=eval"):
+            choose_folder(make("job=eval", named, f"trainer.resume={old}"), fresh("c"))
+        with pytest.raises(UserError, match="earlier run"):
+            choose_folder(make("job=eval", named, "trainer.resume=auto"), old)
+
+
+def test_a_script_with_several_runs_starts_those_that_it_had_not_begun(make, fresh, slurm, tmp_path):
+    def given(name, text):
+        path = fresh(name)
+        (path / ".hydra").mkdir()
+        (path / ".hydra" / "overrides.yaml").write_text(f"- {text}\n")
+        return path
+
+    sync = f"paths.sync_to={tmp_path / 'there'}"
+    warn(make(sync), given("first", "trainer.seed=0"))
+    slurm(1)
+    second = make("trainer.seed=1", sync)
+    assert leave(second, given("second", "trainer.seed=1")).folder.name == "second"
+    shutil.rmtree(tmp_path / "train" / "first")
+    slurm(2)
+    assert not choose_folder(make("job=eval", "name=train", sync), given("third", "job=eval"), allocation(os.environ))[
+        1
+    ]
+    assert {entry.name for entry in (tmp_path / "train" / "third").iterdir()} == {".hydra", "config.yaml"}
+    with pytest.raises(UserError, match=r"second.config\.yaml\): conf/ or the environment has changed"):
+        leave(make("trainer.lr=0.1", sync), given("fourth", "trainer.seed=1"))
+
+
+@pytest.fixture
+def typed(monkeypatch, tmp_path, capsys):
+    """typed(words): what the command said; its job begins and ends."""
+    module = types.ModuleType("swe_rl.job.train")
+    module.run = lambda config, folder: 0 if leave(config, folder) else 1
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.chdir(tmp_path)
+
+    def command(*words):
+        status = launch.start([f"paths.outputs={tmp_path}", *words])
+        return status, " ".join(capsys.readouterr().err.split())
+
+    return command
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_start_that_is_refused_writes_nothing_over_what_is_there(typed, tmp_path):
+    assert typed("hydra.run.dir=X")[0] == 0
+    before = contents(tmp_path / "X")
+    for locked in (False, True):
+        with RunFolder(tmp_path / "X") if locked else nullcontext():
+            status, said = typed("hydra.run.dir=X", "trainer.lr=0.1")
+        assert status == 2 and ("live run" if locked else "earlier run (done, step 0)") in said
+        assert {path: text for path, text in contents(tmp_path / "X").items() if path.name != ".lock"} == {
+            path: text for path, text in before.items() if path.name != ".lock"
+        }
+
+
+@pytest.mark.parametrize("folder", [".", "theirs"])
+@pytest.mark.parametrize("word", ["trainer.lr=0.1", "trainer.resume=nowhere"])
+def test_somebodys_own_config_yaml_stays(typed, tmp_path, folder, word):
+    path = tmp_path / folder
+    path.mkdir(exist_ok=True)
+    (path / "config.yaml").write_text("theirs: 1\n")
+    status, _ = typed(f"hydra.run.dir={folder}", word)
+    assert status == 2 and (path / "config.yaml").read_text() == "theirs: 1\n"
