@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from swe_rl.sandbox.base import clean_environment
+from swe_rl.sandbox.base import ALONE, clean_environment
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
@@ -114,7 +114,7 @@ class BubblewrapLauncher:
         self._mounts = tuple(mounts)
         self._mode = mode
         self._limits = limits
-        self._env = clean_environment(host.search_path, HOME, cpus)
+        self._env = clean_environment(host.search_path, HOME, cpus) | {ALONE: "yes"}
         system = [(folder, folder) for folder in map(Path, ("/usr", *_LOADER_FOLDERS)) if not folder.is_symlink()]
         system += [(Path(mount.source), Path(mount.target)) for mount in mounts]
         self._own_with_toolchain = own_places(system)
