@@ -271,7 +271,8 @@ for swe_rl_turn in {1..500} end; do
   for swe_rl_p in /proc/[0-9]*; do
     swe_rl_p=${swe_rl_p#/proc/}
     case $swe_rl_up in *" $swe_rl_p "*) continue ;; esac
-    [ -n "${%(alone)s-}" ] || PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ" || continue
+    [ -n "${%(alone)s-}" ] ||
+      PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ" || continue
     if kill -9 "$swe_rl_p" || [ ! -d "/proc/$swe_rl_p" ]; then swe_rl_left=yes; fi # but not where it may not be killed
   done 2>/dev/null
   [ $swe_rl_left = yes ] || break
