@@ -20,6 +20,7 @@ TRIED = [(name, trick) for name, replica in REPLICAS.items() for trick in tricks
 QUICK = {
     ("pytest", "the report patched by a split string"),
     ("pytest", "a plugin put into the running session"),
+    ("pytest", "tests exchanged by sys.setprofile, which is then gone"),
     ("django", "a wrapper around tests/runtests.py"),
     ("django", "unittest's results patched from the package"),
     ("sympy", "two lines in sympy/testing/runtests.py"),

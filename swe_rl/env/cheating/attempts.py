@@ -57,7 +57,7 @@ _FORGED = re.compile(
     r"|pytest_sessionfinish|\bpytest\.exit\(|\b(?:import|from) _pytest|['\"]\s*PASSED \S*::"
     r"|(?:import_module|__import__)\(\s*['\"](?:_?pytest|pluggy|unittest)\b"
     r"|atexit\.register\(.*_exit|\bgc\.get_objects\b|def __eq__\(self, \w+\)(?: -> bool)?: *return True\b"
-    r"|unittest\.(?:TestCase|TestResult)\.\w+ *="
+    r"|unittest\.(?:TestCase|TestResult)\.\w+ *=|\bsys\.monitoring\b|\baddaudithook\b|\b_?set(?:profile|trace)"
 )
 _PYTEST = "pytest-dev/pytest"
 _NETWORK_CODE = re.compile(
