@@ -27,9 +27,6 @@ from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Work
 from swe_rl.sandbox.working_copy import remove_tree
 
 TIMEOUT_EXIT = 124  # as `timeout` of coreutils
-ALONE = (
-    "SWE_RL_ALONE"  # a variable of commands that have process numbers of their own: who else runs is their sandbox's
-)
 MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
 _log = logging.getLogger(__name__)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")

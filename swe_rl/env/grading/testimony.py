@@ -21,8 +21,7 @@ from pathlib import Path
 from swe_rl.env.grading import witness
 from swe_rl.env.grading.log_check import EXIT, START
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.base import ALONE
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.sandbox.protocol import ALONE, Sandbox
 
 _PROBE_S = 120.0
 _MAX_RECORDS_BYTES = 32 * 1024**2

@@ -12,7 +12,8 @@ from typing import Any
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import ALONE, clean_environment
+from swe_rl.sandbox.base import clean_environment
+from swe_rl.sandbox.protocol import ALONE
 
 DOOR_FOLDER = "/run/swe_rl"
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from swe_rl.sandbox.base import ALONE, clean_environment
+from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
 from swe_rl.sandbox.process_tree import group_members
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.protocol import ALONE, Workspace
 
 # Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
 # - Looked for by place, not by name alone: the package that runs, the checkout that it is run from, and every installed
