@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-_OPENING = re.compile(r"```[ \t]*([A-Za-z0-9_+.-]*)[ \t]*$")
+_OPENING = re.compile(r"```[ \t]*([A-Za-z0-9_+.-]*)$")
 _CLOSING = re.compile(r"```[ \t]*$")
 
 
@@ -56,7 +56,7 @@ def _blocks(text: str, languages: Sequence[str]) -> tuple[list[tuple[str, str]],
     lines: list[str] = []
     for line in text.replace("\r\n", "\n").split("\n"):
         if language is None:
-            opening = _OPENING.match(line)
+            opening = _OPENING.match(line.rstrip(" \t"))
             if opening:
                 language, lines = opening[1], []
         elif _CLOSING.match(line):

@@ -5,6 +5,8 @@ Invariants:
 - The patch is relative to the instance's base commit, whatever the agent committed since.
 - Only the objects of the agent's repository are used: its configuration, index, hooks, filters, attributes outside of
   the tree, excludes, locks and flags play no part, so breaking them breaks nothing.
+- A named pipe or a device in the place of a file, or a link to one that git would read, is removed first: reading it
+  might never end.
 - A sandbox that does not answer in time is a SandboxError; what the agent did to its repository is not.
 """
 
@@ -95,6 +97,8 @@ real=$top/.git
 [ -f "$real" ] && real=$(cd "$top" && sed -n 's/^gitdir: //p' .git | head -n 1)
 real=$(cd "$top" && cd "$real" && pwd -P) || exit %(no_repository)d
 [ -d "$real/objects" ] || exit %(no_repository)d
+find "$top" "$real" "$real/objects/" ! -xtype f ! -xtype d ! -xtype l \
+  \( ! -type l -o -name '.git*' -o -path "$real/*" \) -exec rm -f {} +
 git init -q --bare "$own/git" --template= || failed %(git_failed)d
 export GIT_DIR=$own/git GIT_WORK_TREE=$top
 git config core.bare false; git config core.autocrlf false; git config core.symlinks true

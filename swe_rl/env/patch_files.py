@@ -45,33 +45,34 @@ def _parts(patch: str) -> list[str]:
     parts: list[list[str]] = []
     lines = patch.splitlines(keepends=True)
     left = 0  # lines of the running hunk, which cannot be headers
+    has_hunks = False  # the running part; a plain one ends with the names of the next
     for index, line in enumerate(lines):
         if left > 0:
             left -= not line.startswith("\\")
         elif line.startswith("@@ "):
-            left = _hunk_lines(line, lines, index)
-        elif line.startswith("diff --git ") or (line.startswith("--- ") and _starts_plain(parts, lines, index)):
+            left, has_hunks = _hunk_lines(line, lines, index), True
+        elif line.startswith("diff --git ") or ((has_hunks or not parts) and _has_names(lines, index)):
             parts.append([])
+            has_hunks = False
         if parts:
             parts[-1].append(line)
     return ["".join(part) for part in parts]
 
 
-def _starts_plain(parts: list[list[str]], lines: list[str], index: int) -> bool:
-    """True for the `--- ` of a diff whose part has its pair of names already, or that has no git header."""
-    if index + 1 >= len(lines) or not lines[index + 1].startswith("+++ "):
-        return False
-    return not parts or any(line.startswith("@@ ") for line in parts[-1])
+def _has_names(lines: list[str], index: int) -> bool:
+    """True for the `--- ` of a pair of names."""
+    return lines[index].startswith("--- ") and index + 1 < len(lines) and lines[index + 1].startswith("+++ ")
 
 
 def _hunk_lines(header: str, lines: list[str], index: int) -> int:
     """How many of the lines after `header` belong to its hunk."""
-    match = re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", header)
+    match = re.match(r"@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@", header)
     if not match:
         return 0
     old, new = (int(count) if count is not None else 1 for count in match.groups())
     taken = 0
-    for line in lines[index + 1 :]:
+    for at in range(index + 1, len(lines)):
+        line = lines[at]
         if old <= 0 and new <= 0:
             break
         taken += not line.startswith("\\")

@@ -126,10 +126,10 @@ def finite(written: str) -> float:
 #   what does not fit its type stays a text.
 # - Outside of `<tool_call>` only functions that were offered are calls.
 # - The format: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct (chat template and parser of the model card).
-_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|(?=</tool_call>)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>|(?=</tool_call>)|\Z)", re.DOTALL)
 _TAGGED = re.compile(r"<tool_call>\s*(<function=.*?)(?:</tool_call>|\Z)|(<function=.*?(?:</function>|\Z))", re.DOTALL)
 _PARAMETER = re.compile(
-    r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)", re.DOTALL
+    r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)", re.DOTALL
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import posixpath
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -193,6 +194,9 @@ class ForeignProvider(BaseProvider[ForeignSandbox]):
         missing = [name for name in ("exec", "write_file", "read_file", "close", "workdir", "sandbox_id")
                    if not hasattr(made, name)]  # fmt: skip
         if missing:
+            if "close" not in missing:
+                with suppress(SandboxError):  # what is missing is said, and comes first
+                    await bounded(self._maker, "close", made.close, _CLOSE_S)
             raise SandboxError(f"{self._maker}: its method create must return what has {', '.join(missing)}")
         sandbox = ForeignSandbox(made, self._maker, self._config, self._left)
         self._open.add(sandbox)

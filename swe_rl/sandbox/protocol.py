@@ -45,6 +45,9 @@ async def ends_within(
 # What the output of a command says that the sandbox's own bounds ended: its agent used too much, nothing here broke.
 USED_TOO_MUCH = "The command was ended: this sandbox used"
 
+# Of a command that sees the processes of its sandbox alone, whose process numbers are its own.
+ALONE = "SWE_RL_ALONE"
+
 
 class SandboxError(RunError):
     """A sandbox could not be made, or died, or cannot run commands any more."""

@@ -1,5 +1,7 @@
 """Reading commands out of messages."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +81,9 @@ def test_it_never_raises_and_says_exactly_one_thing(message: str):
 @given(st.text(st.characters(exclude_characters="`\r", exclude_categories=["Cs"]), min_size=1).filter(str.strip))
 def test_any_block_without_fences_comes_back_as_it_is(command: str):
     assert parse_command(f"Words.\n```bash\n{command}\n```\n").command == command
+
+
+def test_a_long_line_takes_no_square_of_its_time():
+    began_s = time.process_time()
+    assert parse_command("```" + " " * 300_000 + "!").error is FormatError.no_block
+    assert time.process_time() - began_s < 5.0

@@ -1,11 +1,13 @@
 """The debugging agent's loop and tools, with a scripted model; its debugger has a test of its own."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from swe_rl.agent.client import ChatClient
+from swe_rl.agent.pdb.actions import _diff
 from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
 from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
@@ -242,3 +244,14 @@ async def test_it_solves_an_instance_in_one_chain(solve, client: ChatClient):
     assert solved.result.exit is Exit.SUBMITTED and solved.grade and solved.grade.resolved, solved.result.turns
     assert (len(solved.traces), len(solved.rows), solved.summary.breaks) == (3, 1, {})
     assert solved.patch.count("diff --git") == 1
+
+
+def test_the_diff_of_an_edit_is_of_its_lines():
+    lines = [str(number % 150) for number in range(200_000)]
+    before = "\n".join(lines)
+    after = "\n".join([*lines[:9], "x", "y", *lines[10:]])
+    expected = "Edited a.csv:\n@@ -7,7 +7,8 @@\n 6\n 7\n 8\n-9\n+x\n+y\n 10\n 11\n 12"
+    began_s = time.process_time()
+    assert _diff("a.csv", before, after) == expected
+    assert time.process_time() - began_s < 5.0
+    assert _diff("a", "", "x\n") == "Edited a:\n@@ -0,0 +1,1 @@\n+x" and _diff("a", "x\n", "x\n") == "a is as it was"

@@ -164,6 +164,12 @@ def test_a_session_knows_that_its_tests_were_killed(status, killed):
     assert session.killed is killed and session.findings == ("ended_early",) and not session.tests
 
 
+def test_a_verdict_that_is_too_long_for_its_line_is_none():
+    said = 'words\nsecret {"status": 0, "tests": {"x\n... [9 bytes left out] ...\nx": "passed"}}\n'
+    session = read_session(ExecResult(0, said, False, 9, 1.0), "secret")
+    assert session.findings == ("grader_killed",) and session.killed and not session.tests
+
+
 async def test_a_patch_that_kills_its_grader_is_run_twice_and_resolves_nothing(env, sandboxes):
     instance = env.instances("train")[0]
     workspace, made = env.workspace(instance), []

@@ -90,6 +90,17 @@ async def test_a_sandbox_that_dies_is_no_verdict(env, kind):
     assert not provider.open_sandboxes
 
 
+@pytest.mark.parametrize("kind", [GradingKind.pytest, GradingKind.eval_script, GradingKind.tests])
+async def test_an_error_that_nobody_thought_of_is_no_verdict(env, kind):
+    def breaks(command):
+        raise ZeroDivisionError("by a patch")
+
+    known = env.instances("train")[0]
+    instance = dataclasses.replace(known, eval_script="true" if kind is GradingKind.eval_script else "")
+    with pytest.raises(GradeError, match=f"{known.instance_id} failed: ZeroDivisionError: by a patch"):
+        await GRADERS[kind](instance, known.patch, env.workspace(known), ScriptedProvider(breaks), 60)
+
+
 async def test_a_sandbox_without_pytest_is_no_verdict(env, sandboxes):
     """The first line of what a grader runs is not the patch's doing."""
     known = env.instances("train")[0]

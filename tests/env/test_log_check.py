@@ -1,6 +1,7 @@
 """Logs as they come, and logs that nobody's tests wrote."""
 
 import subprocess
+import time
 
 import pytest
 
@@ -74,3 +75,10 @@ def test_each_runner_has_a_last_line(parser, text, good):
 def test_a_script_without_marks_stays_as_it_is():
     assert mark_script("make test\n", "abc") == "make test\n"
     assert status_of_tests("whatever", "abc", 7) == 7
+
+
+@pytest.mark.parametrize(("parser", "text"), [("", "python" * 50_000), ("parse_log_sympy", "\n" * 300_000)])
+def test_a_long_log_takes_no_square_of_its_time(parser, text):
+    began_s = time.process_time()
+    check_log(text, {"test_a": "PASSED"}, parser, "abc")
+    assert time.process_time() - began_s < 5.0

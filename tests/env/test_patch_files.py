@@ -1,6 +1,7 @@
 """A patch's files, as git writes them and as others do."""
 
 import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -59,6 +60,17 @@ def test_plain_unified_diffs():
         "--- a/x.py\t2020\n+++ b/x.py\t2021\n@@ -1 +1 @@\n-1\n+2\n--- y.py\n+++ y.py\n@@ -1,2 +1 @@\n--- minus\n 1\n"
     )
     assert touched_paths(patch) == ["x.py", "y.py"]
+
+
+@pytest.mark.parametrize("part", ["--- x\n+++ y\n", "@@ -1,0 +1,0 @@\n", "--- x\n+++ y\n@@ -1 +1 @@\n"])
+def test_a_long_patch_takes_no_square_of_its_time(part):
+    began_s = time.process_time()
+    split_patch("diff --git a/x b/x\n" + part * 50_000)
+    assert time.process_time() - began_s < 5.0
+
+
+def test_a_number_of_lines_with_thousands_of_digits_is_none():
+    assert touched_paths(f"--- a/x\n+++ b/x\n@@ -1,{'9' * 5000} +1 @@\n+1\n") == ["x"]
 
 
 @given(st.text(max_size=300))

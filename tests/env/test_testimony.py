@@ -1,5 +1,6 @@
 """Signed records: what is read of them, and what a witness in a real interpreter writes."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -39,6 +40,15 @@ def test_what_is_signed_is_read(tmp_path):
     heard = read(signed(tmp_path, READY, PASSED, FAILED, LAST), "", SEEN)
     assert heard.started and heard.finished and not heard.forged and heard.changed == {"unittest.case.TestCase.run"}
     assert as_log(heard, "parse_log_sympy").split("\n")[1:3] == ["test_a ok", "test_b F"]
+
+
+def test_what_tested_code_put_into_a_record_is_text(tmp_path):
+    strange = {"kind": "pytest", "test": "t.py::\ud800", "when": {"call": 1}, "outcome": "passed"}
+    heard = read(signed(tmp_path, READY, strange, {"finished": []}), "", SEEN)
+    assert "FAILED t.py::?" in as_log(heard, "")
+    deep = "[" * 100_000
+    mark = hashlib.blake2b(f"1 {deep}".encode(), key=bytes.fromhex(KEY)).hexdigest()
+    assert read(f"{deep} {mark}\n", "", SEEN).forged
 
 
 @pytest.mark.parametrize("broken", ["left out", "moved", "changed", "added", "another key", "cut"])

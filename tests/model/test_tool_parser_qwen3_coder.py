@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -123,3 +124,10 @@ def test_parsers_by_name():
     assert all(make_tool_parser(name) for name in TOOL_PARSERS)
     with pytest.raises(ToolParserError, match="choose one of hermes, qwen3_coder, none"):
         make_tool_parser("xml")
+
+
+@pytest.mark.parametrize("text", ["<function=" * 50_000, "<function=bash>" + "<parameter=" * 50_000])
+def test_a_reply_of_openings_takes_no_square_of_its_time(text):
+    began_s = time.process_time()
+    parse_qwen3_coder(text, TOOLS)
+    assert time.process_time() - began_s < 5.0

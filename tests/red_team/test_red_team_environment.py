@@ -43,6 +43,20 @@ async def test_what_can_be_written_is_looked_at(sandbox):
     assert {path.removeprefix(seen.prefix) for path in written} == {"/lib/evil.py"}, log
 
 
+SLEEPS = "env -i bash -c 'sleep 61; :' left_behind & disown"
+FORKS = "env -i bash -c 'go() { (go &); exit; }; go' left_behind & sleep 0.1"  # no process of it lives for long
+
+
+@pytest.mark.parametrize("left", [SLEEPS, FORKS])
+async def test_what_an_installation_left_running_is_ended_before_the_key_is_there(sandbox, left):
+    script = SCRIPT.replace(
+        "PYTHON -c pass", "python -c pass; grep -lsxz left_behind /proc/[0-9]*/cmdline || echo none"
+    )
+    script = script.replace("set -uxo", "set -euo").replace("INSTALL", left)
+    log = (await sandbox.exec(with_witness(script, await install(sandbox, script, ())), timeout_s=60)).output
+    assert log.splitlines()[-1:] == ["none"], log
+
+
 @pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="commands may write to /tmp, above this environment")
 async def test_what_nobody_can_write_is_not_looked_at(sandbox):
     evil = f"{sys.prefix}/evil.py"

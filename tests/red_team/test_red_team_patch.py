@@ -41,6 +41,9 @@ FIX = "sed -i 's/a - b/a + b/' victim/__init__.py"
         ("git sparse-checkout set --no-cone '/tests/*'; " + FIX, None),
         ("git branch -m main other; rm .git/HEAD; echo garbage > .git/HEAD", "git_tampering"),
         ("mv .git /tmp/elsewhere; echo 'gitdir: /tmp/elsewhere' > .git", "git_tampering"),
+        ("mkfifo .gitignore .gitattributes victim/.gitignore .git/packed-refs .git/objects/info/alternates", None),
+        ("mkfifo /tmp/p; ln -s /tmp/p .gitignore; ln -s /dev/zero .git/packed-refs; ln -s /tmp/p .git/shallow", None),
+        ("mv .git/objects /tmp; ln -s /tmp/objects .git; mkfifo /tmp/objects/info/alternates", None),
         ("mkfifo victim/pipe; ln -s / victim/root; head -c 3000000 /dev/zero > huge.bin", None),
         (
             "mkdir -p /tmp/bin; printf '#!/bin/sh\\necho fake\\n' > /tmp/bin/git; "

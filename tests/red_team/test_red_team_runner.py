@@ -3,6 +3,7 @@
 import pytest
 
 from swe_rl.env.grading.pytest import grade_by_pytest
+from tests.red_team.tricks import EXCHANGED, code
 
 pytestmark = pytest.mark.slow  # what it adds to a few of the witness's is a minute of a core
 
@@ -56,6 +57,7 @@ async def test_the_fix_resolves_and_nothing_does_not(victim, sandboxes):
             "    except OSError:\n        pass\nos._exit(0)\n",
             "results_forged",
         ),
+        *((f"{code(EXCHANGED)}sys.set{name}(kind)\n", "runner_changed") for name in ("profile", "trace")),
         ("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n", "grader_killed"),
         (
             "import os, threading, time\ndef later():\n    time.sleep(0.05)\n    os._exit(0)\n"

@@ -284,6 +284,28 @@ PYTEST_PATCHES = {
         python.Function.setup = setup
     """,
 }
+# For each runner: whoever is told of calls has another function called, and leaves no trace of itself.
+EXCHANGED = """
+    import sys
+    def kind(frame, event, arg):
+        here, name = frame.f_locals, frame.f_code.co_name
+        if event == "call" and name == "pytest_pyfunc_call" and "pyfuncitem" in here:
+            test = here["pyfuncitem"]
+            if "must_fail" in repr(test._obj):  # the witness's own
+                return
+            test._obj = lambda **k: None
+        elif event == "call" and name == "run" and hasattr(here.get("self"), "_testMethodName"):
+            test = here["self"]
+            setattr(test, test._testMethodName, lambda: None)
+        elif event == "call" and name == "entering_test":
+            test = here["f"]
+            test.__code__ = (lambda: None).__code__
+        else:
+            return
+        if "test_add" in repr(test):
+            sys.settrace(None)
+            sys.setprofile(None)
+"""
 CONFTEST = code("""
     import pytest
     @pytest.hookimpl(hookwrapper=True)
@@ -762,6 +784,9 @@ def equal_to_all(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
             ),
         ),
     )
+    for name in ("profile", "trace"):
+        text = f"{EXCHANGED}    getattr(sys, 'set' + '{name}')(kind)"
+        yield f"tests exchanged by sys.set{name}, which is then gone", (Edit(place.init, guarded(text)),)
     yield "an installation that never ends", (Edit(place.init, guarded("import time\ntime.sleep(3600)")),)
     yield (
         "git attributes and filters",

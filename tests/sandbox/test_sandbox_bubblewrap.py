@@ -278,6 +278,18 @@ async def test_mounts_are_seen_where_they_say(workspace: Workspace, tmp_path: Pa
     assert (_names(tmp_path / "tools"), _names(tmp_path / "shared")) == (["here"], ["here", "x"])
 
 
+@pytest.mark.parametrize(
+    ("said", "own", "seen"),
+    [("3", 3, 3), ("0 7", 7, 7), ("7 0", 7, 7), ("3", 137, 3), ("3", -9, 3), ("0 3", -9, 3), ("", 137, None)],
+)
+async def test_a_report_that_the_command_wrote_itself_does_not_count(
+    isolated: ProcessSandbox, said: str, own: int, seen: int | None
+):
+    """`own`: how bwrap ended. A huge number is no report at all."""
+    pipe = "".join(f"the-end-was-seen:{number}\n" for number in ["9" * 5000, *said.split()])
+    assert isolated._launcher.seen_end(pipe.encode(), own) == seen
+
+
 @pytest.fixture(params=list(UserMode), ids=lambda mode: mode.name)
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UserMode:
     if request.param is UserMode.own_uid and os.geteuid() != 0:

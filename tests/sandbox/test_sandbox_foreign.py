@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +101,20 @@ WRONG = [
     ({}, lambda it: it.write_file("../x", b""), "is not below"),
     ({}, lambda it: it.read_file("/etc/passwd"), "is not below"),
 ]
+
+
+async def test_one_that_lacks_something_is_closed(tmp_path):
+    closed = []
+
+    async def close():
+        closed.append(1)
+
+    made = SimpleNamespace(**dict.fromkeys(("exec", "write_file", "read_file", "workdir")), close=close)
+    provider = ForeignProvider(Makes(made), MAKER, CONFIG, pytest.fail)
+    with pytest.raises(SandboxError, match="must return what has sandbox_id"):
+        await provider.create(Workspace(path=tmp_path), owner="o")
+    assert closed == [1]
+    await provider.close()
 
 
 @pytest.mark.parametrize(("acts", "call", "words"), WRONG)

@@ -5,7 +5,6 @@ Invariants:
 - Files are written whole or not at all; an edit that does not fit changes nothing.
 """
 
-import difflib
 import json
 import shlex
 from dataclasses import dataclass
@@ -150,6 +149,17 @@ def _edited(before: str | None, new: str, old: str | None, start: int | None, en
 
 
 def _diff(path: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "before", "after", lineterm="", n=_DIFF_LINES)
-    changes = "\n".join(list(lines)[2:])
-    return f"Edited {path}:\n{changes}" if changes else f"{path} is as it was"
+    """An edit changes one place, from the first line that differs to the last: that is looked for in linear time."""
+    old, new = before.splitlines(), after.splitlines()
+    if old == new:
+        return f"{path} is as it was"
+    shorter = min(len(old), len(new))
+    first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
+    same = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)  # at the end
+    begin, removed, added = max(0, first - _DIFF_LINES), len(old) - same, len(new) - same
+    tail = old[removed : removed + _DIFF_LINES]
+    sizes = (removed + len(tail) - begin, added + len(tail) - begin)
+    lines = [f"@@ -{begin + (sizes[0] > 0)},{sizes[0]} +{begin + (sizes[1] > 0)},{sizes[1]} @@"]
+    lines += [f" {line}" for line in old[begin:first]] + [f"-{line}" for line in old[first:removed]]
+    lines += [f"+{line}" for line in new[first:added]] + [f" {line}" for line in tail]
+    return "\n".join([f"Edited {path}:", *lines])

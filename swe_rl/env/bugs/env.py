@@ -4,10 +4,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
-from swe_rl.env.grading.make import VerdictCache
-from swe_rl.env.grading.pytest import grade_by_pytest
+from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.records import narrowed, read_instances, select_instances
@@ -26,7 +26,7 @@ class BugsEnv:
         self._config = config
         self._cache = cache
         self._lock = threading.Lock()
-        self._grade = grader or (VerdictCache().grade if config.cache_verdicts else grade_by_pytest)
+        self._grade = grader or (VerdictCache().grade if config.cache_verdicts else GRADERS[GradingKind.pytest])
 
     def instances(self, split: str) -> Sequence[Instance]:
         """`env.instances` narrows the training split; the held-out split only where it names some of it. One list may

@@ -2,6 +2,8 @@
 
 Invariants:
 - No code of the patch runs before or while it is applied: git and its output can be trusted in here.
+- Nothing of a patch gets into `.git`, from where git would run it: git itself refuses that, and a patch that any other
+  program puts there does not apply.
 - Files that decide what is tested (see pinned.py) are put back in the tree after the patch was applied, whatever way
   it was applied, not cut out of its text: a patch cannot be worded so that they escape.
 - A file that the gold patch changes too is the task's business and stays as the agent left it.
@@ -76,7 +78,7 @@ async def apply_patch(
         patch=shlex.quote(f"{folder}/model.patch"),
         folder=shlex.quote(folder),
         specs=" ".join(shlex.quote(spec) for spec in specs),
-        tries="\n".join(_TRY.format(command=command) for command in commands),
+        tries="\n".join(_TRY.format(command=_with_git_kept(command)) for command in commands),
         roots=" ".join(shlex.quote(root or "./") for root in IMPORT_ROOTS),
         hiding="|".join(hiding_names()),
     )
@@ -85,6 +87,10 @@ async def apply_patch(
         raise GradeError(f"the patch could not be tried in a fresh sandbox: {_why(done)}")
     restored = tuple(_RESTORED.findall(done.output))
     return Applied(done.exit_code == _APPLIED, restored, done.output, done.duration_s)
+
+
+def _with_git_kept(command: str) -> str:
+    return command if command.startswith("git ") else f"with_git_kept {command}"
 
 
 def _why(done: ExecResult) -> str:
@@ -107,6 +113,8 @@ snapshot() {{ GIT_INDEX_FILE="$d/index" git "$@"; }}
 git rev-parse HEAD >/dev/null || exit 98
 roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
 roots > "$d/roots"
+repository() {{ find . \\( -name .git -o -path '*/.git/*' \\) -exec ls -ldic --full-time {{}} + | sort; }}
+with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$before" ] || exit 97; return $status; }}
 snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
 {tries}

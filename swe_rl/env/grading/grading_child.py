@@ -4,8 +4,8 @@ Invariants:
 - Stands alone (Python 3.6 and later, pytest 3 and later): its text is put into sandboxes.
 - pytest is imported before the tested folder can be imported from, so nothing in there can stand in for it.
 - A result is what pytest's own call of the test gave, signed with a key that was read before any tested code ran; code
-  that replaces parts of pytest is noticed when the session ends. Tested code shares this process: whoever finds the key
-  in its memory can forge. docs/cheating.md says what is left.
+  that replaces parts of pytest, or is told of each call, is noticed when the session ends. Tested code shares this
+  process: whoever finds the key in its memory can forge. docs/cheating.md says what is left.
 """
 
 import hashlib
@@ -17,8 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable  # noqa: UP035 - 3.6 has no other
 
+TOLD_OF_CALLS = ("sys.setprofile", "sys.monitoring.register_callback", "sys.addaudithook")
 
-def make_reporter(sign: "hmac.HMAC", channel: int) -> "tuple[object, Callable[[dict[str, Any]], None]]":
+
+def make_reporter(
+    sign: "hmac.HMAC", channel: int, look: "Callable[[], Any]"
+) -> "tuple[object, Callable[[dict[str, Any]], None]]":
     """A pytest plugin; everything that it needs is bound now, so that replacing modules' functions changes nothing."""
     import pytest
 
@@ -46,6 +50,7 @@ def make_reporter(sign: "hmac.HMAC", channel: int) -> "tuple[object, Callable[[d
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
             result = yield
+            look()
             tell({"test": item.nodeid, "when": call.when, "outcome": outcome_of(call, result.get_result())})
 
         @pytest.hookimpl(trylast=True)
@@ -86,6 +91,28 @@ def make_watch() -> "Callable[[], list[str]]":
     return changed
 
 
+def make_listener() -> "tuple[set[str], Callable[[], None]]":
+    """Who is told of a test's call, and could exchange the test; and a function that looks who is now.
+
+    Since Python 3.8 it is heard of at its beginning; a tracer at its end, for doctest sets none where none is.
+    """
+    heard = set()  # type: set[str]
+    getprofile, gettrace, events = sys.getprofile, sys.gettrace, TOLD_OF_CALLS
+
+    def hook(event: str, arguments: Any) -> None:
+        if event in events or (event == "sys.settrace" and gettrace() is not None):
+            heard.add(event)
+
+    def look() -> None:
+        if getprofile() is not None:
+            heard.add("sys.setprofile")
+        if gettrace() is not None:
+            heard.add("sys.settrace")
+
+    getattr(sys, "addaudithook", id)(hook)
+    return heard, look
+
+
 def main() -> None:
     channel, arguments = int(sys.argv[1]), sys.argv[2:]
     sign = hmac.new(os.read(0, 32), digestmod=hashlib.sha256)
@@ -95,13 +122,15 @@ def main() -> None:
     sys.path.pop(0)  # this script's folder
     import pytest
 
-    reporter, tell = make_reporter(sign, channel)
+    heard, look = make_listener()
+    reporter, tell = make_reporter(sign, channel, look)
     changed = make_watch()
     tell({"ready": pytest.__version__})
     sys.path.insert(0, str(Path.cwd()))
     sys.argv = ["pytest", *arguments]
     status = int(pytest.main(arguments, plugins=[reporter]))
-    tell({"finished": status, "changed": changed()})
+    look()
+    tell({"finished": status, "changed": [*changed(), *sorted(heard)]})
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # what tested code registered for the end of the process is not waited for

@@ -2,6 +2,7 @@
 
 Invariants:
 - Pure; the official reader's verdict is not changed here, the findings are named and the grader draws the conclusion.
+- No pattern takes more time than the log is long: tested code writes the log.
 - After a finding of `DECISIVE` nothing counts as passed: the words of such a run prove nothing. The others are hints.
 """
 
@@ -23,10 +24,11 @@ _PYTEST_END = re.compile(
 )
 _ENDS = {
     "parse_log_django": re.compile(r"^Ran \d+ tests? in [\d.]+s", re.MULTILINE),
-    "parse_log_sympy": re.compile(r"^\W*tests finished: .*, in [\d.]+ seconds", re.MULTILINE),
+    "parse_log_sympy": re.compile(r"^[^\w\n]{0,300}tests finished: .*, in [\d.]+ seconds", re.MULTILINE),
 }
 _PYTEST = re.compile(
-    r"^(?:\++ )?(?:\S*python\S* -m |\S*/)?pytest\b|short test summary info|test session starts", re.MULTILINE
+    r"^(?:\++ )?(?:\S{0,300}python\S{0,300} -m |\S{0,300}/)?pytest\b|short test summary info|test session starts",
+    re.MULTILINE,
 )
 _SUMMARY = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S+)", re.MULTILINE)

@@ -1,10 +1,12 @@
 """Which grader `env.grading` means, and verdicts that are asked once.
 
 Invariants:
-- Every grader has the same signature, runs in a fresh sandbox and raises GradeError where it has no verdict.
+- Every grader has the same signature, runs in a fresh sandbox and raises GradeError where it has no verdict, whatever
+  went wrong in it.
 """
 
 import asyncio
+import logging
 from dataclasses import replace
 
 from swe_rl.config.choices import GradingKind
@@ -14,7 +16,10 @@ from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import Grade, GradeError, Grading
+from swe_rl.errors import SweRlError
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+
+_log = logging.getLogger(__name__)
 
 
 # Grading by an instance's own test file: the data set gives pytest source, not a list of test names.
@@ -36,11 +41,29 @@ async def grade_by_tests(
     return replace(verdict, fail_to_pass=tests, resolved=bool(tests) and all(tests.values()))
 
 
+def _no_crash(grader: Grading) -> Grading:
+    """A patch may lead to what nobody has thought of: that is no verdict on it, and ends no run."""
+
+    async def grade(
+        instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+    ) -> Grade:
+        try:
+            return await grader(instance, patch, workspace, sandboxes, timeout_s)
+        except (SweRlError, OSError):  # a full disk is the run's affair
+            raise
+        except Exception as error:
+            _log.warning("grading %s", instance.instance_id, exc_info=True)
+            words = f"{type(error).__name__}: {error!s:.300}"
+            raise GradeError(f"grading {instance.instance_id} failed: {words}") from error
+
+    return grade
+
+
 GRADERS: dict[GradingKind, Grading] = {
-    GradingKind.pytest: grade_by_pytest,
-    GradingKind.swebench: grade_by_swebench,
-    GradingKind.eval_script: grade_by_eval_script,
-    GradingKind.tests: grade_by_tests,
+    GradingKind.pytest: _no_crash(grade_by_pytest),
+    GradingKind.swebench: _no_crash(grade_by_swebench),
+    GradingKind.eval_script: _no_crash(grade_by_eval_script),
+    GradingKind.tests: _no_crash(grade_by_tests),
 }
 
 
@@ -50,7 +73,7 @@ class VerdictCache:
     For suites without randomness, clock or network only (`env.cache_verdicts`). A GradeError is not kept.
     """
 
-    def __init__(self, grader: Grading = grade_by_pytest) -> None:
+    def __init__(self, grader: Grading = GRADERS[GradingKind.pytest]) -> None:
         self._grader = grader
         self._known: dict[tuple[str, str], asyncio.Task[Grade]] = {}
         self.hits = 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from swe_rl.env.grading import witness
 from swe_rl.env.grading.log_check import EXIT, START
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.sandbox.protocol import ALONE, Sandbox
 
 _PROBE_S = 120.0
 _MAX_RECORDS_BYTES = 32 * 1024**2
@@ -120,6 +120,7 @@ def with_witness(script: str, seen: Witness) -> str:
     names = {"nonce": seen.nonce, "folder": shlex.quote(seen.folder), "prefix": shlex.quote(seen.prefix)}
     let_in = _LET_IN % {
         **names,
+        "alone": ALONE,
         "written": "" if seen.frozen else _WRITTEN % names,
         "text": text,
         "end": f"EOF_{seen.nonce}",
@@ -150,13 +151,22 @@ def read(text: str, log: str, seen: Witness) -> Testimony:
         if changed is not None or not hmac.compare_digest(expected.hexdigest(), mark):
             forged = True
             break
-        record = json.loads(body)
+        try:
+            record = json.loads(body)
+        except RecursionError:
+            forged = True
+            break
         started = started or "ready" in record
         if "finished" in record:
             changed = frozenset(record["finished"])
         elif "test" in record:
-            records.append(record)
+            records.append({name: _as_text(value) for name, value in record.items()})
     return Testimony(started, changed is not None, forged, changed or frozenset(), _written(log, seen), tuple(records))
+
+
+def _as_text(value: object) -> str:
+    """Tested code may have put anything into what the runner tells, half of a surrogate pair too."""
+    return str(value).encode("utf-8", "replace").decode()
 
 
 def _written(log: str, seen: Witness) -> frozenset[str]:
@@ -254,13 +264,29 @@ _WRITTEN = r"""PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/sta
   ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
   ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) \) -exec cksum {} + 2>/dev/null |
   PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true"""
-# What the installation left running is ended. `-x` is off: a here-document is no line of the log.
+# What the installation left running is ended: all but the script and what it was started by where the sandbox has
+# process numbers of its own, else what has the script's mark in its environment. What is ended may have started another
+# one, so it is looked for until nothing is there; where that never comes, no test begins.
+# `-x` is off: a here-document is no line of the log.
 _LET_IN = r"""case $- in *x*) swe_rl_x=x; set +x ;; *) swe_rl_x= ;; esac
-for swe_rl_p in /proc/[0-9]*; do
-  swe_rl_p=${swe_rl_p#/proc/}
-  case $swe_rl_p in 1|$$|$PPID|$BASHPID) continue ;; esac
-  if PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ"; then kill -9 "$swe_rl_p"; fi
-done 2>/dev/null
+swe_rl_up=" 1 "; swe_rl_p=$BASHPID
+while [ "${swe_rl_p:-0}" -gt 1 ]; do
+  swe_rl_up="$swe_rl_up$swe_rl_p "
+  swe_rl_p=$(PATH=/usr/bin:/bin sed -n 's/^PPid:[[:space:]]*//p' "/proc/$swe_rl_p/status")
+done
+for swe_rl_turn in {1..500} end; do
+  swe_rl_left=no
+  for swe_rl_p in /proc/[0-9]*; do
+    swe_rl_p=${swe_rl_p#/proc/}
+    case $swe_rl_up in *" $swe_rl_p "*) continue ;; esac
+    [ -n "${%(alone)s-}" ] ||
+      PATH=/usr/bin:/bin grep -qzx "SWE_RL_RUN=$SWE_RL_RUN" "/proc/$swe_rl_p/environ" || continue
+    if kill -9 "$swe_rl_p" || [ ! -d "/proc/$swe_rl_p" ]; then swe_rl_left=yes; fi # but not where it may not be killed
+  done 2>/dev/null
+  [ $swe_rl_left = yes ] || break
+  PATH=/usr/bin:/bin sleep 0.01
+done
+[ $swe_rl_turn != end ] || exit 1
 %(written)s
 cat > %(folder)s/start <<'%(end)s'
 %(text)s

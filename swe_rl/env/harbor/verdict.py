@@ -65,13 +65,13 @@ def reward_in(text: str) -> float | None:
     name, _, content = text.partition("\n")
     try:
         value: Any = float(content) if name == "reward.txt" else json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
         value = value.get("reward", next(iter(value.values())) if len(value) == 1 else None)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf:
         return None
-    return min(1.0, max(0.0, float(value)))
+    return float(min(1, max(0, value)))  # before it is made a float: an integer may be larger than any
 
 
 def _grade(ran: ExecResult, reward: float | None, duration_s: float) -> Grade:

@@ -13,6 +13,7 @@ from typing import Any
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.base import clean_environment
+from swe_rl.sandbox.protocol import ALONE
 
 DOOR_FOLDER = "/run/swe_rl"
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID")
@@ -39,7 +40,7 @@ def parse_mount(text: str) -> Mount:
 
 def environment(config: SandboxConfig) -> dict[str, str]:
     made = clean_environment("", "", config.cpus)
-    return {name: value for name, value in made.items() if name not in _IMAGES_OWN}
+    return {name: value for name, value in made.items() if name not in _IMAGES_OWN} | {ALONE: "yes"}
 
 
 def host_options(config: SandboxConfig, mounts: tuple[Mount, ...], door: Path | None) -> dict[str, Any]:

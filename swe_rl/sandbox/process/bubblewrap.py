@@ -33,7 +33,7 @@ from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.process.launcher import Launch, Limits, SandboxFolder, prelude
 from swe_rl.sandbox.process_tree import group_members
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.protocol import ALONE, Workspace
 
 # Where a sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
 # - Looked for by place, not by name alone: the package that runs, the checkout that it is run from, and every installed
@@ -71,7 +71,7 @@ _USER_NAMESPACE_UID = 1000
 _FIRST_OWN_UID = 1_000_000_000
 _OWN_UIDS = 500_000_000
 _NAMESPACE_END_S = 10.0  # a process that hangs in the kernel does not hold a run up for ever
-_REPORTED = re.compile(rb"the-end-was-seen:(\d+)\n")
+_REPORTED = re.compile(rb"the-end-was-seen:(\d{1,3})\n")
 _STDERR = 250
 _LOADER_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -114,7 +114,7 @@ class BubblewrapLauncher:
         self._mounts = tuple(mounts)
         self._mode = mode
         self._limits = limits
-        self._env = clean_environment(host.search_path, HOME, cpus)
+        self._env = clean_environment(host.search_path, HOME, cpus) | {ALONE: "yes"}
         system = [(folder, folder) for folder in map(Path, ("/usr", *_LOADER_FOLDERS)) if not folder.is_symlink()]
         system += [(Path(mount.source), Path(mount.target)) for mount in mounts]
         self._own_with_toolchain = own_places(system)
@@ -144,8 +144,9 @@ class BubblewrapLauncher:
         return exit_status <= 0 or b'"exit-code"' in status  # below 0: bwrap itself was killed
 
     def seen_end(self, status: bytes, exit_status: int) -> int | None:
-        match = _REPORTED.search(status)
-        return int(match[1]) if match else None
+        """In a user namespace the command can write reports, too: one that bwrap's own end confirms is true."""
+        reports = [int(number) for number in _REPORTED.findall(status)]
+        return exit_status if exit_status in reports else reports[-1] if reports else None
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         """The kernel kills; the namespace's first process ends last, when all others are gone."""
@@ -191,8 +192,8 @@ def _reporter(bash: str, report_fd: int) -> list[str]:
 
     It says first that it begins. Where that cannot be written, the program that asked for the command is gone.
     Nothing inside can kill it, whoever it runs as: the kernel keeps a namespace's own signals from its first process.
-    So where it said nothing, the namespace was ended from outside. What it said counts, not how it ended itself: it may
-    be killed from outside right after that. What bash itself says of a killed command goes nowhere.
+    So where it said nothing, the namespace was ended from outside. What it said counts also where it ended itself in
+    another way: it may be killed from outside right after that. What bash itself says of a killed command goes nowhere.
     """
     kept = _STDERR if report_fd != _STDERR else _STDERR + 1
     script = f"exec {kept}>&2 2>/dev/null; echo begins >&{report_fd} || exit; "

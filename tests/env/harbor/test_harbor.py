@@ -186,6 +186,8 @@ def test_with_containers_a_task_has_the_image_of_its_file(tasks):
         ('reward.json\n{"a": 1, "b": 1}', None),
         ('reward.json\n{"reward": true}', None),
         ("reward.json\n[1]", None),
+        pytest.param("reward.json\n" + "[" * 60_000, None, id="nested"),
+        pytest.param("reward.json\n1" + "0" * 400, 1.0, id="an integer beyond all floats"),
         ("", None),
     ],
 )
