@@ -13,7 +13,6 @@ ALLOWED = {
     "gateway/sampling.py": "when a trace was made",
     "hardware/rendezvous.py": "when a record was written, for people",
     "hardware/slurm/requeue.py": "when a job was queued again, over several starts",
-    "cli/launch.py": "the name of a folder",
     "submission/find.py": "the age of another process's heartbeat",
     "submission/submit.py": "the age of another process's heartbeat",
     "logger/jsonl.py": "when an event was",
