@@ -53,7 +53,10 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """A line a run, the newest first."""
-        rows = [self._row(name, folder) for name, folder in self.folders().items()]
+        rows = []
+        for name, folder in self.folders().items():
+            with suppress(OSError):  # its files are a colleague's own
+                rows.append(self._row(name, folder))
         return sorted(rows, key=lambda row: (row["started"] or 0.0, row["run"]), reverse=True)
 
     def _row(self, name: str, folder: RunFolder) -> dict[str, Any]:
@@ -121,9 +124,12 @@ class Runs:
 
 
 def is_run(path: Path) -> bool:
-    """One that has begun: a folder with a config.yaml alone may be anybody's."""
+    """One that has begun and may be entered: a folder with a config.yaml alone may be anybody's."""
     folder = RunFolder(path)
-    return folder.status_json.is_file() or folder.steps_jsonl.is_file()
+    try:
+        return folder.status_json.is_file() or folder.steps_jsonl.is_file()
+    except OSError:
+        return False
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:

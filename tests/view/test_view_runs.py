@@ -1,5 +1,6 @@
-import os
+import errno
 import time
+from pathlib import Path
 
 import pytest
 
@@ -106,10 +107,17 @@ def test_a_broken_file_takes_only_its_part(runs, folder, name, content):
     look.options(["train/first"])
 
 
-def test_folders_that_nobody_may_read_are_passed_over(runs):
-    closed = runs / "closed"
-    closed.mkdir(mode=0o000)
-    try:
-        assert "train/first" in Runs(runs).folders()
-    finally:
-        os.chmod(closed, 0o755)  # noqa: PTH101
+@pytest.mark.parametrize(("call", "refused"), [("stat", "closed/status.json"), ("open", "closed/evals.jsonl")])
+def test_what_one_may_not_read_is_passed_over(runs, monkeypatch, call, refused):
+    """The refusal is made up: tests may run as root, who may read everything."""
+    build_run(runs / "closed", steps=1)
+    real = getattr(Path, call)
+
+    def refusing(path, *args, **named):
+        if path == runs / refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(Path, call, refusing)
+    look = Runs(runs)
+    assert [row["run"] for row in look.rows()] == ["train/first"] and look.stamp(None)

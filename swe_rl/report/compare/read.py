@@ -42,13 +42,20 @@ def measured(path: Path, key: str, trajectories_per_step: int) -> Measured:
 
 
 def is_run(path: Path) -> bool:
+    """One that may be entered."""
     folder = RunFolder(path)
-    return any(getattr(folder, name).is_file() for name in _MARKS)
+    try:
+        return any(getattr(folder, name).is_file() for name in _MARKS)
+    except OSError:
+        return False
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """A multirun's runs: its sub-folders, by their numbers."""
-    runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    """A multirun's runs: its sub-folders, by their numbers; what cannot be read has none."""
+    try:
+        runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    except OSError:
+        return []
     return sorted(runs, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
 
 
