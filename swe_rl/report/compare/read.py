@@ -19,7 +19,7 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import before_and_after
+from swe_rl.logger.summary import before_and_after, rates_of
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
 from swe_rl.report.resolved import counts_of
 
@@ -72,7 +72,9 @@ def _run(folder: RunFolder) -> Measured:
     for record in iter_jsonl(folder.steps_jsonl):
         if type(record.get("step")) is int:
             records[record["step"]] = record
-    rates = {step: rate for step, record in records.items() if (rate := _rate(record)) is not None}
+    tokens_per_s = rates_of([*records.values()], "tokens_per_s")
+    measured_steps = zip(records.items(), tokens_per_s, strict=True)
+    rates = {step: _rate(record, mean) for (step, record), mean in measured_steps if mean is not None}
     status, evals = folder.status(), read_evals(folder)
     return Measured(
         source=str(folder.path),
@@ -88,10 +90,7 @@ def _run(folder: RunFolder) -> Measured:
     )
 
 
-def _rate(record: Mapping[str, Any]) -> StepRate | None:
-    tokens_per_s = _number(record.get("tokens_per_s"))
-    if tokens_per_s is None:
-        return None
+def _rate(record: Mapping[str, Any], tokens_per_s: float) -> StepRate:
     names = ("reward_mean", "avg_response_length", "generate_s", "step_s", "loss")
     return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
 
