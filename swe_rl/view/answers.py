@@ -77,12 +77,13 @@ class Answers:
     def _tokens(self, asked: Asked) -> dict[str, Any]:
         folder, set_name, trajectory_id = self._place(asked)
         record = self._trajectories.record(folder, set_name, trajectory_id)
-        return token_page(folder, self._runs.config(folder), record, _number(asked, "row"), _number(asked, "start"))
+        config, place, start = self._runs.config(folder), _number(asked, "row"), _number(asked, "start")
+        return token_page(folder, config, record, place, start, _step_of(set_name))
 
     def _prompt(self, asked: Asked) -> dict[str, Any]:
         folder, set_name, trajectory_id = self._place(asked)
         record = self._trajectories.record(folder, set_name, trajectory_id)
-        return prompt_of(folder, self._runs.config(folder), record)
+        return prompt_of(folder, self._runs.config(folder), record, _step_of(set_name))
 
     def _folder(self, asked: Asked) -> RunFolder:
         return self._runs.folder(_text(asked, "run"))
@@ -94,6 +95,10 @@ class Answers:
 
 def _given(asked: Asked, key: str) -> str:
     return next(iter(asked.get(key, ())), "")
+
+
+def _step_of(set_name: str) -> int:
+    return int(set_name.partition("_")[2])
 
 
 def _compared(asked: Asked) -> Sequence[str]:
