@@ -54,10 +54,9 @@ class Answers:
         return {"root": str(self._runs.root), "runs": self._runs.rows()}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
-        """The report's payload, and every column of `steps.jsonl`."""
+        """The report's payload, with all its sets."""
         folder = self._folder(asked)
-        every = {"sets": self._trajectories.sets(folder), "columns": self._runs.columns(folder)}
-        return run_payload(folder) | every
+        return run_payload(folder) | {"sets": self._trajectories.sets(folder)}
 
     def _page(self, asked: Asked) -> dict[str, Any]:
         query = Query(
