@@ -7,7 +7,7 @@ Invariants:
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.choices import Advantage, EngineKind, OptimizerState
+from swe_rl.config.choices import Advantage, EngineKind, OptimizerState, RolloutMode
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.plan.sizes import (
     replica_ranks,
@@ -201,6 +201,15 @@ def checkpoint_gb(config: Config) -> float:
     return params * (CPU_BYTES + moment_bytes(config)) * (2 if config.algo.advantage is Advantage.gae else 1)
 
 
+def checkpoints(config: Config) -> int:
+    """On disk at once: one more than are kept, as the next is complete before the oldest goes; at most all that the run
+    writes by its plan."""
+    trainer = config.trainer
+    written = -(-trainer.steps // (trainer.checkpoint_every_steps or max(1, trainer.steps)))
+    if config.rollout.mode is RolloutMode.stream and trainer.eval_every_steps:  # whose weights outlast a kill
+        written += trainer.steps // trainer.eval_every_steps
+    return min(trainer.keep_checkpoints + 1, max(1, written))
+
+
 def checkpoints_gb(config: Config) -> float:
-    """The next is written before the oldest goes."""
-    return checkpoint_gb(config) * (config.trainer.keep_checkpoints + 1)
+    return checkpoint_gb(config) * checkpoints(config)

@@ -370,7 +370,7 @@ STEPS = "24 steps of 64 trajectories"
         (
             ["+experiment=dp4_tr_atw01"],
             "6 steps of 396 trajectories, about 43 min each: 4.4 h in all; 8 GPUs, 35.3 GPU-hours; "
-            "disk: 354 GB of checkpoints and images of unknown size",
+            "disk: 177 GB of checkpoints and images of unknown size",
         ),
     ],
 )
