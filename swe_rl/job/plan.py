@@ -129,7 +129,7 @@ def _memory(config: Config) -> dict[str, Any]:
     if config.engine.kind == EngineKind.vllm:
         parts |= {
             "engine_share_gb": _round(config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization),
-            "engine_weights_gb": _round(memory.weights_gb(config.model) / config.layout.engine_tp),
+            "engine_weights_gb": _round(memory.engine_weights_gb(config)),
         }
     if config.layout.trainer_gpus:
         if (replicas := sizes.replicas(config.layout)) > 1:
@@ -150,8 +150,8 @@ def _memory(config: Config) -> dict[str, Any]:
 def _cache(config: Config) -> dict[str, Any]:
     """Keys and values: what an engine can hold against what the trajectories under way hold."""
     tokens = memory.kv_tokens_per_engine(config)
-    engine_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.ENGINE_BYTES
-    rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, engine_bytes)}
+    value_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.bytes_per_cached_value(config)
+    rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, value_bytes)}
     if tokens == 0:
         return rows
     return rows | {

@@ -87,8 +87,8 @@ class _Set:
         return self.read_bytes - before
 
     def _goes_on(self, file: BinaryIO) -> bool:
-        """Whether it still has what was read of it. A resumed run begins a step's file anew, and the new file often gets
-        the inode of the one that was removed."""
+        """Whether it has what was read of it. A resumed run begins a step's file anew, often with the inode of the one
+        that was removed."""
         length, known = self.last
         file.seek(self.read_bytes - length)
         return hash(file.read(length)) == known if length else True

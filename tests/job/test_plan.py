@@ -55,6 +55,10 @@ def test_memory_of_qwen3_14b(published):
     assert memory.checkpoint_gb(published) == pytest.approx(14.77 * 12)
     free_gb = 80 * 0.8 - 29.54 - memory.CUDA_GB
     assert memory.kv_tokens_per_engine(published) == pytest.approx(free_gb * 1e9 / 163840, abs=1)
+    arguments = ["--quantization=fp8_per_tensor", "--kv-cache-dtype", "fp8"]
+    halved = dataclasses.replace(published, engine=dataclasses.replace(published.engine, extra_arguments=arguments))
+    free_gb = 80 * 0.8 - 14.77 - memory.CUDA_GB
+    assert memory.kv_tokens_per_engine(halved) == pytest.approx(free_gb * 1e9 / 81920, abs=1)
 
 
 def test_reference_model_counts_only_with_kl(published):
