@@ -11,6 +11,7 @@ from dataclasses import fields
 from math import ceil, erf, exp, inf, log, sqrt
 
 from swe_rl.config.choices import Advantage
+from swe_rl.config.parts import trains
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import memory, sizes
 from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
@@ -47,6 +48,8 @@ def train_token_s(config: Config) -> float:
 def compiles(config: Config) -> bool:
     """Whether torch compiles the trainer's layers: as `trainer.compile` says, else where the steps save more than it
     takes. Not by itself for a mixture of experts, whose experts stay out of it, and where Triton finds no compiler."""
+    if not trains(config):
+        return False
     if config.trainer.compile is not None:
         return config.trainer.compile
     if not config.hardware.compiler or config.model.num_experts:
@@ -93,7 +96,8 @@ def sync_s(config: Config) -> float:
 def step_s(config: Config, rollouts_s: float | None = None) -> float:
     """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
-    work = (rollout_s(config) if rollouts_s is None else rollouts_s, train_s(config) + sync_s(config))
+    learning_s = train_s(config) + sync_s(config) if trains(config) else 0.0
+    work = (rollout_s(config) if rollouts_s is None else rollouts_s, learning_s)
     return max(work) if apart else sum(work)
 
 

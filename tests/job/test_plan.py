@@ -384,6 +384,23 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     assert capsys.readouterr().out.splitlines()[1] == short
 
 
+@pytest.mark.parametrize(
+    ("of", "short"),
+    [
+        ("rollout", "6 steps of 396 trajectories, about 35 min each: 3.6 h in all"),
+        ("eval", "attempts at each instance: 1; how many instances: not known"),
+        ("serve", ""),
+    ],
+)
+def test_nothing_is_planned_that_the_job_does_not_start(of, short):
+    made = plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}"]).config)
+    rows = {key for section in made.values() if isinstance(section, dict) for key in section}
+    assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
+    assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
+    assert job._in_short(made).startswith(short) and "engine_weights_gb" in rows
+    assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
+
+
 def test_gpu_hours_are_those_of_all_gpus():
     time = plan(compose(["layout=dp4", "hardware=h100x8"]).config)["time"]
     minutes = float(time["run"].removesuffix(" min"))
