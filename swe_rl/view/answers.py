@@ -51,7 +51,7 @@ class Answers:
         return f"trace{f'_step_{step}' if step else ''}.json", trace_lines(folder, step)
 
     def _all_runs(self, asked: Asked) -> dict[str, Any]:
-        return {"root": str(self._runs.root), "runs": self._runs.rows()}
+        return {"root": str(self._runs.root), "runs": self._runs.rows(), "left_out": self._runs.left_out}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
         """The report's payload, with all its sets."""

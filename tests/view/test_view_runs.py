@@ -22,6 +22,15 @@ def test_every_run_is_a_line_newest_first(runs):
     assert rows[0]["before"]["step"] == 0 and rows[0]["after"]["step"] == 3
 
 
+def test_of_too_many_the_last_are_shown_and_it_is_said(runs, monkeypatch):
+    build_run(runs / "train" / "second", steps=1)
+    monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 1)
+    look = Runs(runs)
+    assert ([row["run"] for row in look.rows()], look.left_out) == (["train/second"], True)
+    monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 2)
+    assert (len(look.rows()), look.left_out) == (2, False)
+
+
 def test_a_run_can_be_given_itself(folder):
     assert list(Runs(folder.path).folders()) == ["first"]
     assert Runs(folder.path).folder("first").path == folder.path.resolve()
