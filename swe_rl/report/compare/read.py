@@ -17,7 +17,7 @@ from typing import Any
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
-from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
 from swe_rl.logger.summary import before_and_after, rates_of
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
@@ -76,12 +76,13 @@ def _run(folder: RunFolder) -> Measured:
     measured_steps = zip(records.items(), tokens_per_s, strict=True)
     rates = {step: _rate(record, mean) for (step, record), mean in measured_steps if mean is not None}
     status, evals = folder.status(), read_evals(folder)
+    under_way = status is not None and status.status is RunState.running  # its summary is that of an earlier start
     return Measured(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=_number(read_json(folder.summary_json).get("wall_s")),
+        wall_s=None if under_way else _number(read_json(folder.summary_json).get("wall_s")),
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
