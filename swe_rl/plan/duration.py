@@ -48,8 +48,6 @@ def train_token_s(config: Config) -> float:
 def compiles(config: Config) -> bool:
     """Whether torch compiles the trainer's layers: as `trainer.compile` says, else where the steps save more than it
     takes. Not by itself for a mixture of experts, whose experts stay out of it, and where Triton finds no compiler."""
-    if not trains(config):
-        return False
     if config.trainer.compile is not None:
         return config.trainer.compile
     if not config.hardware.compiler or config.model.num_experts:
@@ -105,7 +103,7 @@ def start_s(config: Config) -> float:
     """Until the first rollout begins, and what the first update takes more than others."""
     if sizes.uses_no_gpu(config.layout):
         return 0.0
-    return START_S + (COMPILE_S if compiles(config) else 0.0)
+    return START_S + (COMPILE_S if trains(config) and compiles(config) else 0.0)
 
 
 def first_checkpoint_s(config: Config) -> float:

@@ -20,7 +20,7 @@ from swe_rl.job import simulate
 from swe_rl.job.plan import plan
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.duration import bound_s
-from swe_rl.router.simulation.balance import trainer_of
+from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
 from swe_rl.run.session import banner
 
 
@@ -260,13 +260,22 @@ def test_plan_and_simulate_agree(overrides):
     assert 0.4 * simulated_s < duration.rollout_s(config) < 1.1 * simulated_s
 
 
+def with_prompts(config, prompts):
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, prompts_per_step=prompts))
+
+
 def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
     monkeypatch.setattr(simulate, "PLAN_TURNS", 1000)
-    config = dataclasses.replace(published, rollout=dataclasses.replace(published.rollout, prompts_per_step=40))
+    config = with_prompts(published, 40)
     whole_s = simulated(config)["step"]["rollouts_s"]
     part = simulate.step_rollouts(config)
     assert part.source.endswith("on 2 of 4 engines")
     assert part.seconds == pytest.approx(whole_s, rel=0.15)
+    odd = dataclasses.replace(config, layout=dataclasses.replace(config.layout, engines=7))
+    parts = {
+        prompts: [engines_of_a_part(with_prompts(odd, prompts), least) for least in (0, 3)] for prompts in (1, 2, 40)
+    }
+    assert parts == {1: [7, 7], 2: [4, 4], 40: [1, 3]}, "a prompt cannot be cut"
     monkeypatch.setattr(simulate, "PLAN_TURNS", 10)
     rest = simulate.step_rollouts(config)
     assert rest.source.startswith("at least") and rest.seconds == bound_s(config)
