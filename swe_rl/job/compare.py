@@ -5,6 +5,7 @@ Invariants:
 - `job.format=json` prints the record that `compare.json` holds, and nothing else, to standard output.
 """
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -126,6 +127,8 @@ def _labelled(arms: list[Arm], key: str, label: str) -> Arm:
 def _no_multirun(folder: Path) -> str:
     if not folder.is_dir():
         return "is not a folder. Give that of a multirun: outputs/multirun/<name>/<time>."
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return "is a folder that you may not read. Ask its owner for the right, or copy it."
     if is_run(folder):
         return "is the folder of one run. Compare two with job.baseline and job.candidate."
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and runs_below(path)]

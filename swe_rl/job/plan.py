@@ -17,7 +17,7 @@ from swe_rl.check.findings import failing, read_text
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.environment import shown
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, starts, trains
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import within
 from swe_rl.config.schema import Config
@@ -66,9 +66,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     sections = _OF_A_WARM_START if Part.warm_start in starts(config) else _SECTIONS
     for name, section in sections.items():
         try:
-            rows = section(config)
-            if rows or name != "flow":
-                made[name] = rows
+            made[name] = section(config)
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
             if not partly:
                 raise
@@ -76,7 +74,20 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
         if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
             of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
             made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
-    return made
+    return made if Part.warm_start in starts(config) else _of_this_job(config, made)
+
+
+def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
+    """Without what the job does not start, and without sections of which nothing is left."""
+    away = tuple(key for part, keys in _ABOUT.items() if part not in starts(config) for key in keys)
+    left = {
+        name: {key: value for key, value in rows.items() if not key.startswith(away)}
+        if isinstance(rows, dict)
+        else rows
+        for name, rows in made.items()
+        if name not in away
+    }
+    return {name: rows for name, rows in left.items() if rows or name == "gpus"}
 
 
 def _gpus(config: Config) -> dict[str, Any]:
@@ -85,6 +96,8 @@ def _gpus(config: Config) -> dict[str, Any]:
 
 
 def _batch(config: Config) -> dict[str, Any]:
+    if Part.steps not in starts(config):
+        return {"attempts_per_instance": config.rollout.eval_n}
     updates = sizes.optimizer_steps_per_step(config)
     return {
         "prompts_per_step": config.rollout.prompts_per_step,
@@ -129,7 +142,7 @@ def _memory(config: Config) -> dict[str, Any]:
     if config.engine.kind == EngineKind.vllm:
         parts |= {
             "engine_share_gb": _round(config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization),
-            "engine_weights_gb": _round(memory.weights_gb(config.model) / config.layout.engine_tp),
+            "engine_weights_gb": _round(memory.engine_weights_gb(config)),
         }
     if config.layout.trainer_gpus:
         if (replicas := sizes.replicas(config.layout)) > 1:
@@ -150,8 +163,8 @@ def _memory(config: Config) -> dict[str, Any]:
 def _cache(config: Config) -> dict[str, Any]:
     """Keys and values: what an engine can hold against what the trajectories under way hold."""
     tokens = memory.kv_tokens_per_engine(config)
-    engine_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.ENGINE_BYTES
-    rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, engine_bytes)}
+    value_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.bytes_per_cached_value(config)
+    rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, value_bytes)}
     if tokens == 0:
         return rows
     return rows | {
@@ -164,7 +177,8 @@ def _cache(config: Config) -> dict[str, Any]:
 
 
 def _disk(config: Config) -> dict[str, Any]:
-    images = trained_images(config, read_text) * config.env.image_gb
+    evaluates = Part.evaluation in starts(config) and Part.steps not in starts(config)  # instances that nobody counted
+    images = 0.0 if evaluates else trained_images(config, read_text) * config.env.image_gb
     return {
         "checkpoint_gb": _round(memory.checkpoint_gb(config)),
         "checkpoints_kept": config.trainer.keep_checkpoints,
@@ -190,11 +204,16 @@ def _slots(config: Config) -> dict[str, Any]:
 
 def _time(config: Config) -> dict[str, Any]:
     rollouts = step_rollouts(config)
-    assumed = (
-        f"trajectories of {config.rollout.typical_trajectory_tokens} tokens; training reaches "
-        f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS; weights move at "
-        f"{duration.SYNC_GB_PER_S:g} GB/s; nothing is lost to slow sandboxes"
+    training = (
+        f"training reaches {duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS; "
+        f"weights move at {duration.SYNC_GB_PER_S:g} GB/s; "
     )
+    assumed = (
+        f"trajectories of {config.rollout.typical_trajectory_tokens} tokens; {training if trains(config) else ''}"
+        "nothing is lost to slow sandboxes"
+    )
+    if sizes.uses_no_gpu(config.layout) and trains(config):
+        assumed = "no time for training: a CPU's is not estimated"
     return {
         "rollouts_s_per_step": _round(rollouts.seconds),
         "rollouts_from": rollouts.source,
@@ -205,7 +224,7 @@ def _time(config: Config) -> dict[str, Any]:
         "run": duration.text(duration.run_s(config, rollouts.seconds)),
         **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
         "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
-        "assuming": "no time for training: a CPU's is not estimated" if sizes.uses_no_gpu(config.layout) else assumed,
+        "assuming": assumed,
     }
 
 
@@ -261,6 +280,25 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "time": _time,
     "flow": _flow,
     "disk": _disk,
+}
+
+
+# What of the sections is there for a part alone: sections, and how keys begin.
+_ABOUT: dict[Part, tuple[str, ...]] = {
+    Part.trainer: (
+        *("flow", "trainer_", "activations_gb", "peak_of_both", "offloaded", "rows_per_step", "optimizer_steps"),
+        *("trajectories_per_optimizer", "data_parallel", "tokens_per_micro", "training_s", "layers_compiled"),
+        *("weight_sync_s", "checkpoint"),
+    ),
+    Part.steps: (
+        *("prompts_per_step", "trajectories_per_prompt", "trajectories_per_step", "steps", "max_tokens_"),
+        *("waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming"),
+    ),
+    Part.engines: ("engine", "kv_", "cache"),
+    Part.rollouts: (
+        *("batch", "tokens", "slots", "time", "gateway"),
+        *("full_traj", "trajectories", "typical", "oversubscription"),
+    ),
 }
 
 
@@ -350,7 +388,7 @@ def _in_short(made: dict[str, Any]) -> str:
     batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
     parts = []
     if "trajectories_per_step" in batch and "step" in time:
-        note = "" if time["training_s_per_step"] != NOT_KNOWN else " without training"
+        note = " without training" if time.get("training_s_per_step") == NOT_KNOWN else ""
         steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
         parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
     if "updates" in batch:
@@ -359,10 +397,12 @@ def _in_short(made: dict[str, Any]) -> str:
     if "gpu_hours" in time:
         used = sum(roles != _IDLE for roles in gpus.values())
         parts.append(f"{used} GPUs, {time['gpu_hours']:g} GPU-hours")
-    if "checkpoints_gb_at_most" in disk:
-        images = disk["images_gb_at_most"]
-        size = "images of unknown size" if images == "unknown" else f"{images:g} GB of images"
-        parts.append(f"disk: {disk['checkpoints_gb_at_most']:.3g} GB of checkpoints{f' and {size}' if images else ''}")
+    if "attempts_per_instance" in batch:
+        parts.append(f"attempts at each instance: {batch['attempts_per_instance']}; how many instances: {NOT_KNOWN}")
+    room = [f"{disk['checkpoints_gb_at_most']:.3g} GB of checkpoints"] if "checkpoints_gb_at_most" in disk else []
+    if images := disk.get("images_gb_at_most"):
+        room.append("images of unknown size" if images == "unknown" else f"{images:g} GB of images")
+    parts += [f"disk: {' and '.join(room)}"] if room else []
     return "; ".join(parts)
 
 

@@ -27,7 +27,7 @@ from swe_rl.plan.engine_speed import speed_of
 from swe_rl.plan.gateway import GatewayNeed, need
 from swe_rl.rollout.recorded import last_steps
 from swe_rl.router.make import POLICIES
-from swe_rl.router.simulation.balance import balance, capacity_of, limits_of, overlaps, router_of
+from swe_rl.router.simulation.balance import balance, capacity_of, engines_of_a_part, limits_of, overlaps, router_of
 from swe_rl.router.simulation.outcome import Outcome
 from swe_rl.router.simulation.pace import Group
 from swe_rl.router.simulation.simulate import simulate
@@ -195,7 +195,7 @@ def _within(config: Config, turns: int) -> tuple[Config, Loads]:
     Raises WorkloadError where one engine's share is too much.
     """
     wanted = sizes.trajectories_per_step(config) * duration.mean_turns(config)
-    engines = max(1, min(config.layout.engines, int(config.layout.engines * turns / max(1.0, wanted))))
+    engines = engines_of_a_part(config, int(config.layout.engines * turns / max(1.0, wanted)))
     share = engines / max(1, config.layout.engines)
     if wanted * share > 2 * turns:
         raise WorkloadError("so many trajectories take minutes to simulate, as job=simulate does")
@@ -273,7 +273,8 @@ def label_of(router: RouterConfig) -> str:
     if router.name not in POLICIES:  # somebody's own: no option of ours to differ from
         return " ".join([router.name, *(f"{key}={value}" for key, value in router.params.items())])
     shipped = asdict(_shipped(router.name))
-    differing = [f"{key}={value:g}" for key, value in asdict(router).items() if key != "name" and value != shipped[key]]
+    others = {key: value for key, value in asdict(router).items() if key != "name" and value != shipped[key]}
+    differing = [f"{key}={f'{value:g}' if isinstance(value, float) else value}" for key, value in others.items()]
     if router.name == "cap":
         differing = [f"{router.max_programs_per_engine}", *(key for key in differing if not key.startswith("max_prog"))]
     return " ".join([router.name, *differing])

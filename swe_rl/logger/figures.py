@@ -2,10 +2,13 @@
 
 Invariants:
 - A name is the path of its keys, joined by `/`.
+- Names are as many after a thousand steps as after one: a table with a row for each step of the run has none.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+_BY_STEP = frozenset({"begun"})  # tables whose keys are steps
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -13,7 +16,7 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
-            values |= flat(value, f"{prefix}{key}/")
+            values |= {} if key in _BY_STEP else flat(value, f"{prefix}{key}/")
         else:
             values[f"{prefix}{key}"] = value
     return values

@@ -36,7 +36,7 @@ def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = No
 
 
 def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: float) -> dict[str, Any]:
-    """`wall_s` in seconds; `tokens_per_s` is the mean over steps, as the field reports it."""
+    """`wall_s` in seconds; rates are means over steps, as the field reports them."""
     before, after = before_and_after(evals)
     return {
         "steps": max((int(step["step"]) for step in steps), default=0),
@@ -44,8 +44,8 @@ def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: f
         "resolved_samples_before": before.get("num_samples"),
         "resolved_rate_after": after.get("resolved_rate"),
         "resolved_samples_after": after.get("num_samples"),
-        "tokens_per_s": finite_mean(step.get("tokens_per_s") for step in steps),
-        "sampled_tokens_per_s": finite_mean(step.get("sampled_tokens_per_s") for step in steps),
+        "tokens_per_s": finite_mean(rates_of(steps, "tokens_per_s")),
+        "sampled_tokens_per_s": finite_mean(rates_of(steps, "sampled_tokens_per_s")),
         "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
         "wall_s": wall_s,
         **versions(),
@@ -67,8 +67,28 @@ def before_and_after(evals: Sequence[Record]) -> tuple[Record, Record]:
     return ordered[0], ordered[-1] if len(ordered) > 1 else {}
 
 
+def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
+    """Of each step; None where `key` was not measured, or is not finite.
+
+    With rollout.mode=stream a step may take groups that were nearly done, so that the mean of its own rates is no
+    rate. There each step's tokens are divided by the mean time of such steps: the mean is that of all tokens.
+    """
+    rates = [_finite(step.get(key)) for step in steps]
+    times_s = [_finite(step.get("generate_s")) if "queued_groups" in step else None for step in steps]
+    flowing = [time_s for rate, time_s in zip(rates, times_s, strict=True) if rate is not None and time_s]
+    mean_s = finite_mean(flowing)
+    return [
+        rate * time_s / mean_s if rate is not None and time_s and mean_s else rate
+        for rate, time_s in zip(rates, times_s, strict=True)
+    ]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
 def finite_mean(values: Iterable[Any]) -> float | None:
-    finite = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    finite = [number for value in values if (number := _finite(value)) is not None]
     return sum(finite) / len(finite) if finite else None
 
 

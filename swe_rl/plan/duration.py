@@ -11,6 +11,7 @@ from dataclasses import fields
 from math import ceil, erf, exp, inf, log, sqrt
 
 from swe_rl.config.choices import Advantage
+from swe_rl.config.parts import trains
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import memory, sizes
 from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
@@ -93,7 +94,8 @@ def sync_s(config: Config) -> float:
 def step_s(config: Config, rollouts_s: float | None = None) -> float:
     """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
-    work = (rollout_s(config) if rollouts_s is None else rollouts_s, train_s(config) + sync_s(config))
+    learning_s = train_s(config) + sync_s(config) if trains(config) else 0.0
+    work = (rollout_s(config) if rollouts_s is None else rollouts_s, learning_s)
     return max(work) if apart else sum(work)
 
 
@@ -101,7 +103,7 @@ def start_s(config: Config) -> float:
     """Until the first rollout begins, and what the first update takes more than others."""
     if sizes.uses_no_gpu(config.layout):
         return 0.0
-    return START_S + (COMPILE_S if compiles(config) else 0.0)
+    return START_S + (COMPILE_S if trains(config) and compiles(config) else 0.0)
 
 
 def first_checkpoint_s(config: Config) -> float:

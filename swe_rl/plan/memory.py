@@ -1,15 +1,19 @@
 """Estimates of memory and disk in GB (10^9 bytes), from the model's facts and the layout alone.
 
 Invariants:
-- bfloat16 weights in engines; float32 master weights in the trainer, and Adam moments of `trainer.optimizer_state`
-  (bfloat16 weights and gradients on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16,
-  without gradients or moments, and is the reference as well.
+- bfloat16 weights in engines, or fewer bits where their arguments say so; float32 master weights in the trainer, and
+  Adam moments of `trainer.optimizer_state` (bfloat16 weights and gradients on the GPU where the optimizer is
+  offloaded). Below an adapter the base is bfloat16, without gradients or moments, and is the reference as well.
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
-from swe_rl.config.choices import Advantage, EngineKind, OptimizerState
+from swe_rl.config.choices import Advantage, EngineKind, OptimizerState, RolloutMode
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.plan.sizes import (
+    CACHE,
+    WEIGHTS,
+    Argument,
+    arguments,
     replica_ranks,
     replicas,
     serves_adapter,
@@ -37,24 +41,43 @@ def moment_bytes(config: Config) -> float:
     return MOMENT_BYTES[config.trainer.optimizer_state]
 
 
-def weights_gb(model: ModelConfig, bytes_per_parameter: int = ENGINE_BYTES) -> float:
+def weights_gb(model: ModelConfig, bytes_per_parameter: float = ENGINE_BYTES) -> float:
     return model.params_b * bytes_per_parameter
 
 
-def kv_bytes_per_token(model: ModelConfig, bytes_per_value: int = ENGINE_BYTES) -> int:
+def kv_bytes_per_token(model: ModelConfig, bytes_per_value: float = ENGINE_BYTES) -> int:
     """Keys and values of all layers for one token."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * bytes_per_value
+    return int(2 * model.num_layers * model.num_kv_heads * model.head_dim * bytes_per_value)
 
 
-def kv_gb(model: ModelConfig, tokens: int, bytes_per_value: int = ENGINE_BYTES) -> float:
+def kv_gb(model: ModelConfig, tokens: int, bytes_per_value: float = ENGINE_BYTES) -> float:
     return kv_bytes_per_token(model, bytes_per_value) * tokens / 1e9
+
+
+def bytes_per_weight(config: Config) -> float:
+    """Embeddings and scales, which keep more, are left out."""
+    return _bytes_of(config, WEIGHTS)
+
+
+def bytes_per_cached_value(config: Config) -> float:
+    return _bytes_of(config, CACHE)
+
+
+def _bytes_of(config: Config, flag: str) -> float:
+    """By the method's name: fp8_per_tensor, experts_int8, mxfp4."""
+    method = arguments(config, {}).get(flag, Argument("", "")).value.lower()
+    return 0.5 if "fp4" in method else 1.0 if "fp8" in method or "int8" in method else ENGINE_BYTES
 
 
 def engine_gb_per_gpu(config: Config) -> float:
     """Weights, one full sequence and the engine's own, on each of its GPUs."""
-    tp = max(1, config.layout.engine_tp)
-    one_sequence = kv_gb(config.model, config.engine.max_model_len) / _kv_shares(config)
-    return weights_gb(config.model) / tp + one_sequence + CUDA_GB
+    one_sequence = kv_gb(config.model, config.engine.max_model_len, bytes_per_cached_value(config))
+    return engine_weights_gb(config) + one_sequence / _kv_shares(config) + CUDA_GB
+
+
+def engine_weights_gb(config: Config) -> float:
+    """On each of an engine's GPUs."""
+    return weights_gb(config.model, bytes_per_weight(config)) / max(1, config.layout.engine_tp)
 
 
 def kv_tokens_per_engine(config: Config) -> int:
@@ -63,8 +86,9 @@ def kv_tokens_per_engine(config: Config) -> int:
     layout, budget = config.layout, config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     if uses_no_gpu(layout) or config.engine.kind != EngineKind.vllm:
         return 0
-    free_gb_per_gpu = budget - CUDA_GB - weights_gb(config.model) / max(1, layout.engine_tp)
-    fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / max(1, kv_bytes_per_token(config.model))))
+    free_gb_per_gpu = budget - CUDA_GB - engine_weights_gb(config)
+    token_bytes = max(1, kv_bytes_per_token(config.model, bytes_per_cached_value(config)))
+    fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / token_bytes))
     return min(fits, config.engine.kv_cache_tokens) if config.engine.kv_cache_tokens > 0 else fits
 
 
@@ -201,6 +225,15 @@ def checkpoint_gb(config: Config) -> float:
     return params * (CPU_BYTES + moment_bytes(config)) * (2 if config.algo.advantage is Advantage.gae else 1)
 
 
+def checkpoints(config: Config) -> int:
+    """On disk at once: one more than are kept, as the next is complete before the oldest goes; at most all that the run
+    writes by its plan."""
+    trainer = config.trainer
+    written = -(-trainer.steps // (trainer.checkpoint_every_steps or max(1, trainer.steps)))
+    if config.rollout.mode is RolloutMode.stream and trainer.eval_every_steps:  # whose weights outlast a kill
+        written += trainer.steps // trainer.eval_every_steps
+    return min(trainer.keep_checkpoints + 1, max(1, written))
+
+
 def checkpoints_gb(config: Config) -> float:
-    """The next is written before the oldest goes."""
-    return checkpoint_gb(config) * (config.trainer.keep_checkpoints + 1)
+    return checkpoint_gb(config) * checkpoints(config)

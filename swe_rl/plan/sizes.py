@@ -1,5 +1,5 @@
 """Numbers that follow from a configuration: GPUs, ranks, nodes and the way of new weights between them; trajectories,
-tokens, instances, images.
+tokens, instances, images. And what the command line of our own servers asks for.
 
 Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
@@ -11,8 +11,11 @@ Invariants:
   it is there, plan/weight_sync says.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import isqrt
+from typing import NamedTuple
 
 from swe_rl.config.choices import (
     EngineKind,
@@ -228,6 +231,8 @@ def trained_images(config: Config, read_text: ReadText) -> int:
 
 
 VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"  # servers of another environment
+WEIGHTS, CACHE = "--quantization", "--kv-cache-dtype"
+_SHORT = {"-sc": "--speculative-config", "-q": WEIGHTS}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -301,3 +306,38 @@ def _own_gpus_of_one_host(config: Config) -> bool:
     if hardware.ray_address or samples_ahead(config):
         return False
     return hardware.gpus_per_node > 0 and not leaves_host(config)
+
+
+class Argument(NamedTuple):
+    value: str
+    key: str  # of the configuration, where it is written
+
+
+def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
+    """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
+
+    The value is empty where none follows.
+    """
+    engine = config.engine
+    if engine.kind is not EngineKind.vllm:
+        return {}
+    try:
+        command = shlex.split(engine.command or environment.get(VLLM_COMMAND, ""))
+    except ValueError:
+        command = []  # no server can be started with it, which is said elsewhere
+    servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
+    command = command[servers[-1] + 1 :] if servers else []  # before it are flags of what starts it: `srun -q QOS`
+    words = [Argument(word, "engine.command") for word in command]
+    words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
+    flags = {}
+    for (word, key), (following, _) in pairwise([*words, Argument("", "")]):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            flags[_long(name)] = Argument(value if equals else "" if following.startswith("-") else following, key)
+    return flags
+
+
+def _long(name: str) -> str:
+    flag, dot, inside = name.partition(".")
+    flag = flag.replace("_", "-")
+    return f"{_SHORT.get(flag, flag)}{dot}{inside}"

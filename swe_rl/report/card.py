@@ -1,7 +1,8 @@
 """The model card of an exported checkpoint: `README.md` of a Hugging Face folder, with the hub's metadata.
 
 Invariants:
-- Rates are those of the run's own evaluations, with their 95 % intervals over instances; none is made up.
+- Rates are those of the run's own evaluations, with their 95 % intervals over instances; none is made up. The
+  metadata's is of these weights, or there is none.
 - Of the configuration there are the keys below alone: no path of a machine, no address, no variable.
 - What is no id of the hub is named in words and is not in the metadata.
 """
@@ -28,7 +29,7 @@ def model_card(saved: Record, step: int, evals: Sequence[Record]) -> str:
     """`saved`: the run's configuration, keys with dots to values. `evals`: of the run, those after `step` left out."""
     rows = [(event, result) for event in _until(evals, step) if (result := resolved(event)) is not None]
     name = f"{saved.get('model.name')}-{saved.get('env.name')}-step{step}"
-    text = ["---", *_metadata(saved, name, rows), "---", "", f"# {name}", "", *_about(saved, step), ""]
+    text = ["---", *_metadata(saved, step, name, rows), "---", "", f"# {name}", "", *_about(saved, step), ""]
     text += ["## Resolved rates", "", *_rates(rows), "", "## Configuration", "", "| key | value |", "|---|---|"]
     return "\n".join([*text, *(f"| `{key}` | `{_plain(saved[key])}` |" for key in _SHOWN if key in saved), ""])
 
@@ -46,7 +47,7 @@ def hub_id(name: object) -> str | None:
     return str(name) if _HUB_ID.fullmatch(str(name)) else None
 
 
-def _metadata(saved: Record, name: str, rows: Sequence[tuple[Record, Resolved]]) -> list[str]:
+def _metadata(saved: Record, step: int, name: str, rows: Sequence[tuple[Record, Resolved]]) -> list[str]:
     """YAML, every word of it JSON where it is not ours."""
     lines = ["library_name: transformers", "pipeline_tag: text-generation"]
     lines += ["tags:", "- swe_rl", "- reinforcement-learning", "- software-engineering"]
@@ -54,8 +55,9 @@ def _metadata(saved: Record, name: str, rows: Sequence[tuple[Record, Resolved]])
         lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
     if data := hub_id(saved.get("env.dataset")):
         lines += ["datasets:", f"- {json.dumps(data)}"]
-    if rows:
+    if rows and rows[-1][0]["step"] == step:  # an earlier one is of other weights
         event, result = rows[-1]
+        data = hub_id(saved.get("env.eval_dataset") or saved.get("env.dataset"))
         dataset = {"type": data or str(saved.get("env.name")), "name": headline(event), "split": event.get("split")}
         metric = {"type": "resolved_rate", "name": "resolved", "value": round(100 * result.rate, 1)}
         task = {"type": "text-generation", "name": "software engineering"}

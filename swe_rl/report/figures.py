@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.logger.progress_text import duration, number, span
-from swe_rl.logger.summary import before_and_after, finite_mean
+from swe_rl.logger.summary import before_and_after, finite_mean, rates_of
 from swe_rl.report.resolved import Change, is_int, pairs_of, part_of, resolved
 
 if TYPE_CHECKING:
@@ -196,8 +196,8 @@ def figures(
         last = max((int(step["step"]) for step in steps), default=0)
         count = sum(int(step.get("num_trajectories") or 0) for step in steps)
         tiles = [*_resolved(points, gained), _tile("Steps", str(last), f"{count:,} trajectories")]
-    rate = finite_mean(step.get("tokens_per_s") for step in steps)
-    sampled = finite_mean(step.get("sampled_tokens_per_s") for step in steps)
+    rate = finite_mean(rates_of(steps, "tokens_per_s"))
+    sampled = finite_mean(rates_of(steps, "sampled_tokens_per_s"))
     if rate is not None:
         detail = f"mean over steps; {sampled:,.0f} sampled tokens/s" if sampled is not None else "mean over steps"
         tiles.append(_tile("Response tokens/s", f"{rate:,.0f}", detail))

@@ -62,6 +62,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     evals = read_evals(folder)
     lost = losses(events)
     summary, status = read_json(folder.summary_json), ending or folder.status()
+    ended = {} if status and status.status is RunState.running else summary  # or that of an earlier start
     config_text = _text(folder.config_yaml)
     config = _config(config_text)
     points, scores = eval_points(evals), read_json(folder.eval_json)
@@ -73,7 +74,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
         "status": state_of(folder, status),
         "header": _header(config, status, summary),
         "figures": [
-            *figures(steps, points, summary, _wall_s(status, summary), scores, gain(evals)),
+            *figures(steps, points, ended, _wall_s(status, ended), scores, gain(evals)),
             *tricks_tile([*steps, *evals]),
             *losses_tile(lost),
         ],

@@ -178,8 +178,9 @@ class Session:
         if before is not None and after is not None:
             paired = self.summary.get("resolved_gain")
             gain = f"{100 * (after - before if paired is None else paired):+.1f} points"
-            samples = self.summary["resolved_samples_after"]
-            print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples} samples each")
+            counts = [self.summary[f"resolved_samples_{when}"] for when in ("before", "after")]
+            samples = f"{counts[0]} samples each" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} samples"
+            print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples}")
             if intervals := intervals_line(self.summary):
                 print(intervals)
         for caveat in self.caveats:

@@ -102,6 +102,7 @@ class Stream:
         self._taken_s = 0.0
         self._sampling = 0  # the step whose timeline the engines' loads belong to
         self._engines_idle_s = 0.0
+        self._earlier: set[str] = set()  # ids of groups that an earlier start sampled
 
     def restored(self, order: SamplerState | None, step: int) -> SamplerState:
         """Goes back to where `step` left the order, or to the start; that order."""
@@ -171,13 +172,15 @@ class Stream:
         except RolloutError:  # whoever goes on samples them again
             await asyncio.to_thread(self._queue.remove_failed)
             raise
-        facts = {
+        facts: dict[str, Any] = {
             "groups": list(groups_of(taken.collected.trajectories)),
             "begun": _by_beginning(taken.collected.trajectories),
             "queued_groups": taken.queued,
             "open_groups": taken.under_way,
             **taken.foreseen,
         }
+        if self._earlier.intersection(facts["groups"]):  # this start spent no time on them
+            facts |= {"tokens_per_s": None, "sampled_tokens_per_s": None}
         return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
 
     @property
@@ -206,6 +209,7 @@ class Stream:
             return None
         for trajectory in collected.trajectories:
             self._rollouts.ended(trajectory)
+        self._earlier.add(name)
         return collected
 
     async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:

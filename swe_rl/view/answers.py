@@ -51,13 +51,12 @@ class Answers:
         return f"trace{f'_step_{step}' if step else ''}.json", trace_lines(folder, step)
 
     def _all_runs(self, asked: Asked) -> dict[str, Any]:
-        return {"root": str(self._runs.root), "runs": self._runs.rows()}
+        return {"root": str(self._runs.root), "runs": self._runs.rows(), "left_out": self._runs.left_out}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
-        """The report's payload, and every column of `steps.jsonl`."""
+        """The report's payload, with all its sets."""
         folder = self._folder(asked)
-        every = {"sets": self._trajectories.sets(folder), "columns": self._runs.columns(folder)}
-        return run_payload(folder) | every
+        return run_payload(folder) | {"sets": self._trajectories.sets(folder)}
 
     def _page(self, asked: Asked) -> dict[str, Any]:
         query = Query(
@@ -77,12 +76,13 @@ class Answers:
     def _tokens(self, asked: Asked) -> dict[str, Any]:
         folder, set_name, trajectory_id = self._place(asked)
         record = self._trajectories.record(folder, set_name, trajectory_id)
-        return token_page(folder, self._runs.config(folder), record, _number(asked, "row"), _number(asked, "start"))
+        config, place, start = self._runs.config(folder), _number(asked, "row"), _number(asked, "start")
+        return token_page(folder, config, record, place, start, _step_of(set_name))
 
     def _prompt(self, asked: Asked) -> dict[str, Any]:
         folder, set_name, trajectory_id = self._place(asked)
         record = self._trajectories.record(folder, set_name, trajectory_id)
-        return prompt_of(folder, self._runs.config(folder), record)
+        return prompt_of(folder, self._runs.config(folder), record, _step_of(set_name))
 
     def _folder(self, asked: Asked) -> RunFolder:
         return self._runs.folder(_text(asked, "run"))
@@ -94,6 +94,10 @@ class Answers:
 
 def _given(asked: Asked, key: str) -> str:
     return next(iter(asked.get(key, ())), "")
+
+
+def _step_of(set_name: str) -> int:
+    return int(set_name.partition("_")[2])
 
 
 def _compared(asked: Asked) -> Sequence[str]:

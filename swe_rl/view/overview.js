@@ -8,7 +8,7 @@ const when = (unixS) => (isNumber(unixS) ? new Date(1000 * unixS).toLocaleString
 const words = (name) => String(name).replaceAll("_", " ").replaceAll("/", " · ");
 
 async function overviewPage(at) {
-  const { root, runs } = await ask("runs");
+  const { root, runs, left_out: leftOut } = await ask("runs");
   if (!runs.length) {
     return [el("h1", {}, "Runs"), note(root), el("p", { class: "reason" },
       "No run is here yet. This page shows one within seconds of its start.")];
@@ -22,6 +22,7 @@ async function overviewPage(at) {
   const differing = chosen.length > 1 ? (await ask("options", { run: chosen })).options : [];
   return [
     el("h1", {}, "Runs"), note(root),
+    leftOut ? note(`More runs are here than these ${runs.length}. For the others, give job=view a folder further down.`) : null,
     el("div", { class: "controls block" }, searchBox("text", at, "run, job or state contains …")),
     runTable(shown, chosen),
     chosen.length ? section("Curves", note("Choose runs in the table above. Drag over a chart to zoom in."),

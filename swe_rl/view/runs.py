@@ -36,12 +36,15 @@ class Runs:
         self.root = root.resolve()
         self._files = ParsedFiles()
         self._known: dict[str, RunFolder] = {}
+        self.left_out = False  # whether the last look found more runs than it shows
 
     def folders(self) -> dict[str, RunFolder]:
         """By name, as a look at the disk finds them now."""
         if is_run(self.root):
             return {self.root.name: RunFolder(self.root)}
-        paths = list(islice(_below(self.root, _DEEPEST), _MOST_RUNS))
+        paths = list(islice(_below(self.root, _DEEPEST), _MOST_RUNS + 1))
+        self.left_out = len(paths) > _MOST_RUNS
+        paths = paths[:_MOST_RUNS]
         self._known = {path.relative_to(self.root).as_posix(): RunFolder(path) for path in paths}
         return self._known
 
@@ -53,7 +56,10 @@ class Runs:
 
     def rows(self) -> list[dict[str, Any]]:
         """A line a run, the newest first."""
-        rows = [self._row(name, folder) for name, folder in self.folders().items()]
+        rows = []
+        for name, folder in self.folders().items():
+            with suppress(OSError):  # its files are a colleague's own
+                rows.append(self._row(name, folder))
         return sorted(rows, key=lambda row: (row["started"] or 0.0, row["run"]), reverse=True)
 
     def _row(self, name: str, folder: RunFolder) -> dict[str, Any]:
@@ -121,15 +127,18 @@ class Runs:
 
 
 def is_run(path: Path) -> bool:
-    """One that has begun: a folder with a config.yaml alone may be anybody's."""
+    """One that has begun and may be entered: a folder with a config.yaml alone may be anybody's."""
     folder = RunFolder(path)
-    return folder.status_json.is_file() or folder.steps_jsonl.is_file()
+    try:
+        return folder.status_json.is_file() or folder.steps_jsonl.is_file()
+    except OSError:
+        return False
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:
-    """Runs, in order of their names; what cannot be read has none."""
+    """Runs, the last names first, which are times; what cannot be read has none."""
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
     except OSError:
         return
     for entry in entries:

@@ -34,12 +34,14 @@ _TURN, _END = "<|im_start|>", "<|im_end|>"
 _BYTES_OF_A_CHARACTER = 4
 
 
-def token_page(folder: RunFolder, config: Record, record: Record, place: int, start: int) -> dict[str, Any]:
+def token_page(
+    folder: RunFolder, config: Record, record: Record, place: int, start: int, trained_in: int | None = None
+) -> dict[str, Any]:
     """`MOST_TOKENS` tokens of the row `place` from `start` on; None where a token has no such value.
 
     Raises ViewError.
     """
-    rows, source = rows_of(folder, record)
+    rows, source = rows_of(folder, record, trained_in)
     if not 0 <= place < len(rows):
         raise ViewError(f"The trajectory has {len(rows)} rows, numbered from 0.")
     row = rows[place]
@@ -65,9 +67,9 @@ def token_page(folder: RunFolder, config: Record, record: Record, place: int, st
     }
 
 
-def prompt_of(folder: RunFolder, config: Record, record: Record) -> dict[str, Any]:
+def prompt_of(folder: RunFolder, config: Record, record: Record, trained_in: int | None = None) -> dict[str, Any]:
     """What the model read before its first reply: `messages` with `role` and `text`. Raises ViewError."""
-    rows, _ = rows_of(folder, record)
+    rows, _ = rows_of(folder, record, trained_in)
     if not rows:
         raise ViewError("The trajectory has no row: the model sampled nothing that counts.")
     before = int(rows[0].loss_mask.argmax()) if rows[0].loss_mask.any() else len(rows[0].token_ids)
@@ -85,10 +87,11 @@ def _message(part: str) -> dict[str, str]:
     return {"role": role, "text": said.rstrip().removesuffix(_END).rstrip()}
 
 
-def rows_of(folder: RunFolder, record: Record) -> tuple[list[Row], str]:
-    """Of a trajectory's record, with the file that they are from. Raises ViewError."""
+def rows_of(folder: RunFolder, record: Record, trained_in: int | None = None) -> tuple[list[Row], str]:
+    """Of a trajectory's record, with the file that they are from. `trained_in`: the step that trained it; None: that of
+    its name, which is another one where groups flow. Raises ViewError."""
     trajectory = _trajectory(record)
-    kept = folder.rows(trajectory.step)
+    kept = folder.rows(trajectory.step if trained_in is None else trained_in)
     if kept.is_file() and not trajectory.split.startswith("eval"):
         try:
             rows = [row for row in RowsFile(kept).rows() if row.trajectory_id == trajectory.trajectory_id]

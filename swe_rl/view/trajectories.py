@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
@@ -60,30 +60,46 @@ class _Set:
     """One file's lines, as far as they were read. `places`: offset and length of each row's line in bytes."""
 
     path: Path
-    inode: int = 0
+    stamp: tuple[int, int, int] | None = None
     read_bytes: int = 0
+    last: tuple[int, int] = (0, 0)  # the last line that was read: its length in bytes, and its hash
     rows: list[Row] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def update(self) -> int:
         """Returns how many bytes it read."""
         stamp = stamp_of(self.path)
-        inode, size_bytes = stamp[:2] if stamp else (0, 0)
-        if inode != self.inode or size_bytes < self.read_bytes:
-            self.inode, self.read_bytes, self.rows, self.places = inode, 0, [], []
-        before = self.read_bytes
-        if size_bytes > before:
-            with self.path.open("rb") as file:
-                file.seek(before)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break  # its writer is not done
-                    self._add(line)
+        if stamp == self.stamp:
+            return 0
+        self.stamp = stamp
+        if stamp is None:
+            self._forget()
+            return 0
+        with self.path.open("rb") as file:
+            if not self._goes_on(file):
+                self._forget()
+            before = self.read_bytes
+            file.seek(before)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # its writer is not done
+                self._add(line)
         return self.read_bytes - before
+
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Whether it has what was read of it. A resumed run begins a step's file anew, often with the inode of the one
+        that was removed."""
+        length, known = self.last
+        file.seek(self.read_bytes - length)
+        return hash(file.read(length)) == known if length else True
+
+    def _forget(self) -> None:
+        self.read_bytes, self.last, self.rows, self.places = 0, (0, 0), [], []
 
     def _add(self, line: bytes) -> None:
         place = (self.read_bytes, len(line))
         self.read_bytes += len(line)
+        self.last = (len(line), hash(line))
         try:
             record = decode_json(line)
         except ValueError:
@@ -100,6 +116,14 @@ class _Set:
                 start, length = self.places[index]
                 file.seek(start)
                 yield file.read(length)
+
+
+def _record(line: bytes, set_name: str) -> Record:
+    try:
+        record: Record = decode_json(line)
+    except ValueError as error:
+        raise ViewError(f"The file of {set_name} has just changed. Ask again.") from error
+    return record
 
 
 def _row(record: Record) -> Row:
@@ -133,8 +157,7 @@ class Trajectories:
             known, _ = self._set(folder, set_name)
             indices = [i for i, row in enumerate(known.rows) if row["trajectory_id"] == trajectory_id]
             for line in known.lines(indices[-1:]):
-                record: Record = decode_json(line)
-                return record
+                return _record(line, set_name)
         raise ViewError(f"There is no trajectory {trajectory_id!r} in {set_name}.")
 
     def trajectory(self, folder: RunFolder, set_name: str, trajectory_id: str) -> dict[str, Any]:
@@ -148,7 +171,7 @@ class Trajectories:
         with self._lock:
             known, _ = self._set(folder, set_name)
             indices = [i for i, row in enumerate(known.rows) if row["group_id"] == group_id]
-            records = [decode_json(line) for line in known.lines(indices)]
+            records = [_record(line, set_name) for line in known.lines(indices)]
         if not records:
             raise ViewError(f"There is no group {group_id!r} in {set_name}.")
         ordered = sorted(records, key=lambda record: (record.get("sample") or 0, record.get("attempt") or 0))

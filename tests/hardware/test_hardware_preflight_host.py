@@ -8,7 +8,7 @@ import pytest
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import machine, servers
 from swe_rl.check.preflight.system import HttpAnswer, System
-from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind, WandbMode
+from swe_rl.config.choices import Advantage, EngineKind, RuntimeKind, SandboxKind, WandbMode
 from swe_rl.config.schema import Config
 from swe_rl.host.scratch import scratch_path
 from tests.support.scripted_machine import ScriptedSystem
@@ -34,6 +34,21 @@ def test_one_checkpoint_more_than_is_kept_must_fit(free_gb, fits):
         assert rules(machine.outputs(resumed, ScriptedSystem(free_gb=free_gb))) == [
             ("preflight_disk", Severity.warning)
         ]
+
+
+@pytest.mark.parametrize(
+    ("job", "trainer", "free_gb"),
+    [
+        ("check", {"steps": 1}, 12.1),  # the only one
+        ("check", {"steps": 30, "checkpoint_every_steps": 0}, 12.1),
+        ("sft", {}, 36.1),  # without the critic of algo=ppo
+        *((job, {}, 0.1) for job in ("eval", "rollout", "serve", "validate", "images")),  # they write none
+    ],
+)
+def test_only_checkpoints_that_are_written_need_room(job, trainer, free_gb):
+    groups = {"model": {"params_b": 1.0}, "algo": {"advantage": Advantage.gae if job == "sft" else Advantage.grpo}}
+    config = configured(job={"name": "check", "of": "train" if job == "check" else job}, trainer=trainer, **groups)
+    assert "preflight_disk" not in dict(rules(machine.outputs(config, ScriptedSystem(free_gb=free_gb))))
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,10 @@ def test_a_model_and_a_data_set_of_the_hub_are_linked():
     saved = {"model.path": "Qwen/Qwen3-4B", "env.dataset": "SWE-Gym/SWE-Gym", "model.name": "q", "env.name": "e|\nx"}
     data = ModelCard(model_card(saved, 3, [])).data
     assert (data.base_model, data.datasets, data.eval_results) == ("Qwen/Qwen3-4B", ["SWE-Gym/SWE-Gym"], None)
+    event = {"step": 3, "split": "test", "resolved_rate": 0.5, "num_samples": 8, "by_instance": {"a": [4, 8]}}
+    data = ModelCard(model_card(saved | {"env.eval_dataset": "SWE-bench/verified"}, 3, [event])).data
+    assert (data.datasets, data.eval_results[0].dataset_type) == (["SWE-Gym/SWE-Gym"], "SWE-bench/verified")
+    assert "model-index" not in model_card(saved, 4, [event]), "the rate is of other weights"
     assert [hub_id(name) for name in ("builtin:tiny", "/a/b", "a/b/c", "../a", None)] == [None] * 5
 
 

@@ -107,7 +107,7 @@ def test_two_runs(start, tmp_path):
         "50.0",
     ]
     assert "- mean reward (paired steps): 0.5000 vs 0.2500, delta -0.2500, -50.0 %" in lines
-    assert "- wall time of a run: 12.0 vs 12.0 s, delta 0.0, 0.0 %" in lines
+    assert not any("wall time" in line for line in lines), "the summary of a run under way is of an earlier start"
     assert "- note: router=tr is not over (its status: running)" in lines
     assert not list(tmp_path.glob("[ab]/compare*"))
 

@@ -54,6 +54,8 @@ def test_baselines_are_as_shipped_and_labels_say_what_is_not():
     config = compose(["router=tr", "router.tick_s=1.5", "router.acting_token_weight=0.1"]).config
     arms = {arm.label: arm.router for arm in job.arms(config)}
     assert arms["tr acting_token_weight=0.1 tick_s=1.5"] == config.router
+    odd = compose(["router=tr", "+router.params={x: 1}"]).config.router
+    assert job.label_of(odd) == "tr params={'x': 1}"
     assert arms["tr"] == compose(["router=tr"]).config.router
     assert arms["cap 32"] == replace(compose(["router=cap"]).config.router, max_programs_per_engine=32)
 
@@ -206,7 +208,7 @@ def test_groups_that_flow_are_simulated_and_planned(capsys):
     assert list(made["divisions"]) == ["2 engines + 2 trainer GPUs", "3 engines + 1 trainer GPU"]
     assert made["best"] == max(made["divisions"], key=lambda name: made["divisions"][name]["tokens_per_h"])
     assert made["divisions"]["2 engines + 2 trainer GPUs"]["step_s"] == made["ways"]["stream"]["step_s"]
-    planned = plan(config)["flow"]
+    planned = plan(compose(["job=plan", *FLOWS]).config)["flow"]
     assert planned["best"] == made["best"] and planned["slower_side"] == made["slower_side"]
     assert planned["trained_tokens_per_h"] == pytest.approx(made["ways"]["stream"]["tokens_per_h"], rel=0.2)
     job.run(replace(config, job=replace(config.job, format="table")), None)

@@ -20,7 +20,7 @@ from swe_rl.job import simulate
 from swe_rl.job.plan import plan
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.duration import bound_s
-from swe_rl.router.simulation.balance import trainer_of
+from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
 from swe_rl.run.session import banner
 
 
@@ -55,6 +55,10 @@ def test_memory_of_qwen3_14b(published):
     assert memory.checkpoint_gb(published) == pytest.approx(14.77 * 12)
     free_gb = 80 * 0.8 - 29.54 - memory.CUDA_GB
     assert memory.kv_tokens_per_engine(published) == pytest.approx(free_gb * 1e9 / 163840, abs=1)
+    arguments = ["--quantization=fp8_per_tensor", "--kv-cache-dtype", "fp8"]
+    halved = dataclasses.replace(published, engine=dataclasses.replace(published.engine, extra_arguments=arguments))
+    free_gb = 80 * 0.8 - 14.77 - memory.CUDA_GB
+    assert memory.kv_tokens_per_engine(halved) == pytest.approx(free_gb * 1e9 / 81920, abs=1)
 
 
 def test_reference_model_counts_only_with_kl(published):
@@ -256,13 +260,22 @@ def test_plan_and_simulate_agree(overrides):
     assert 0.4 * simulated_s < duration.rollout_s(config) < 1.1 * simulated_s
 
 
+def with_prompts(config, prompts):
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, prompts_per_step=prompts))
+
+
 def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
     monkeypatch.setattr(simulate, "PLAN_TURNS", 1000)
-    config = dataclasses.replace(published, rollout=dataclasses.replace(published.rollout, prompts_per_step=40))
+    config = with_prompts(published, 40)
     whole_s = simulated(config)["step"]["rollouts_s"]
     part = simulate.step_rollouts(config)
     assert part.source.endswith("on 2 of 4 engines")
     assert part.seconds == pytest.approx(whole_s, rel=0.15)
+    odd = dataclasses.replace(config, layout=dataclasses.replace(config.layout, engines=7))
+    parts = {
+        prompts: [engines_of_a_part(with_prompts(odd, prompts), least) for least in (0, 3)] for prompts in (1, 2, 40)
+    }
+    assert parts == {1: [7, 7], 2: [4, 4], 40: [1, 3]}, "a prompt cannot be cut"
     monkeypatch.setattr(simulate, "PLAN_TURNS", 10)
     rest = simulate.step_rollouts(config)
     assert rest.source.startswith("at least") and rest.seconds == bound_s(config)
@@ -370,7 +383,7 @@ STEPS = "24 steps of 64 trajectories"
         (
             ["+experiment=dp4_tr_atw01"],
             "6 steps of 396 trajectories, about 43 min each: 4.4 h in all; 8 GPUs, 35.3 GPU-hours; "
-            "disk: 354 GB of checkpoints and images of unknown size",
+            "disk: 177 GB of checkpoints and images of unknown size",
         ),
     ],
 )
@@ -378,6 +391,23 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert job.run(compose(overrides).config, None) == 0
     assert capsys.readouterr().out.splitlines()[1] == short
+
+
+@pytest.mark.parametrize(
+    ("of", "short"),
+    [
+        ("rollout", "6 steps of 396 trajectories, about 35 min each: 3.6 h in all"),
+        ("eval", "attempts at each instance: 1; how many instances: not known"),
+        ("serve", ""),
+    ],
+)
+def test_nothing_is_planned_that_the_job_does_not_start(of, short):
+    made = plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}"]).config)
+    rows = {key for section in made.values() if isinstance(section, dict) for key in section}
+    assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
+    assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
+    assert job._in_short(made).startswith(short) and "engine_weights_gb" in rows
+    assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
 
 
 def test_gpu_hours_are_those_of_all_gpus():

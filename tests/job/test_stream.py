@@ -94,6 +94,9 @@ async def test_a_run_that_broke_takes_what_was_complete_and_samples_the_rest_ane
         assert sessions == held | past  # half of a group is none
         await again.loop.run()
         whole(again, 6)
+    for record in steps(again)[went_back:]:  # no rate from the time that taking an earlier start's groups takes
+        trained = {one["trajectory_id"] for one in read_jsonl(again.folder.trajectories(record["step"]))}
+        assert (record["tokens_per_s"] is None) == bool(held & trained)
     assert not held & set(again.rollouts.attempted)
     assert queued or at <= 2  # those of the first two steps begin together
 

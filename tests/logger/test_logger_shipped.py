@@ -44,7 +44,7 @@ def written(config, folder, *, steps=(1, 2), exit_status=0):
 
 
 def test_a_record_s_figures_are_its_numbers_by_their_path():
-    assert flat({"a": {"b": {"c": 1}}, "d": None}) == {"a/b/c": 1, "d": None}
+    assert flat({"a": {"b": {"c": 1}}, "d": None, "begun": {"7": {"trajectories": 2}}}) == {"a/b/c": 1, "d": None}
     assert figures({"a": {"b": 2}, "t": True, "s": "x", "n": None, "l": [1]}) == {"a/b": 2.0, "t": 1.0}
 
 

@@ -3,7 +3,7 @@ import subprocess
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import EventLog, StepLog
-from swe_rl.logger.summary import before_and_after, build_summary, git_state, write_summary
+from swe_rl.logger.summary import before_and_after, build_summary, git_state, rates_of, write_summary
 
 
 def evaluation(step, rate, split="heldout"):
@@ -25,6 +25,16 @@ def test_summary_of_a_folder(tmp_path):
     assert (summary["resolved_rate_after"], summary["resolved_samples_after"]) == (0.5, 96)
     assert summary["swe_rl_version"] and summary["python_version"] and "git_sha" in summary
     assert all(not isinstance(value, dict | list) for value in summary.values())
+
+
+def test_rates_of_groups_that_flow_are_those_of_all_their_tokens():
+    """The second step takes what was nearly done, the first one after a resume what was done."""
+    rates = ((1, 100.0, 9.0), (2, 900.0, 1.0), (3, None, 0.001))
+    steps = [{"step": step, "tokens_per_s": rate, "generate_s": time_s} for step, rate, time_s in rates]
+    assert rates_of(steps, "tokens_per_s") == [100.0, 900.0, None]
+    flowing = [step | {"queued_groups": 0} for step in steps]
+    assert rates_of(flowing, "tokens_per_s") == [180.0, 180.0, None]
+    assert build_summary(flowing, [], wall_s=0.0)["tokens_per_s"] == (9 * 100 + 900) / 10
 
 
 def test_what_was_not_measured_is_null():

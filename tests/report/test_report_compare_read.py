@@ -1,5 +1,6 @@
 """Runs' folders and logs as measurements; what is neither is refused in one paragraph."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -49,7 +50,8 @@ def test_a_run_under_way_gives_what_it_has(make_run):
     assert list(run.steps) == [1] and run.status == "running" and run.wall_s is None
     write_summary(folder, wall_s=3.0)
     folder.config_yaml.write_text("{broken")
-    assert read(folder.path).wall_s == 3.0 and read(folder.path).values == {}
+    assert read(folder.path).wall_s is None, "of an earlier start"
+    assert read(folder.path).values == {}
     folder.steps_jsonl.unlink()
     assert read(folder.path).steps == {}
 
@@ -74,6 +76,22 @@ def test_runs_below_a_multirun_come_by_number(make_run, tmp_path):
     (tmp_path / "sweep" / "frozen").mkdir()
     assert [path.name for path in runs_below(tmp_path / "sweep")] == ["1", "9", "10", "odd"]
     assert is_run(make_run().path) and not is_run(tmp_path)
+
+
+def test_folders_that_one_may_not_enter_have_no_runs(tmp_path, monkeypatch):
+    """The refusal is made up: tests may run as root, who may read everything."""
+    for name in ("0", "lost+found"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "steps.jsonl").touch()
+    real = Path.stat
+
+    def refusing(path, **named):
+        if path.parent == tmp_path / "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, **named)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    assert runs_below(tmp_path) == [tmp_path / "0"]
 
 
 def test_what_cannot_be_compared_is_refused_with_a_way_out(tmp_path, make_run):

@@ -9,7 +9,7 @@ import pytest
 from swe_rl.logger.disk import write_json_atomic, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import JsonlWriter
-from swe_rl.report.page import escape_json, fill, write_report
+from swe_rl.report.page import escape_json, fill, run_payload, write_report
 
 ATTACK = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{script}}\u2028"
@@ -160,6 +160,13 @@ def test_no_broken_file_stops_the_page(make_run, name, content):
             '{"turns": [1, null, {"message": 3}], "tests": [], "times_s": 4, "status": null, "reward": "x"}\n'
         )
     data_of(write_report(folder).read_text())
+
+
+def test_a_resumed_run_has_not_the_figures_of_its_earlier_start(make_run):
+    folder = make_run(steps=1, state=RunState.running)
+    write_json_atomic(folder.summary_json, {"wall_s": 987654.0, "peak_memory_gb": 9.0})
+    tiles = {tile["label"]: tile["value"] for tile in run_payload(folder)["figures"]}
+    assert "Peak memory" not in tiles and not tiles["Wall time"].startswith("274:")
 
 
 def test_odd_numbers_do_not_stop_the_page(make_run):

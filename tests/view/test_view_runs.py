@@ -1,5 +1,6 @@
-import os
+import errno
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,15 @@ def test_every_run_is_a_line_newest_first(runs):
     assert [row["run"] for row in rows] == ["train/first", "multirun/tiny/2026/0"]
     assert rows[0]["name"] == "bugs_grpo" and rows[0]["state"]["label"] == "done" and rows[0]["step"] == 3
     assert rows[0]["before"]["step"] == 0 and rows[0]["after"]["step"] == 3
+
+
+def test_of_too_many_the_last_are_shown_and_it_is_said(runs, monkeypatch):
+    build_run(runs / "train" / "second", steps=1)
+    monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 1)
+    look = Runs(runs)
+    assert ([row["run"] for row in look.rows()], look.left_out) == (["train/second"], True)
+    monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 2)
+    assert (len(look.rows()), look.left_out) == (2, False)
 
 
 def test_a_run_can_be_given_itself(folder):
@@ -106,10 +116,17 @@ def test_a_broken_file_takes_only_its_part(runs, folder, name, content):
     look.options(["train/first"])
 
 
-def test_folders_that_nobody_may_read_are_passed_over(runs):
-    closed = runs / "closed"
-    closed.mkdir(mode=0o000)
-    try:
-        assert "train/first" in Runs(runs).folders()
-    finally:
-        os.chmod(closed, 0o755)  # noqa: PTH101
+@pytest.mark.parametrize(("call", "refused"), [("stat", "closed/status.json"), ("open", "closed/evals.jsonl")])
+def test_what_one_may_not_read_is_passed_over(runs, monkeypatch, call, refused):
+    """The refusal is made up: tests may run as root, who may read everything."""
+    build_run(runs / "closed", steps=1)
+    real = getattr(Path, call)
+
+    def refusing(path, *args, **named):
+        if path == runs / refused:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **named)
+
+    monkeypatch.setattr(Path, call, refusing)
+    look = Runs(runs)
+    assert [row["run"] for row in look.rows()] == ["train/first"] and look.stamp(None)

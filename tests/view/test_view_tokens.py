@@ -5,10 +5,12 @@ import pytest
 
 from swe_rl.config.yaml_text import read
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.logger.disk import encode_json
 from swe_rl.rollout.rows import traced_rows, weighed
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.ranks.rows_file import keep
 from swe_rl.view import tokens
+from swe_rl.view.answers import Answers
 from swe_rl.view.files import ViewError
 from swe_rl.view.tokens import prompt_of, rows_of, token_page
 from tests.view.conftest import TOKENIZER
@@ -51,14 +53,19 @@ def test_pages_join_to_the_whole(folder, traced, config, monkeypatch):
         assert sum(parts, []) == whole[key]
 
 
-def test_the_rows_of_a_step_stand_for_its_traces(folder, traced, config):
-    """gateway.keep_traces=rows: the traces are gone, and the page is the same."""
+@pytest.mark.parametrize("step", [2, 3])
+def test_the_rows_of_a_step_stand_for_its_traces(folder, traced, config, step):
+    """gateway.keep_traces=rows: the traces are gone, and the page is the same. Groups that flow are trained in another
+    step than that of their names."""
     from_traces = token_page(folder, config, traced, 0, 0)
-    keep(trainers_rows(folder, traced), folder.rows(2))
+    keep(trainers_rows(folder, traced), folder.rows(step))
+    folder.trajectories(step).write_bytes(encode_json(traced) + b"\n")
     folder.traces_db.unlink()
-    from_rows = token_page(folder, config, traced, 0, 0)
-    assert from_rows.pop("source") == "rows/step_000002.bin" and from_traces.pop("source") == "traces.db"
-    assert from_rows == from_traces
+    place = {"run": ["first"], "set": [f"step_{step:06d}"], "id": [traced["trajectory_id"]]}
+    ask = Answers(folder.path).by_name
+    from_rows = ask["tokens"](place)
+    assert ask["prompt"](place)["tokens"] and from_rows.pop("source") == f"rows/step_{step:06d}.bin"
+    assert from_traces.pop("source") == "traces.db" and from_rows == from_traces
 
 
 def test_a_prompt_is_what_the_model_read_first(folder, traced, config):

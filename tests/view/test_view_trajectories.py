@@ -90,13 +90,22 @@ def test_what_a_file_gains_is_read_and_nothing_twice(folder):
     assert look.record(folder, STEP, "train.2.late.0.0") == more
 
 
-def test_a_file_that_was_begun_anew_is_read_anew(folder):
+@pytest.mark.parametrize("chars", [0, 10_000_000])
+def test_a_file_that_was_begun_anew_is_read_anew(folder, chars):
+    """A longer one, too, with the inode of the one before it: the file system gives freed ones to the next."""
     look, path = Trajectories(), folder.trajectories(2)
     look.page(folder, Query(STEP))
-    record = dict(read_jsonl(path)[0], trajectory_id="train.2.other.0.0")
-    path.unlink()
+    record = dict(read_jsonl(path)[0], trajectory_id="train.2.other.0.0", patch="x" * chars)
     path.write_bytes(encode_json(record) + b"\n")
     assert ids(look.page(folder, Query(STEP))) == ["train.2.other.0.0"]
+
+
+def test_a_line_that_changed_under_a_look_is_said(folder, traced):
+    look = Trajectories()
+    look.page(folder, Query(STEP))
+    look._sets[folder.trajectories(2)].places[5] = (1, 100)
+    with pytest.raises(ViewError, match="has just changed"):
+        look.record(folder, STEP, traced["trajectory_id"])
 
 
 def test_few_trajectories_are_kept(folder, monkeypatch):

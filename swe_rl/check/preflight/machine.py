@@ -12,8 +12,10 @@ from pathlib import PurePath
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import EngineKind
+from swe_rl.config.parts import trains
 from swe_rl.config.schema import Config
-from swe_rl.plan.memory import checkpoint_gb
+from swe_rl.plan.memory import checkpoint_gb, checkpoints, checkpoints_gb
+from swe_rl.plan.warm_start import trained
 
 _SHARED = "/dev/shm"
 _SHARED_GB = 1.0
@@ -25,17 +27,18 @@ def outputs(config: Config, system: System) -> Iterator[Finding]:
 
 
 def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
-    """One more than are kept: the new one is complete before the oldest goes."""
-    keep, one_gb = config.trainer.keep_checkpoints, checkpoint_gb(config)
-    needed_gb = one_gb * (keep + 1)
+    if not trains(config):
+        return
+    config = trained(config)
+    one_gb, needed_gb = checkpoint_gb(config), checkpoints_gb(config)
     free_gb = system.disk_free_bytes(config.paths.outputs) / 1e9
     if needed_gb > free_gb:
         resumed = config.trainer.resume != "none"  # some of them may be there already
         yield (warning if resumed else error)(
             "preflight_disk",
             "paths.outputs",
-            f"{keep + 1} checkpoints of {one_gb:.1f} GB take {needed_gb:.1f} GB there (one more than are kept, while "
-            f"the next is written); {free_gb:.1f} GB are free",
+            f"checkpoints of {one_gb:.1f} GB, {checkpoints(config)} at once, take {needed_gb:.1f} GB there; "
+            f"{free_gb:.1f} GB are free",
             f"paths.outputs=FOLDER on a larger disk{_fewer(one_gb, free_gb)}",
         )
 

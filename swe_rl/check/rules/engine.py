@@ -4,18 +4,14 @@ nothing that quietly changes what is sampled.
 Invariants:
 - `engine.extra_arguments` come last and win in vLLM; what swe_rl sets itself is refused there, with the key to use.
 - Arguments that change what is sampled (drafted tokens, quantised weights, a quantised KV cache) are read as vLLM reads
-  them: the command's first, then `engine.extra_arguments`; the last of a flag wins. Abbreviated flags and what vLLM's
-  own `--config FILE` says are not read. Refused is what vLLM accepts and
-  what breaks a promise in silence: sampled tokens have the log-probabilities that the server says, and new weights
-  reach all that samples. What is said of vLLM is in its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm`
-  asks the installed one.
+  them (plan/sizes.py). Refused is what vLLM accepts and what breaks a promise in silence: sampled tokens
+  have the log-probabilities that the server says, and new weights reach all that samples. What is said of vLLM is in
+  its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm` asks the installed one.
 """
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import NamedTuple
 
 from swe_rl.check.findings import Finding, Host, about, between, error, warning
@@ -24,7 +20,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
-from swe_rl.plan.sizes import VLLM_COMMAND, serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
+from swe_rl.plan.sizes import CACHE, WEIGHTS, Argument, arguments, serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {
@@ -56,12 +52,11 @@ _SET_BY = {
     "--uds": None,
     "--generation-config": None,
 }  # flag: the key that decides it; None: no key does
-_SHORT = {"-sc": "--speculative-config", "-q": "--quantization"}
 DRAFTS = "--speculative-config"
 DRAFT_FLAGS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 DRAFTS_WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})  # they look tokens up
 EXACT_ACCEPTANCE = frozenset({"standard", "block"})
-WEIGHTS, WEIGHTS_CONFIG, CACHE = "--quantization", "--quantization-config", "--kv-cache-dtype"
+WEIGHTS_CONFIG = "--quantization-config"
 PLAIN_CACHES = frozenset({"auto", "bfloat16", "float16"})
 QUANTISED_ON_ARRIVAL = frozenset(
     {
@@ -134,41 +129,6 @@ def _plain(word: str) -> str:
     return flag.replace("--no-", "--", 1) if flag.replace("--no-", "--", 1) in _SET_BY else flag
 
 
-class Argument(NamedTuple):
-    value: str
-    key: str  # of the configuration, where it is written
-
-
-def arguments(config: Config, host: Host) -> dict[str, Argument]:
-    """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
-
-    The value is empty where none follows.
-    """
-    engine = config.engine
-    if engine.kind is not EngineKind.vllm:
-        return {}
-    try:
-        command = shlex.split(engine.command or host.environment.get(VLLM_COMMAND, ""))
-    except ValueError:
-        command = []  # no server can be started with it, which is said elsewhere
-    servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
-    command = command[servers[-1] + 1 :] if servers else []  # before it are flags of what starts it: `srun -q QOS`
-    words = [Argument(word, "engine.command") for word in command]
-    words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
-    flags = {}
-    for (word, key), (following, _) in pairwise([*words, Argument("", "")]):
-        name, equals, value = word.partition("=")
-        if name.startswith("-"):
-            flags[_long(name)] = Argument(value if equals else "" if following.startswith("-") else following, key)
-    return flags
-
-
-def _long(name: str) -> str:
-    flag, dot, inside = name.partition(".")
-    flag = flag.replace("_", "-")
-    return f"{_SHORT.get(flag, flag)}{dot}{inside}"
-
-
 class Drafting(NamedTuple):
     """What vLLM is asked for of speculative decoding. `flag` names it."""
 
@@ -199,7 +159,7 @@ def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
     is lost, and logits are divided by memory that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a
     step without drafts, so that the first request with top_k ends the server. Greedy requests need neither.
     """
-    asked = drafting(arguments(config, host))
+    asked = drafting(arguments(config, host.environment))
     if asked and uses_no_gpu(config.layout):
         yield error(
             "cpu_drafts",
@@ -216,7 +176,7 @@ def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
     """`rejection_sample_method=synthetic` (`vllm/config/speculative.py`) accepts drafted tokens at a given rate,
     whatever the model thinks of them; `standard` and `block` sample what the model alone would sample.
     """
-    asked = drafting(arguments(config, host))
+    asked = drafting(arguments(config, host.environment))
     method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
     if asked and method not in EXACT_ACCEPTANCE:
         yield error(
@@ -234,7 +194,7 @@ def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
     """New weights are loaded into the target alone (`reload_weights` and the weight transfer of `gpu_worker.py`), and
     `sleep` at level 2 gives the memory of both away. Drafts from old weights are still verified by the new ones.
     """
-    asked = drafting(arguments(config, host))
+    asked = drafting(arguments(config, host.environment))
     drafter = asked and (asked.settings.get("method") or asked.settings.get("model"))
     method = str(drafter or "").strip("[]")
     if not asked or not method or method in DRAFTS_WITHOUT_WEIGHTS:
@@ -253,7 +213,7 @@ def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
     """Engines with fewer bits than the trainer sample from another policy than the one that is trained. NeMo-RL asks
     for its correction too, where engines are FP8 (its pages on FP8).
     """
-    given, algo = arguments(config, host), config.algo
+    given, algo = arguments(config, host.environment), config.algo
     flags = [flag for flag in (WEIGHTS, WEIGHTS_CONFIG) if flag in given]
     flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
     traced = config.rollout.capture is Capture.traced
@@ -283,7 +243,7 @@ def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
     quantised before. bitsandbytes (0.26) has a loader of its own without `get_all_weights`, which a reload from a
     folder calls.
     """
-    given = arguments(config, host)
+    given = arguments(config, host.environment)
     method = given[WEIGHTS].value if WEIGHTS in given else _ON_ARRIVAL
     if method not in QUANTISED_ON_ARRIVAL and not serves_adapter(config):
         yield error(
@@ -301,7 +261,8 @@ def load_format(config: Config, host: Host) -> Iterator[Finding]:
     server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
     A server that was started again gets weights by folder, whatever trainer.weight_sync is (`restore` of an engine).
     """
-    given, way = arguments(config, host).get(LOADER, Argument("", "")), wanted_sync(config, host.environment)
+    given = arguments(config, host.environment).get(LOADER, Argument("", ""))
+    way = wanted_sync(config, host.environment)
     name, by_folder = given.value.lower(), way is WeightSync.disk  # in small letters, as vLLM reads it
     if not name or name in READ_AGAIN or serves_adapter(config) or not (by_folder or name in READ_ONCE):
         return

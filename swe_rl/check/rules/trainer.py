@@ -290,7 +290,7 @@ def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "checkpoint_disk",
             "trainer.keep_checkpoints",
-            f"checkpoints of {size_gb:.0f} GB, one more while the next is written, need {needed:.0f} GB; "
+            f"checkpoints of {size_gb:.0f} GB, {memory.checkpoints(config)} at once, need {needed:.0f} GB; "
             f"hardware.disk_gb={there:g}",
             (
                 f"trainer.keep_checkpoints={keep}"

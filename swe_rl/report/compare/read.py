@@ -17,9 +17,9 @@ from typing import Any
 from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
-from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import before_and_after
+from swe_rl.logger.summary import before_and_after, rates_of
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
 from swe_rl.report.resolved import counts_of
 
@@ -42,13 +42,20 @@ def measured(path: Path, key: str, trajectories_per_step: int) -> Measured:
 
 
 def is_run(path: Path) -> bool:
+    """One that may be entered."""
     folder = RunFolder(path)
-    return any(getattr(folder, name).is_file() for name in _MARKS)
+    try:
+        return any(getattr(folder, name).is_file() for name in _MARKS)
+    except OSError:
+        return False
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """A multirun's runs: its sub-folders, by their numbers."""
-    runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    """A multirun's runs: its sub-folders, by their numbers; what cannot be read has none."""
+    try:
+        runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
+    except OSError:
+        return []
     return sorted(runs, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
 
 
@@ -65,14 +72,17 @@ def _run(folder: RunFolder) -> Measured:
     for record in iter_jsonl(folder.steps_jsonl):
         if type(record.get("step")) is int:
             records[record["step"]] = record
-    rates = {step: rate for step, record in records.items() if (rate := _rate(record)) is not None}
+    tokens_per_s = rates_of([*records.values()], "tokens_per_s")
+    measured_steps = zip(records.items(), tokens_per_s, strict=True)
+    rates = {step: _rate(record, mean) for (step, record), mean in measured_steps if mean is not None}
     status, evals = folder.status(), read_evals(folder)
+    under_way = status is not None and status.status is RunState.running  # its summary is that of an earlier start
     return Measured(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=_number(read_json(folder.summary_json).get("wall_s")),
+        wall_s=None if under_way else _number(read_json(folder.summary_json).get("wall_s")),
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
@@ -81,10 +91,7 @@ def _run(folder: RunFolder) -> Measured:
     )
 
 
-def _rate(record: Mapping[str, Any]) -> StepRate | None:
-    tokens_per_s = _number(record.get("tokens_per_s"))
-    if tokens_per_s is None:
-        return None
+def _rate(record: Mapping[str, Any], tokens_per_s: float) -> StepRate:
     names = ("reward_mean", "avg_response_length", "generate_s", "step_s", "loss")
     return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
 

@@ -81,7 +81,7 @@ def training(config: Config, groups_of: GroupsOf, way: Way, turns: int, loads: i
     """The mean over the loads. Raises as `balance` does."""
     wanted = max(1.0, sizes.trajectories_per_step(config) * duration.mean_turns(config))
     least = (_WARM_STEPS + _LEAST_STEPS + 1 + way.ahead) * wanted
-    engines = max(1, min(config.layout.engines, int(config.layout.engines * turns / least)))
+    engines = engines_of_a_part(config, int(config.layout.engines * turns / least))
     share = engines / max(1, config.layout.engines)
     prompts = max(1, round(config.rollout.prompts_per_step * share))
     share = prompts / max(1, config.rollout.prompts_per_step)
@@ -110,6 +110,13 @@ def training(config: Config, groups_of: GroupsOf, way: Way, turns: int, loads: i
     ]
     mean = mean_of(outcomes)
     return replace(mean, tokens_per_h=mean.tokens_per_h / share)
+
+
+def engines_of_a_part(config: Config, wanted: int) -> int:
+    """So many, or as many more as it takes for their share of a step's prompts to be nearly whole: none can be cut."""
+    every, prompts = max(1, config.layout.engines), config.rollout.prompts_per_step
+    shares = ((engines, prompts * engines / every) for engines in range(max(1, wanted), every))
+    return next((engines for engines, share in shares if abs(share - round(share)) <= share / 8), every)
 
 
 def layouts(config: Config) -> list[LayoutConfig]:
