@@ -304,8 +304,9 @@ def _steps_in(folder: Path) -> list[int]:
 
 
 def runs_of(root: Path, name: str) -> list[RunFolder]:
-    """Those under `root/name/`; a sweep's runs are one level deeper."""
-    return [RunFolder(path.parent) for runs in ("*", "*/*") for path in (root / name).glob(f"{runs}/status.json")]
+    """Those under `root/name/`, also one level deeper, and a sweep's under `root/multirun/name/`."""
+    below = ((root / name, "*"), (root / name, "*/*"), (root / "multirun" / name, "*/*"))
+    return [RunFolder(path.parent) for start, runs in below for path in start.glob(f"{runs}/status.json")]
 
 
 def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFolder | None:

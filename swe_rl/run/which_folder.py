@@ -108,11 +108,8 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
         return RunFolder(fresh)
     if config.trainer.resume != "auto":
         return RunFolder(Path(config.trainer.resume))
-    base = Path(config.paths.outputs) / config.name
-    run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
-    done = {
-        status.heartbeat: folder for folder in run_folders if (status := folder.status()) and _is_of(folder, config)
-    }
+    runs = runs_of(Path(config.paths.outputs), config.name)
+    done = {status.heartbeat: folder for folder in runs if (status := folder.status()) and _is_of(folder, config)}
     return done[max(done)] if done else RunFolder(fresh)
 
 

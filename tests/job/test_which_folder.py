@@ -104,14 +104,15 @@ def test_a_given_folder_that_is_in_use_is_refused_and_the_fresh_one_stays(make, 
     assert (old.parent / "new").exists()
 
 
-@pytest.mark.parametrize("same_folder", [True, False])
-def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, same_folder):
-    config, old = make("trainer.resume=none"), fresh("old")
+@pytest.mark.parametrize("names", [("old", "old"), ("old", "new"), ("../multirun/train/1/0", "../multirun/train/2/0")])
+@pytest.mark.parametrize("resume", ["none", "auto"])
+def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, names, resume):
+    config, old = make(f"trainer.resume={resume}"), fresh(names[0])
     warn(config, old)
     slurm(1)
-    new = old if same_folder else fresh("new")
+    new = fresh(names[1]) if names[1] != names[0] else old
     one = leave(config, new)
-    assert one.resumed and one.folder.path == old and (same_folder or not new.exists())
+    assert one.resumed and one.folder.path == old and (new == old or not new.exists())
     assert (status(old).status, status(old).resumes, status(old).step) == (RunState.done, 1, 3)
     slurm(2)
     assert leave(config, old).resumed  # queued again by hand though it was done: nothing is lost
