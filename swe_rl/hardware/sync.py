@@ -2,13 +2,16 @@
 
 Invariants:
 - The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
+- Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
 - Back on a node, what names the run comes last: half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
 - rsync does the work where there is one; what it or its stand-in sends is only what has changed.
 """
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -24,14 +27,42 @@ from swe_rl.logger.folder import RunFolder
 LAST_S = 120.0
 _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
-_LEFT_OUT = ("/.lock", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
+_LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
 Say = Callable[[str], None]
 
 
 def folder_name(here: Allocation | None, run: str, name: str) -> str:
-    """`job_JOBID_NAME`; outside a job the run's folder takes the number's place."""
+    """`job_JOBID_NAME`; outside a job `run`, which tells the run's folder from others, takes the number's place."""
     return f"job_{here.job_id if here is not None else run}_{name}"
+
+
+def copies(first: Path) -> list[Path]:
+    """Those of the runs whose copy would be `first`, which only one of them has: `first`, `first_2`, ..."""
+    name = re.compile(re.escape(first.name) + r"(_\d+)?")
+    return [path for path in first.parent.glob("*") if name.fullmatch(path.name)]
+
+
+def _numbered(first: Path) -> Iterator[Path]:
+    yield first
+    yield from (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))
+
+
+def claim(first: Path, run: RunFolder) -> Path:
+    """The first of `copies` that is this run's, or nobody's yet. Raises OSError."""
+    status = run.status()
+    mine = f"{status.config_hash} {status.started!r}\n" if status else ""
+    for path in _numbered(first):
+        path.mkdir(parents=True, exist_ok=True)
+        mark = RunFolder(path).copy_of
+        try:
+            with mark.open("x", encoding="utf-8") as file:  # two runs may begin at the same time
+                file.write(mine)
+        except FileExistsError:
+            if mark.read_text(encoding="utf-8") != mine:
+                continue
+        return path
+    raise AssertionError("numbers do not end")
 
 
 class SyncError(RunError):
@@ -46,21 +77,27 @@ class Copier:
         self._target = target
         self._rsync = rsync
         self._stopped = threading.Event()
+        self._claimed = False
 
     def stop(self) -> None:
         self._stopped.set()
 
+    def claim(self) -> None:
+        """`target`, unless another run has it. Raises SyncError."""
+        if not self._claimed:
+            with _as_sync_errors(self._target):
+                self._target = claim(self._target, RunFolder(self._source))
+            self._claimed = True
+
     def copy(self) -> None:
         """Raises SyncError."""
-        try:
+        with _as_sync_errors(self._target):
             self._target.mkdir(parents=True, exist_ok=True)
             if self._rsync is None:
                 self._copy_tree()
             else:
                 self._run_rsync(self._rsync)
             self._drop_old_checkpoints()
-        except OSError as error:
-            raise SyncError(f"{error.filename or self._target}: {error.strerror or error}") from error
 
     def _run_rsync(self, rsync: str) -> None:
         flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in _LEFT_OUT)]
@@ -95,7 +132,7 @@ class Copier:
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
-                if not _left_out(name) and path not in (run.lock, *last):
+                if not _left_out(name) and path not in (run.lock, run.copy_of, *last):
                     _copy_file(path, there / name)
         for path in last:
             _copy_file(path, self._target / path.name)
@@ -111,6 +148,14 @@ class Copier:
         for step in there.checkpoint_steps():
             if kept and step < min(kept):
                 shutil.rmtree(there.checkpoint(step), ignore_errors=True)
+
+
+@contextmanager
+def _as_sync_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SyncError(f"{error.filename or target}: {error.strerror or error}") from error
 
 
 def _left_out(name: str) -> bool:
@@ -169,6 +214,7 @@ def _rounds(copier: Copier, over: threading.Event, every_s: float, say: Say) -> 
     while not last:
         last = over.wait(every_s)
         try:
+            copier.claim()
             copier.copy()
             said = ""
         except Exception as error:  # whatever it is: the run is worth more than its copy

@@ -159,6 +159,7 @@ class RunFolder:
         self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
         self.weights = self.path / ".weights.tmp"  # on their way to engines elsewhere; no copy is made of it
         self.lock = self.path / ".lock"
+        self.copy_of = self.path / ".copy_of"  # in a copy under paths.sync_to: whose it is
         self.wandb_id = self.path / "wandb_id.txt"
         self.requeue_json = self.path / "requeue.json"  # the SLURM job's starts, and what it asked for
         self._lock_descriptor: int | None = None

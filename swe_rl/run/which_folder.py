@@ -20,7 +20,7 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.hardware.slurm.requeue import continues, read_record
-from swe_rl.hardware.sync import folder_name, restore
+from swe_rl.hardware.sync import copies, folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
@@ -119,8 +119,9 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     """
     if here is None or here.restarts == 0:
         return None
-    copy = copy_folder(config, here, fresh)
-    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *([RunFolder(copy)] if copy else [])]
+    first = copy_folder(config, here, fresh)
+    copied = copies(first) if first is not None else []
+    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *map(RunFolder, copied)]
     candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
     same = [folder for folder in candidates if _is_of(folder, config)]
     given = RunFolder(fresh).overrides() if given is None else list(given)
@@ -131,17 +132,21 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
             f"{changed[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
             f"trainer.resume={changed[0].path}, or submit a run of its own."
         )
-    chosen = max(same, key=lambda folder: (folder.path != copy, str(folder.path)), default=None)
-    if chosen is None or chosen.path != copy:
+    chosen = max(same, key=lambda folder: (folder.path not in copied, str(folder.path)), default=None)
+    if chosen is None or chosen.path not in copied:
         return chosen
-    restore(copy, fresh)
+    restore(chosen.path, fresh)
     return RunFolder(fresh)
 
 
 def copy_folder(config: Config, here: Allocation | None, folder: Path) -> Path | None:
+    """Where the run's copy belongs, if it is the first of that name there."""
     if not config.paths.sync_to:
         return None
-    return Path(config.paths.sync_to).absolute() / folder_name(here, folder.name, config.name)
+    outputs, run = Path(config.paths.outputs).absolute(), folder.absolute()
+    parts = run.relative_to(outputs).parts if run.is_relative_to(outputs) else run.parts[-1:]
+    label = "_".join(part for part in parts if part not in ("multirun", config.name))
+    return Path(config.paths.sync_to).absolute() / folder_name(here, label or run.name, config.name)
 
 
 def acquire(config: Config, fresh: Path, here: Allocation | None) -> tuple[RunFolder, bool]:

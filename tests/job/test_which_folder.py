@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from swe_rl.cli import launch
+from swe_rl.config.compose import config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState
@@ -154,6 +155,29 @@ def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, 
     one = leave(config, new)
     assert one.resumed and one.folder.path == new and status(new).resumes == 1
     assert json.loads((copy / "status.json").read_text())["status"] == "done"
+
+
+@pytest.mark.parametrize("in_slurm", [True, False])
+def test_runs_of_one_job_have_copies_of_their_own(make, fresh, slurm, monkeypatch, tmp_path, in_slurm):
+    sync, there = f"paths.sync_to={tmp_path / 'there'}", tmp_path / "there"
+    configs = [make(sync, f"trainer.seed={seed}") for seed in (0, 1)]
+    arms = [f"../multirun/train/{sweep}/0" for sweep in "abcd"]
+    if not in_slurm:
+        monkeypatch.delenv("SLURM_JOB_ID")
+        for arm, config in zip(arms, configs, strict=False):
+            leave(config, fresh(arm))
+        assert sorted(path.name for path in there.iterdir()) == ["job_a_0_train", "job_b_0_train"]
+        return
+    for arm, config in zip(arms, configs, strict=False):
+        warn(config, fresh(arm))
+    shutil.rmtree(tmp_path / "multirun")
+    slurm(1)
+    for arm, config in zip(arms[2:], configs, strict=True):
+        one = leave(config, fresh(arm))
+        assert one.resumed and one.folder.status().config_hash == config_hash(config)
+    found = [json.loads((there / name / "status.json").read_text()) for name in ("job_7_train", "job_7_train_2")]
+    assert [(status["config_hash"], status["resumes"]) for status in found] == [(config_hash(c), 1) for c in configs]
+    assert len(list(there.iterdir())) == 2
 
 
 def broken(config, path):
