@@ -4,6 +4,7 @@ Invariants:
 - The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
 - Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
+- A trace store is copied as it was at one moment: file by file, a commit between two of them would damage the copy.
 - Back on a node, what names the run comes last: half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
 - rsync does the work where there is one; what it or its stand-in sends is only what has changed.
@@ -13,11 +14,12 @@ import itertools
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from swe_rl.errors import RunError
@@ -27,6 +29,7 @@ from swe_rl.logger.folder import RunFolder
 LAST_S = 120.0
 _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
+_PAGES = 1024  # of a database at once: 4 MiB
 _LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
 Say = Callable[[str], None]
@@ -70,12 +73,17 @@ class SyncError(RunError):
 
 
 class Copier:
-    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one."""
+    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one.
 
-    def __init__(self, source: Path, target: Path, *, rsync: str | None) -> None:
+    `live`: a run may be writing to `source`.
+    """
+
+    def __init__(self, source: Path, target: Path, *, rsync: str | None, live: bool = True) -> None:
         self._source = source
         self._target = target
         self._rsync = rsync
+        self._live = live
+        self._traces_before: list[tuple[int, int]] = []
         self._stopped = threading.Event()
         self._claimed = False
 
@@ -97,10 +105,13 @@ class Copier:
                 self._copy_tree()
             else:
                 self._run_rsync(self._rsync)
+            if self._live:
+                self._copy_traces()
             self._drop_old_checkpoints()
 
     def _run_rsync(self, rsync: str) -> None:
-        flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in _LEFT_OUT)]
+        left_out = (*_LEFT_OUT, f"/{RunFolder(self._source).traces_db.name}*")
+        flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in left_out)]
         with subprocess.Popen(
             [rsync, *flags, f"{self._source}/", f"{self._target}/"],
             stdin=subprocess.DEVNULL,
@@ -132,10 +143,29 @@ class Copier:
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
-                if not _left_out(name) and path not in (run.lock, run.copy_of, *last):
+                of_traces = self._live and str(path).startswith(str(run.traces_db))
+                if not _left_out(name) and not of_traces and path not in (run.lock, run.copy_of, *last):
                     _copy_file(path, there / name)
         for path in last:
             _copy_file(path, self._target / path.name)
+
+    def _copy_traces(self) -> None:
+        """Raises SyncError, OSError, sqlite3.Error."""
+        source, target = RunFolder(self._source).traces_db, RunFolder(self._target).traces_db
+        if not source.exists():
+            return
+        now = [(file.st_size, file.st_mtime_ns) for path in _files_of(source)[:2] if (file := _stat(path))]
+        if now == self._traces_before and target.exists():
+            return
+        until = time.monotonic() + _ROUND_S
+
+        def look(*_: int) -> None:
+            self._check_stopped()
+            if time.monotonic() > until:
+                raise SyncError(f"{source.name} changes faster than it is copied")
+
+        copy_database(source, target, look)
+        self._traces_before = now
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
@@ -156,6 +186,8 @@ def _as_sync_errors(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SyncError(f"{error.filename or target}: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise SyncError(f"{RunFolder(target).traces_db}: {error}") from error
 
 
 def _left_out(name: str) -> bool:
@@ -182,9 +214,43 @@ def _copy_file(source: Path, target: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
+def copy_database(source: Path, target: Path, look: Callable[..., None]) -> None:
+    """All that is committed, in one file; others may write meanwhile. `look` is called often, and may raise.
+
+    Raises OSError, sqlite3.Error.
+    """
+    aside = target.with_name(f".{target.name}.tmp")
+    aside.unlink(missing_ok=True)
+    with (
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as live,
+        # Nobody else knows `aside`, and not every network file system has locks.
+        closing(sqlite3.connect(f"{aside.absolute().as_uri()}?nolock=1", uri=True)) as copy,
+    ):
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")
+        if live.execute("PRAGMA journal_mode").fetchone() == ("wal",):  # else a reader would make the run wait
+            live.execute("BEGIN")
+            live.execute("SELECT * FROM sqlite_master").fetchall()
+        live.backup(copy, pages=_PAGES, progress=look)
+    for path in _files_of(target)[1:]:  # of an older copy, made file by file
+        path.unlink(missing_ok=True)
+    aside.replace(target)
+
+
+def _files_of(database: Path) -> list[Path]:
+    return [database.with_name(database.name + end) for end in ("", "-wal", "-shm", "-journal")]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
 def restore(source: Path, target: Path) -> None:
     """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError."""
-    Copier(source, target, rsync=None).copy()
+    Copier(source, target, rsync=None, live=False).copy()
 
 
 @contextmanager

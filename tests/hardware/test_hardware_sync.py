@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -63,6 +65,49 @@ def test_checkpoints_go_when_the_run_gave_them_up_and_not_when_a_disk_is_empty(s
     (source / "checkpoints" / "step_000004").mkdir(parents=True)
     Copier(source, target, rsync=rsync).copy()
     assert [path.name for path in (target / "checkpoints").iterdir()] == ["step_000004"]
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync, journal, monkeypatch):
+    """It is written to between any two files that are read."""
+    database, target = source / "traces.db", tmp_path / "copy" / "traces.db"
+    monkeypatch.setattr(sync, "_PAGES", 1)
+    with closing(sqlite3.connect(database, isolation_level=None)) as store:
+        store.execute(f"PRAGMA journal_mode = {journal}")
+        store.execute("CREATE TABLE traces (a, b)")
+        written = []
+
+        def write(*_):
+            if len(written) < 9:
+                written.append(store.execute("INSERT INTO traces VALUES (?, randomblob(9000))", [len(written)]))
+                store.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+        write()
+        copier, look = Copier(source, tmp_path / "copy", rsync=rsync), sync.copy_database
+        monkeypatch.setattr(sync, "copy_database", lambda old, new, _: look(old, new, write))
+        target.parent.mkdir()
+        target.with_name("traces.db-wal").write_text("of an older copy")
+        copier.copy()
+        inode = target.stat().st_ino
+        with closing(sqlite3.connect(target)) as copy:
+            assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert 1 <= copy.execute("SELECT count(*) FROM traces").fetchone()[0] <= 9
+        while len(written) < 9:
+            write()
+        copier.copy()
+        with closing(sqlite3.connect(target)) as copy:
+            assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
+        assert target.stat().st_ino != inode
+    restore(target.parent, tmp_path / "new")
+    with closing(sqlite3.connect(tmp_path / "new" / "traces.db")) as copy:
+        assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
+
+
+def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tmp_path):
+    (source / "traces.db").write_text("x" * 5000)
+    with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
+        Copier(source, tmp_path / "copy", rsync=None).copy()
+    assert "steps.jsonl" in names(tmp_path / "copy")
 
 
 def test_back_again(source, tmp_path):
