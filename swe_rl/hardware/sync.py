@@ -5,7 +5,8 @@ Invariants:
 - Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
 - A trace store is copied as it was at one moment: file by file, a commit between two of them would damage the copy.
-- Back on a node, what names the run comes last: half a folder is nobody's run.
+- What makes a checkpoint whole comes after its other files, and what names the run comes last. Back on a node, half a
+  checkpoint is none, and half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
 - rsync does the work where there is one; what it or its stand-in sends is only what has changed.
 """
@@ -29,6 +30,7 @@ from swe_rl.logger.folder import RunFolder
 LAST_S = 120.0
 _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
+MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
 _PAGES = 1024  # of a database at once: 4 MiB
 _LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
@@ -110,10 +112,16 @@ class Copier:
             self._drop_old_checkpoints()
 
     def _run_rsync(self, rsync: str) -> None:
-        left_out = (*_LEFT_OUT, f"/{RunFolder(self._source).traces_db.name}*")
-        flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in left_out)]
+        run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
+        last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
+        not_yet = [f"/{path.relative_to(self._source)}" for path in last]
+        left_out = (*_LEFT_OUT, f"/{run.traces_db.name}*")
+        for patterns in ((*left_out, *not_yet), left_out):
+            self._send([rsync, "-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in patterns)])
+
+    def _send(self, rsync: list[str]) -> None:
         with subprocess.Popen(
-            [rsync, *flags, f"{self._source}/", f"{self._target}/"],
+            [*rsync, f"{self._source}/", f"{self._target}/"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -135,19 +143,27 @@ class Copier:
 
     def _copy_tree(self) -> None:
         run = RunFolder(self._source)
-        last = (run.status_json, run.requeue_json)
+        here_only, last = (run.lock, run.copy_of), (run.status_json, run.requeue_json)
+        manifests: list[Path] = []
         for folder, folders, files in os.walk(self._source):
             there = self._target / Path(folder).relative_to(self._source)
             there.mkdir(exist_ok=True)
-            folders[:] = [name for name in folders if not _left_out(name)]
+            folders[:] = [name for name in folders if not _left_out(name) and self._is_whole(Path(folder) / name)]
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
                 of_traces = self._live and str(path).startswith(str(run.traces_db))
-                if not _left_out(name) and not of_traces and path not in (run.lock, run.copy_of, *last):
+                if name == MANIFEST:
+                    manifests.append(path)
+                elif not _left_out(name) and not of_traces and path not in (*here_only, *last):
                     _copy_file(path, there / name)
-        for path in last:
-            _copy_file(path, self._target / path.name)
+        for path in (*manifests, *last):
+            _copy_file(path, self._target / path.relative_to(self._source))
+
+    def _is_whole(self, folder: Path) -> bool:
+        """No checkpoint of which a copy has only a part."""
+        of_copy = not self._live and folder.parent == RunFolder(self._source).checkpoints
+        return not of_copy or (folder / MANIFEST).is_file()
 
     def _copy_traces(self) -> None:
         """Raises SyncError, OSError, sqlite3.Error."""
@@ -253,38 +269,65 @@ def restore(source: Path, target: Path) -> None:
     Copier(source, target, rsync=None, live=False).copy()
 
 
+class Rounds:
+    """A run's copies, one after the other, in a thread of their own."""
+
+    def __init__(self, copier: Copier, every_s: float, say: Say) -> None:
+        self._copier, self._every_s, self._say = copier, every_s, say
+        self._over = False
+        self._asked = self._done = 0  # of rounds that somebody waits for
+        self._changed = threading.Condition()
+
+    def now(self, within_s: float) -> None:
+        """Returns when a round is done that begins after this call, or after `within_s`."""
+        with self._changed:
+            self._asked += 1
+            wanted = self._asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= wanted, within_s)
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        said = ""
+        last = False
+        while not last:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._asked > self._done, self._every_s)
+                last, asked = self._over, self._asked
+            try:
+                self._copier.claim()
+                self._copier.copy()
+                said = ""
+            except Exception as error:  # whatever it is: the run is worth more than its copy
+                text = f"paths.sync_to: not everything was copied: {error}"
+                if text != said or last:
+                    self._say(text)
+                said = text
+            with self._changed:
+                self._done = asked
+                self._changed.notify_all()
+
+
 @contextmanager
 def synced(
     source: Path, target: Path, *, every_s: float, say: Say, rsync: str | None = None, last_s: float = LAST_S
-) -> Iterator[None]:
+) -> Iterator[Rounds]:
     """Copies every `every_s` seconds, and once more at the end. `rsync`: its path, None: without it."""
     copier = Copier(source, target, rsync=rsync)
-    over = threading.Event()
-    worker = threading.Thread(target=_rounds, args=(copier, over, every_s, say), name="sync", daemon=True)
+    rounds = Rounds(copier, every_s, say)
+    worker = threading.Thread(target=rounds.run, name="sync", daemon=True)
     worker.start()
     try:
-        yield
+        yield rounds
     finally:
-        over.set()
+        rounds.end()
         worker.join(last_s)
         if worker.is_alive():
             copier.stop()
             worker.join(_LOOK_S * 20)
         if worker.is_alive():  # in the hands of a file system that does not answer
             say(f"paths.sync_to: {target} does not answer; what is there is older than the run")
-
-
-def _rounds(copier: Copier, over: threading.Event, every_s: float, say: Say) -> None:
-    said = ""
-    last = False
-    while not last:
-        last = over.wait(every_s)
-        try:
-            copier.claim()
-            copier.copy()
-            said = ""
-        except Exception as error:  # whatever it is: the run is worth more than its copy
-            text = f"paths.sync_to: not everything was copied: {error}"
-            if text != said or last:
-                say(text)
-            said = text

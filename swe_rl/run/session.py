@@ -28,7 +28,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
-from swe_rl.hardware.sync import synced
+from swe_rl.hardware.sync import Rounds, synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
@@ -116,6 +116,7 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
+    copies: Rounds | None = None  # with paths.sync_to
     report: FreshReport = field(init=False)
     caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
 
@@ -158,7 +159,7 @@ class Session:
         """
         if self.survival is None or self.end_signal.by is None:
             return None
-        return self.survival.told_to_end(self.end_signal.by)
+        return self.survival.told_to_end(self.end_signal.by, self.copies.now if self.copies else None)
 
     def finish(self, ending: RunStatus | None = None) -> None:
         """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
@@ -269,7 +270,7 @@ def session(
             run_session.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
         copy = copy_folder(config, here, folder.path)
         if copy is not None:
-            stack.enter_context(
+            run_session.copies = stack.enter_context(
                 synced(
                     folder.path,
                     copy,

@@ -1,6 +1,7 @@
 """Whether a job that is told to end is queued again, from what SLURM answers; and what is kept of it."""
 
 import json
+from datetime import datetime
 
 import pytest
 
@@ -86,6 +87,30 @@ def test_asked_once_a_start_however_often_told(survive):
     one = survive(slurm)
     assert one.told_to_end("SIGUSR2") is one.told_to_end("SIGTERM")
     assert slurm.asked == ["12"]
+
+
+def ends(after_s):
+    """What `show` says of a job that ends so long after the test's time."""
+    return f"{shown()} EndTime={datetime.fromtimestamp(5 + after_s).isoformat()}"  # noqa: DTZ006 - as SLURM says it
+
+
+@pytest.mark.parametrize(
+    ("told", "text", "within_s"),
+    [
+        ("SIGUSR2", ends(300), 240.0),
+        ("SIGUSR1", f"{shown()} EndTime=Unknown", 120.0),
+        ("SIGUSR2", "", 120.0),
+        ("SIGUSR2", ends(50), None),  # no time
+        ("SIGTERM", ends(300), None),
+        ("SIGUSR2", shown("COMPLETING"), None),
+    ],
+)
+def test_a_warning_leaves_time_for_the_runs_copy_before_slurm_is_asked(survive, told, text, within_s):
+    slurm, copied = Slurm(text), []
+    one = survive(slurm)
+    for _ in range(2):
+        one.told_to_end(told, lambda left_s: copied.append((left_s, list(slurm.asked))))
+    assert copied == ([(within_s, [])] if within_s else [])
 
 
 def test_the_budget_is_kept_on_the_disk(survive):

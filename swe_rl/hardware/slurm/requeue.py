@@ -6,6 +6,7 @@ Invariants:
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
   starts in a row that finished no step end it either way.
 - A job that its user cancelled is never queued again.
+- SLURM ends the job as soon as it is asked. A warning leaves time: the run's copy is brought up to date before.
 """
 
 import time
@@ -115,17 +116,26 @@ class Survival:
                 "earlier (hydra.launcher.signal_delay_s), or look in run.log for what ended it."
             )
 
-    def told_to_end(self, told: str) -> Verdict:
+    def told_to_end(self, told: str, copy: Callable[[float], object] | None = None) -> Verdict:
         """`told`: the signal's name. To be called once the run's state is on the disk; asks SLURM once.
 
-        Raises DiskError.
+        `copy`: makes the run's copy, within so many seconds. Raises DiskError.
         """
         if self._verdict is None:
+            if copy is not None and told in WARNINGS and (left_s := self._left_s()) > 0:
+                copy(left_s)
             self._verdict = self._decide(told)
             if self.record.starts:
                 *before, last = self.record.starts
                 self._keep(replace(self.record, starts=(*before, replace(last, told=self._verdict.reason))))
         return self._verdict
+
+    def _left_s(self) -> float:
+        """Until SLURM ends the job by itself, less what it takes to ask it."""
+        seen = view(self._here.job_id, self._run) or JobView("RUNNING")
+        if seen.state != "RUNNING":
+            return 0.0
+        return _COPY_S if seen.ends is None else seen.ends - self._clock() - _ASKING_S
 
     def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
@@ -175,5 +185,7 @@ class Survival:
         write_json_atomic(self._path, asdict(record))
 
 
+_ASKING_S = 60.0  # a controller may need several questions, and seconds for each
+_COPY_S = 120.0  # where nobody knows when the job ends
 _ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
