@@ -6,7 +6,14 @@ from datetime import datetime
 import pytest
 
 from swe_rl.hardware.slurm.jobs import JobView, allocation, parse
-from swe_rl.hardware.slurm.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
+from swe_rl.hardware.slurm.requeue import (
+    FRUITLESS_STARTS,
+    NoProgressError,
+    RequeueRecord,
+    Survival,
+    continues,
+    read_record,
+)
 from swe_rl.host.program import Completed
 
 LINE = (
@@ -163,6 +170,7 @@ def test_starts_that_finish_no_step_come_to_an_end(survive):
 def test_a_start_knows_its_own_run(survive):
     here = allocation({**JOB, "SLURM_RESTART_COUNT": "1"})
     assert not continues(None, here)
+    assert not continues(RequeueRecord(here.key, requeues=1), here)  # told to end before its start was noted
     survive(restarts=0)
     record = read_record(survive.path)
     assert continues(record, here)

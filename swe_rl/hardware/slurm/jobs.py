@@ -24,7 +24,8 @@ from swe_rl.host.program import Completed, NoAnswerInTime, Unanswered, run_progr
 _ASK_S = 20.0
 _SCONTROL_S = 10.0  # a run that was told to end has seconds, not minutes
 _SUBMIT_S = 60.0
-_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
+_HELD = frozenset({"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "SUSPENDED"}) | _HELD
 _RUNS = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 _NO_SUCH_JOB = "invalid job id"
 _NOT_INHERITED = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")

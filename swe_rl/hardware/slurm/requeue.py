@@ -68,7 +68,9 @@ def read_record(path: Path) -> RequeueRecord | None:
 
 def continues(record: RequeueRecord | None, here: Allocation) -> bool:
     """Whether the recorded run is this job's from before it was queued again."""
-    return record is not None and record.job == here.key and record.starts[-1].restarts < here.restarts
+    if record is None or record.job != here.key or not record.starts:  # ended before its first start was noted
+        return False
+    return record.starts[-1].restarts < here.restarts
 
 
 @dataclass(frozen=True, slots=True)
