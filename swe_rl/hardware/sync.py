@@ -77,14 +77,23 @@ class SyncError(RunError):
 class Copier:
     """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one.
 
-    `live`: a run may be writing to `source`.
+    `live`: a run may be writing to `source`. `stops`: says the same as `stop`, asked between files.
     """
 
-    def __init__(self, source: Path, target: Path, *, rsync: str | None, live: bool = True) -> None:
+    def __init__(
+        self,
+        source: Path,
+        target: Path,
+        *,
+        rsync: str | None,
+        live: bool = True,
+        stops: Callable[[], object] = lambda: None,
+    ) -> None:
         self._source = source
         self._target = target
         self._rsync = rsync
         self._live = live
+        self._stops = stops
         self._traces_before: list[tuple[int, int]] = []
         self._stopped = threading.Event()
         self._claimed = False
@@ -184,7 +193,7 @@ class Copier:
         self._traces_before = now
 
     def _check_stopped(self) -> None:
-        if self._stopped.is_set():
+        if self._stopped.is_set() or self._stops():
             raise SyncError("it was not done in time")
 
     def _drop_old_checkpoints(self) -> None:
@@ -264,9 +273,9 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-def restore(source: Path, target: Path) -> None:
-    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError."""
-    Copier(source, target, rsync=None, live=False).copy()
+def restore(source: Path, target: Path, stops: Callable[[], object] = lambda: None) -> None:
+    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError, also once `stops`."""
+    Copier(source, target, rsync=None, live=False, stops=stops).copy()
 
 
 class Rounds:

@@ -19,8 +19,8 @@ from swe_rl.config.compose import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.hardware.slurm.jobs import Allocation
-from swe_rl.hardware.slurm.requeue import continues, read_record
-from swe_rl.hardware.sync import copies, folder_name, restore
+from swe_rl.hardware.slurm.requeue import Requeued, Survival, continues, kept_warning, read_record, take_warning
+from swe_rl.hardware.sync import SyncError, copies, folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
@@ -135,8 +135,23 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     chosen = max(same, key=lambda folder: (folder.path not in copied, str(folder.path)), default=None)
     if chosen is None or chosen.path not in copied:
         return chosen
-    restore(chosen.path, fresh)
+    _bring_back(chosen, fresh, config, here)
     return RunFolder(fresh)
+
+
+def _bring_back(copy: RunFolder, fresh: Path, config: Config, here: Allocation) -> None:
+    """Raises Requeued where SLURM warns meanwhile and has the job again; SyncError."""
+    try:
+        restore(copy.path, fresh, kept_warning)
+    except SyncError:
+        if (warning := take_warning()) is None:
+            raise
+        status = copy.status()
+        survival = Survival(copy.requeue_json, here, max_requeues=config.hardware.max_requeues)
+        survival.begin(status.step if status else 0)
+        if not survival.told_to_end(warning).requeued:
+            raise
+        raise Requeued from None
 
 
 def copy_folder(config: Config, here: Allocation | None, folder: Path) -> Path | None:

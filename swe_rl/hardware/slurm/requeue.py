@@ -6,13 +6,20 @@ Invariants:
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
   starts in a row that finished no step end it either way.
 - A job that its user cancelled is never queued again.
+- A warning that comes while Python imports, or while a copy is brought back, ends nothing, as it would without a
+  handler: it is kept until the run can answer it. SIGTERM then keeps its meaning: nothing has begun yet, and SLURM
+  itself queues a job again that it preempts.
 - SLURM ends the job as soon as it is asked. A warning leaves time: the run's copy is brought up to date before.
 """
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from swe_rl.errors import RunError
 from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, scontrol, view
@@ -191,3 +198,29 @@ _ASKING_S = 60.0  # a controller may need several questions, and seconds for eac
 _COPY_S = 120.0  # where nobody knows when the job ends
 _ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
+_kept: list[str] = []
+
+
+def keep_warnings() -> None:
+    """In a job, from now on until the run has handlers of its own; to be called before anything that takes long."""
+    if not os.environ.get("SLURM_JOB_ID") or threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.Signals[name] for name in WARNINGS):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _keep)
+
+
+def kept_warning() -> str | None:
+    """The name of the first one, for whoever could be late for it."""
+    return _kept[0] if _kept else None
+
+
+def take_warning() -> str | None:
+    """`kept_warning`, for whoever answers it."""
+    first = kept_warning()
+    _kept.clear()
+    return first
+
+
+def _keep(number: int, _: FrameType | None) -> None:
+    _kept.append(signal.Signals(number).name)
