@@ -125,14 +125,15 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
     same = [folder for folder in candidates if _is_of(folder, config)]
     given = RunFolder(fresh).overrides() if given is None else list(given)
-    changed = [folder for folder in candidates if folder.overrides() == given]
-    if changed and not same:  # the others are runs of the same batch script
+    equal = [folder for folder in candidates if folder.overrides() == given]
+    if equal and not same:  # the others are runs of the same batch script
         raise UserError(
             f"SLURM job {here.job_id} was queued again, and its configuration is not the one that it began with (see "
-            f"{changed[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
-            f"trainer.resume={changed[0].path}, or submit a run of its own."
+            f"{equal[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
+            f"trainer.resume={equal[0].path}, or submit a run of its own."
         )
-    chosen = max(same, key=lambda folder: (folder.path not in copied, str(folder.path)), default=None)
+    ours = [folder for folder in same if folder in equal] or same  # else the arms of a sweep could change places
+    chosen = max(ours, key=lambda folder: (folder.path not in copied, str(folder.path)), default=None)
     if chosen is None or chosen.path not in copied:
         return chosen
     _bring_back(chosen, fresh, config, here)

@@ -157,6 +157,19 @@ def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, 
     assert json.loads((copy / "status.json").read_text())["status"] == "done"
 
 
+def test_arms_of_one_configuration_keep_their_folders(make, fresh, slurm):
+    """What tells them apart may be no part of the hash, as `logger` is none."""
+    arms = [(name, make(f"logger.{key}")) for name, key in (("a", "tensorboard=true"), ("b", "tensorboard=false"))]
+    for name, config in arms:
+        (path := fresh(name)).joinpath(".hydra").mkdir()
+        (path / ".hydra" / "overrides.yaml").write_text(f"- logger.tensorboard={config.logger.tensorboard}\n")
+        warn(config, path)
+    slurm(1)
+    for name, config in arms:
+        given = [f"logger.tensorboard={config.logger.tensorboard}"]
+        assert choose_folder(config, fresh(f"{name}2"), allocation(os.environ), given)[0].path.name == name
+
+
 @pytest.mark.parametrize("in_slurm", [True, False])
 def test_runs_of_one_job_have_copies_of_their_own(make, fresh, slurm, monkeypatch, tmp_path, in_slurm):
     sync, there = f"paths.sync_to={tmp_path / 'there'}", tmp_path / "there"
