@@ -124,7 +124,7 @@ class Copier:
         run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
         last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
         not_yet = [f"/{path.relative_to(self._source)}" for path in last]
-        left_out = (*_LEFT_OUT, f"/{run.traces_db.name}*")
+        left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
         for patterns in ((*left_out, *not_yet), left_out):
             self._send([rsync, "-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in patterns)])
 
@@ -152,7 +152,8 @@ class Copier:
 
     def _copy_tree(self) -> None:
         run = RunFolder(self._source)
-        here_only, last = (run.lock, run.copy_of), (run.status_json, run.requeue_json)
+        apart = (run.lock, run.copy_of, *(_files_of(run.traces_db) if self._live else ()))
+        last = (run.status_json, run.requeue_json)
         manifests: list[Path] = []
         for folder, folders, files in os.walk(self._source):
             there = self._target / Path(folder).relative_to(self._source)
@@ -161,10 +162,9 @@ class Copier:
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
-                of_traces = self._live and str(path).startswith(str(run.traces_db))
                 if name == MANIFEST:
                     manifests.append(path)
-                elif not _left_out(name) and not of_traces and path not in (*here_only, *last):
+                elif not _left_out(name) and path not in (*apart, *last):
                     _copy_file(path, there / name)
         for path in (*manifests, *last):
             _copy_file(path, self._target / path.relative_to(self._source))

@@ -105,10 +105,11 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
 
 
 def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tmp_path):
-    (source / "traces.db").write_text("x" * 5000)
+    for name in ("traces.db", "traces.db.damaged"):
+        (source / name).write_text("x" * 5000)
     with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
         Copier(source, tmp_path / "copy", rsync=None).copy()
-    assert "steps.jsonl" in names(tmp_path / "copy")
+    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy"))
 
 
 def test_back_again(source, tmp_path):
@@ -163,7 +164,7 @@ def test_rsync_sends_what_makes_things_whole_in_a_second_call(source, tmp_path):
     first, second = (tmp_path / "calls").read_text().splitlines()
     names = ("/checkpoints/*/manifest.json", "/status.json", "/requeue.json")
     assert all(f"--exclude={name} " in first and name not in second for name in names)
-    assert "--exclude=/traces.db* " in second
+    assert "--exclude=/traces.db --exclude=/traces.db-wal " in second
 
 
 def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
