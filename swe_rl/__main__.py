@@ -27,6 +27,9 @@ def main() -> int:
         print(__version__)
         return shown(0)
     try:
+        from swe_rl.hardware.slurm.requeue import keep_warnings
+
+        keep_warnings()
         from swe_rl.cli.launch import start
     except ModuleNotFoundError as error:
         return _not_installed(error)

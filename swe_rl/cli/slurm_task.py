@@ -18,6 +18,9 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or not arguments[1].isdecimal():
         print("usage: python -m swe_rl.cli.slurm_task FOLDER NUMBER", file=sys.stderr)
         return 2
+    from swe_rl.hardware.slurm.requeue import keep_warnings
+
+    keep_warnings()
     from swe_rl.cli.launch import start_submitted
 
     show_markers()

@@ -15,6 +15,7 @@ from swe_rl.config.schema import Config
 
 SLURM = ".SlurmLauncher"
 _PREFIX = "hydra.launcher."
+_ADDED = frozenset({"srun_args", "use_srun"})  # keys of later launchers for SLURM; our batch scripts heed them
 
 
 def settings_of(target: str | None) -> frozenset[str]:
@@ -29,7 +30,8 @@ def settings_of(target: str | None) -> frozenset[str]:
 def misspelled(settings: Mapping[str, Any]) -> list[str]:
     """Keys that the launcher would not take: `+hydra.launcher.acount=...` composes all the same."""
     known = settings_of(str(settings.get("_target_")))
-    return [key for key in settings if known and key not in known and not key.startswith("_")]
+    added = _ADDED if is_slurm(settings) else frozenset()
+    return [key for key in settings if known and key not in known | added and not key.startswith("_")]
 
 
 def no_such_setting(key: str) -> str:

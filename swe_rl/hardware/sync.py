@@ -2,19 +2,25 @@
 
 Invariants:
 - The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
+- Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
-- Back on a node, what names the run comes last: half a folder is nobody's run.
+- A trace store is copied as it was at one moment: file by file, a commit between two of them would damage the copy.
+- What makes a checkpoint whole comes after its other files, and what names the run comes last. Back on a node, half a
+  checkpoint is none, and half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
 - rsync does the work where there is one; what it or its stand-in sends is only what has changed.
 """
 
+import itertools
 import os
+import re
 import shutil
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from swe_rl.errors import RunError
@@ -24,14 +30,44 @@ from swe_rl.logger.folder import RunFolder
 LAST_S = 120.0
 _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
-_LEFT_OUT = ("/.lock", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
+MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
+_PAGES = 1024  # of a database at once: 4 MiB
+_LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
 Say = Callable[[str], None]
 
 
 def folder_name(here: Allocation | None, run: str, name: str) -> str:
-    """`job_JOBID_NAME`; outside a job the run's folder takes the number's place."""
+    """`job_JOBID_NAME`; outside a job `run`, which tells the run's folder from others, takes the number's place."""
     return f"job_{here.job_id if here is not None else run}_{name}"
+
+
+def copies(first: Path) -> list[Path]:
+    """Those of the runs whose copy would be `first`, which only one of them has: `first`, `first_2`, ..."""
+    name = re.compile(re.escape(first.name) + r"(_\d+)?")
+    return [path for path in first.parent.glob("*") if name.fullmatch(path.name)]
+
+
+def _numbered(first: Path) -> Iterator[Path]:
+    yield first
+    yield from (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))
+
+
+def claim(first: Path, run: RunFolder) -> Path:
+    """The first of `copies` that is this run's, or nobody's yet. Raises OSError."""
+    status = run.status()
+    mine = f"{status.config_hash} {status.started!r}\n" if status else ""
+    for path in _numbered(first):
+        path.mkdir(parents=True, exist_ok=True)
+        mark = RunFolder(path).copy_of
+        try:
+            with mark.open("x", encoding="utf-8") as file:  # two runs may begin at the same time
+                file.write(mine)
+        except FileExistsError:
+            if mark.read_text(encoding="utf-8") != mine:
+                continue
+        return path
+    raise AssertionError("numbers do not end")
 
 
 class SyncError(RunError):
@@ -39,33 +75,62 @@ class SyncError(RunError):
 
 
 class Copier:
-    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one."""
+    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one.
 
-    def __init__(self, source: Path, target: Path, *, rsync: str | None) -> None:
+    `live`: a run may be writing to `source`. `stops`: says the same as `stop`, asked between files.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        target: Path,
+        *,
+        rsync: str | None,
+        live: bool = True,
+        stops: Callable[[], object] = lambda: None,
+    ) -> None:
         self._source = source
         self._target = target
         self._rsync = rsync
+        self._live = live
+        self._stops = stops
+        self._traces_before: list[tuple[int, int]] = []
         self._stopped = threading.Event()
+        self._claimed = False
 
     def stop(self) -> None:
         self._stopped.set()
 
+    def claim(self) -> None:
+        """`target`, unless another run has it. Raises SyncError."""
+        if not self._claimed:
+            with _as_sync_errors(self._target):
+                self._target = claim(self._target, RunFolder(self._source))
+            self._claimed = True
+
     def copy(self) -> None:
         """Raises SyncError."""
-        try:
+        with _as_sync_errors(self._target):
             self._target.mkdir(parents=True, exist_ok=True)
             if self._rsync is None:
                 self._copy_tree()
             else:
                 self._run_rsync(self._rsync)
+            if self._live:
+                self._copy_traces()
             self._drop_old_checkpoints()
-        except OSError as error:
-            raise SyncError(f"{error.filename or self._target}: {error.strerror or error}") from error
 
     def _run_rsync(self, rsync: str) -> None:
-        flags = ["-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in _LEFT_OUT)]
+        run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
+        last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
+        not_yet = [f"/{path.relative_to(self._source)}" for path in last]
+        left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
+        for patterns in ((*left_out, *not_yet), left_out):
+            self._send([rsync, "-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in patterns)])
+
+    def _send(self, rsync: list[str]) -> None:
         with subprocess.Popen(
-            [rsync, *flags, f"{self._source}/", f"{self._target}/"],
+            [*rsync, f"{self._source}/", f"{self._target}/"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -87,21 +152,48 @@ class Copier:
 
     def _copy_tree(self) -> None:
         run = RunFolder(self._source)
+        apart = (run.lock, run.copy_of, *(_files_of(run.traces_db) if self._live else ()))
         last = (run.status_json, run.requeue_json)
+        manifests: list[Path] = []
         for folder, folders, files in os.walk(self._source):
             there = self._target / Path(folder).relative_to(self._source)
             there.mkdir(exist_ok=True)
-            folders[:] = [name for name in folders if not _left_out(name)]
+            folders[:] = [name for name in folders if not _left_out(name) and self._is_whole(Path(folder) / name)]
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
-                if not _left_out(name) and path not in (run.lock, *last):
+                if name == MANIFEST:
+                    manifests.append(path)
+                elif not _left_out(name) and path not in (*apart, *last):
                     _copy_file(path, there / name)
-        for path in last:
-            _copy_file(path, self._target / path.name)
+        for path in (*manifests, *last):
+            _copy_file(path, self._target / path.relative_to(self._source))
+
+    def _is_whole(self, folder: Path) -> bool:
+        """No checkpoint of which a copy has only a part."""
+        of_copy = not self._live and folder.parent == RunFolder(self._source).checkpoints
+        return not of_copy or (folder / MANIFEST).is_file()
+
+    def _copy_traces(self) -> None:
+        """Raises SyncError, OSError, sqlite3.Error."""
+        source, target = RunFolder(self._source).traces_db, RunFolder(self._target).traces_db
+        if not source.exists():
+            return
+        now = [(file.st_size, file.st_mtime_ns) for path in _files_of(source)[:2] if (file := _stat(path))]
+        if now == self._traces_before and target.exists():
+            return
+        until = time.monotonic() + _ROUND_S
+
+        def look(*_: int) -> None:
+            self._check_stopped()
+            if time.monotonic() > until:
+                raise SyncError(f"{source.name} changes faster than it is copied")
+
+        copy_database(source, target, look)
+        self._traces_before = now
 
     def _check_stopped(self) -> None:
-        if self._stopped.is_set():
+        if self._stopped.is_set() or self._stops():
             raise SyncError("it was not done in time")
 
     def _drop_old_checkpoints(self) -> None:
@@ -111,6 +203,16 @@ class Copier:
         for step in there.checkpoint_steps():
             if kept and step < min(kept):
                 shutil.rmtree(there.checkpoint(step), ignore_errors=True)
+
+
+@contextmanager
+def _as_sync_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SyncError(f"{error.filename or target}: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise SyncError(f"{RunFolder(target).traces_db}: {error}") from error
 
 
 def _left_out(name: str) -> bool:
@@ -137,42 +239,104 @@ def _copy_file(source: Path, target: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def restore(source: Path, target: Path) -> None:
-    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError."""
-    Copier(source, target, rsync=None).copy()
+def copy_database(source: Path, target: Path, look: Callable[..., None]) -> None:
+    """All that is committed, in one file; others may write meanwhile. `look` is called often, and may raise.
+
+    Raises OSError, sqlite3.Error.
+    """
+    aside = target.with_name(f".{target.name}.tmp")
+    aside.unlink(missing_ok=True)
+    with (
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as live,
+        # Nobody else knows `aside`, and not every network file system has locks.
+        closing(sqlite3.connect(f"{aside.absolute().as_uri()}?nolock=1", uri=True)) as copy,
+    ):
+        copy.execute("PRAGMA journal_mode = OFF")
+        copy.execute("PRAGMA synchronous = OFF")
+        if live.execute("PRAGMA journal_mode").fetchone() == ("wal",):  # else a reader would make the run wait
+            live.execute("BEGIN")
+            live.execute("SELECT * FROM sqlite_master").fetchall()
+        live.backup(copy, pages=_PAGES, progress=look)
+    for path in _files_of(target)[1:]:  # of an older copy, made file by file
+        path.unlink(missing_ok=True)
+    aside.replace(target)
+
+
+def _files_of(database: Path) -> list[Path]:
+    return [database.with_name(database.name + end) for end in ("", "-wal", "-shm", "-journal")]
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def restore(source: Path, target: Path, stops: Callable[[], object] = lambda: None) -> None:
+    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError, also once `stops`."""
+    Copier(source, target, rsync=None, live=False, stops=stops).copy()
+
+
+class Rounds:
+    """A run's copies, one after the other, in a thread of their own."""
+
+    def __init__(self, copier: Copier, every_s: float, say: Say) -> None:
+        self._copier, self._every_s, self._say = copier, every_s, say
+        self._over = False
+        self._asked = self._done = 0  # of rounds that somebody waits for
+        self._changed = threading.Condition()
+
+    def now(self, within_s: float) -> None:
+        """Returns when a round is done that begins after this call, or after `within_s`."""
+        with self._changed:
+            self._asked += 1
+            wanted = self._asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._done >= wanted, within_s)
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        said = ""
+        last = False
+        while not last:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over or self._asked > self._done, self._every_s)
+                last, asked = self._over, self._asked
+            try:
+                self._copier.claim()
+                self._copier.copy()
+                said = ""
+            except Exception as error:  # whatever it is: the run is worth more than its copy
+                text = f"paths.sync_to: not everything was copied: {error}"
+                if text != said or last:
+                    self._say(text)
+                said = text
+            with self._changed:
+                self._done = asked
+                self._changed.notify_all()
 
 
 @contextmanager
 def synced(
     source: Path, target: Path, *, every_s: float, say: Say, rsync: str | None = None, last_s: float = LAST_S
-) -> Iterator[None]:
+) -> Iterator[Rounds]:
     """Copies every `every_s` seconds, and once more at the end. `rsync`: its path, None: without it."""
     copier = Copier(source, target, rsync=rsync)
-    over = threading.Event()
-    worker = threading.Thread(target=_rounds, args=(copier, over, every_s, say), name="sync", daemon=True)
+    rounds = Rounds(copier, every_s, say)
+    worker = threading.Thread(target=rounds.run, name="sync", daemon=True)
     worker.start()
     try:
-        yield
+        yield rounds
     finally:
-        over.set()
+        rounds.end()
         worker.join(last_s)
         if worker.is_alive():
             copier.stop()
             worker.join(_LOOK_S * 20)
         if worker.is_alive():  # in the hands of a file system that does not answer
             say(f"paths.sync_to: {target} does not answer; what is there is older than the run")
-
-
-def _rounds(copier: Copier, over: threading.Event, every_s: float, say: Say) -> None:
-    said = ""
-    last = False
-    while not last:
-        last = over.wait(every_s)
-        try:
-            copier.copy()
-            said = ""
-        except Exception as error:  # whatever it is: the run is worth more than its copy
-            text = f"paths.sync_to: not everything was copied: {error}"
-            if text != said or last:
-                say(text)
-            said = text

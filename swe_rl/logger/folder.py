@@ -159,6 +159,7 @@ class RunFolder:
         self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
         self.weights = self.path / ".weights.tmp"  # on their way to engines elsewhere; no copy is made of it
         self.lock = self.path / ".lock"
+        self.copy_of = self.path / ".copy_of"  # in a copy under paths.sync_to: whose it is
         self.wandb_id = self.path / "wandb_id.txt"
         self.requeue_json = self.path / "requeue.json"  # the SLURM job's starts, and what it asked for
         self._lock_descriptor: int | None = None
@@ -304,8 +305,9 @@ def _steps_in(folder: Path) -> list[int]:
 
 
 def runs_of(root: Path, name: str) -> list[RunFolder]:
-    """Those under `root/name/`; a sweep's runs are one level deeper."""
-    return [RunFolder(path.parent) for runs in ("*", "*/*") for path in (root / name).glob(f"{runs}/status.json")]
+    """Those under `root/name/`, also one level deeper, and a sweep's under `root/multirun/name/`."""
+    below = ((root / name, "*"), (root / name, "*/*"), (root / "multirun" / name, "*/*"))
+    return [RunFolder(path.parent) for start, runs in below for path in start.glob(f"{runs}/status.json")]
 
 
 def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFolder | None:

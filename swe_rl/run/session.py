@@ -27,8 +27,8 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
 from swe_rl.hardware.slurm.jobs import allocation
-from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
-from swe_rl.hardware.sync import synced
+from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict, take_warning
+from swe_rl.hardware.sync import Rounds, synced
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
@@ -53,16 +53,23 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(slots=True)
 class EndSignal:
-    """`by`: the name of the first signal, once there was one. `deaf`: the run has ended, and writes down how."""
+    """`by`: the name of the first signal, once there was one. `waits`: the run cannot answer yet, and calls `answer`
+    once it can. `deaf`: the run has ended, and writes down how."""
 
     by: str | None = None
+    waits: bool = False
     deaf: bool = False
+
+    def answer(self) -> None:
+        self.waits = False
+        if self.by is not None:
+            raise KeyboardInterrupt
 
 
 @contextmanager
-def listening(*, in_slurm: bool) -> Iterator[EndSignal]:
+def listening(*, in_slurm: bool, waits: bool = False) -> Iterator[EndSignal]:
     """Does nothing in another thread than the main one, nor where somebody else handles SIGTERM outside a job."""
-    end_signal = EndSignal()
+    end_signal = EndSignal(waits=waits)
     if threading.current_thread() is not threading.main_thread():
         yield end_signal
         return
@@ -72,6 +79,7 @@ def listening(*, in_slurm: bool) -> Iterator[EndSignal]:
     elif signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         numbers = (signal.SIGTERM,)
     before = {number: signal.signal(number, _handler(end_signal)) for number in numbers}
+    end_signal.by = end_signal.by or (take_warning() if waits and in_slurm else None)
     try:
         yield end_signal
     finally:
@@ -83,7 +91,8 @@ def _handler(end_signal: EndSignal) -> Callable[[int, FrameType | None], Any]:
     def hear(number: int, _: FrameType | None) -> None:
         if end_signal.by is None and not end_signal.deaf and number != signal.SIGCONT:
             end_signal.by = signal.Signals(number).name
-            _interrupt()
+            if not end_signal.waits:
+                _interrupt()
 
     return hear
 
@@ -116,6 +125,7 @@ class Session:
     summary: dict[str, Any] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
+    copies: Rounds | None = None  # with paths.sync_to
     report: FreshReport = field(init=False)
     caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
 
@@ -158,7 +168,7 @@ class Session:
         """
         if self.survival is None or self.end_signal.by is None:
             return None
-        return self.survival.told_to_end(self.end_signal.by)
+        return self.survival.told_to_end(self.end_signal.by, self.copies.now if self.copies else None)
 
     def finish(self, ending: RunStatus | None = None) -> None:
         """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
@@ -251,7 +261,7 @@ def session(
     folder, resumed = acquire(config, fresh, here)
     with ExitStack() as stack:
         stack.callback(folder.release)
-        end_signal = stack.enter_context(listening(in_slurm=here is not None))
+        end_signal = stack.enter_context(listening(in_slurm=here is not None, waits=True))
         mirrors = _mirrors(config, folder)
         before = folder.status()
         step = before.step if before and resumed else 0
@@ -270,7 +280,7 @@ def session(
             run_session.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
         copy = copy_folder(config, here, folder.path)
         if copy is not None:
-            stack.enter_context(
+            run_session.copies = stack.enter_context(
                 synced(
                     folder.path,
                     copy,
@@ -289,6 +299,7 @@ def session(
         try:
             if run_session.survival is not None:
                 run_session.survival.begin(max(step, _num_evaluated(config, folder)))
+            end_signal.answer()
             mirrors.start()
             yield run_session
         except (KeyboardInterrupt, asyncio.CancelledError):

@@ -19,8 +19,8 @@ from swe_rl.config.compose import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.hardware.slurm.jobs import Allocation
-from swe_rl.hardware.slurm.requeue import continues, read_record
-from swe_rl.hardware.sync import folder_name, restore
+from swe_rl.hardware.slurm.requeue import Requeued, Survival, continues, kept_warning, read_record, take_warning
+from swe_rl.hardware.sync import SyncError, copies, folder_name, restore
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import remove_asides
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
@@ -108,11 +108,8 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
         return RunFolder(fresh)
     if config.trainer.resume != "auto":
         return RunFolder(Path(config.trainer.resume))
-    base = Path(config.paths.outputs) / config.name
-    run_folders = [RunFolder(path.parent) for pattern in ("*", "*/*") for path in base.glob(f"{pattern}/status.json")]
-    done = {
-        status.heartbeat: folder for folder in run_folders if (status := folder.status()) and _is_of(folder, config)
-    }
+    runs = runs_of(Path(config.paths.outputs), config.name)
+    done = {status.heartbeat: folder for folder in runs if (status := folder.status()) and _is_of(folder, config)}
     return done[max(done)] if done else RunFolder(fresh)
 
 
@@ -122,29 +119,50 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     """
     if here is None or here.restarts == 0:
         return None
-    copy = copy_folder(config, here, fresh)
-    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *([RunFolder(copy)] if copy else [])]
+    first = copy_folder(config, here, fresh)
+    copied = copies(first) if first is not None else []
+    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *map(RunFolder, copied)]
     candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
     same = [folder for folder in candidates if _is_of(folder, config)]
     given = RunFolder(fresh).overrides() if given is None else list(given)
-    changed = [folder for folder in candidates if folder.overrides() == given]
-    if changed and not same:  # the others are runs of the same batch script
+    equal = [folder for folder in candidates if folder.overrides() == given]
+    if equal and not same:  # the others are runs of the same batch script
         raise UserError(
             f"SLURM job {here.job_id} was queued again, and its configuration is not the one that it began with (see "
-            f"{changed[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
-            f"trainer.resume={changed[0].path}, or submit a run of its own."
+            f"{equal[0].config_yaml}): conf/ or the environment has changed meanwhile. Put it back and start with "
+            f"trainer.resume={equal[0].path}, or submit a run of its own."
         )
-    chosen = max(same, key=lambda folder: (folder.path != copy, str(folder.path)), default=None)
-    if chosen is None or chosen.path != copy:
+    ours = [folder for folder in same if folder in equal] or same  # else the arms of a sweep could change places
+    chosen = max(ours, key=lambda folder: (folder.path not in copied, str(folder.path)), default=None)
+    if chosen is None or chosen.path not in copied:
         return chosen
-    restore(copy, fresh)
+    _bring_back(chosen, fresh, config, here)
     return RunFolder(fresh)
 
 
+def _bring_back(copy: RunFolder, fresh: Path, config: Config, here: Allocation) -> None:
+    """Raises Requeued where SLURM warns meanwhile and has the job again; SyncError."""
+    try:
+        restore(copy.path, fresh, kept_warning)
+    except SyncError:
+        if (warning := take_warning()) is None:
+            raise
+        status = copy.status()
+        survival = Survival(copy.requeue_json, here, max_requeues=config.hardware.max_requeues)
+        survival.begin(status.step if status else 0)
+        if not survival.told_to_end(warning).requeued:
+            raise
+        raise Requeued from None
+
+
 def copy_folder(config: Config, here: Allocation | None, folder: Path) -> Path | None:
+    """Where the run's copy belongs, if it is the first of that name there."""
     if not config.paths.sync_to:
         return None
-    return Path(config.paths.sync_to).absolute() / folder_name(here, folder.name, config.name)
+    outputs, run = Path(config.paths.outputs).absolute(), folder.absolute()
+    parts = run.relative_to(outputs).parts if run.is_relative_to(outputs) else run.parts[-1:]
+    label = "_".join(part for part in parts if part not in ("multirun", config.name))
+    return Path(config.paths.sync_to).absolute() / folder_name(here, label or run.name, config.name)
 
 
 def acquire(config: Config, fresh: Path, here: Allocation | None) -> tuple[RunFolder, bool]:

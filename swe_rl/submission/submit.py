@@ -9,11 +9,15 @@ Invariants:
   the watching; it says what is left and how to watch or cancel it.
 """
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from swe_rl.check.sweep import job_folders
@@ -101,19 +105,42 @@ def submit(prepared: Prepared, run: Run = run_program) -> Submission:
         raise
 
 
-def _sbatch(script: Path, run: Run, options: Sequence[str] = ()) -> str:
-    """The job's id. Raises SubmissionError."""
+def _sbatch(script: Path, run: Run, taken: list[str], options: Sequence[str] = ()) -> str:
+    """The job's id, which is in `taken` then. Raises SubmissionError."""
     try:
-        return sbatch(script, run, options=options)
+        with _no_ctrl_c():
+            taken.append(sbatch(script, run, options=options))
+        return taken[-1]
     except SlurmError as error:
         what = f"SLURM refused {script}: {error.refusal}" if error.refusal else str(error)
         left = _PERHAPS if error.perhaps else "Nothing of this sweep is in the queue."
         raise SubmissionError(f"{what}. {left}") from error
 
 
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """It comes after the block: a job whose number nobody has read stays in the queue."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        if not heard:
+            print("Ctrl-C: sbatch has to answer first, so that its job can be cancelled", file=sys.stderr, flush=True)
+        heard.append(number)
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if heard:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
-    main = _sbatch(prepared.script, run)
-    taken.append(main)
+    main = _sbatch(prepared.script, run, taken)
     jobs = prepared.submission.jobs
     ids = [f"{main}_{job.number}" for job in jobs] if len(jobs) > 1 else [main]
     beside: list[dict[str, str]] = []
@@ -121,8 +148,7 @@ def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
         waits = [f"--dependency=after:{job_id}"] if prepared.parallel and number >= prepared.parallel else []
         beside.append({})
         for companion in companions:
-            beside[-1][companion.job_key] = _sbatch(companion.path, run, waits)
-            taken.append(beside[-1][companion.job_key])
+            beside[-1][companion.job_key] = _sbatch(companion.path, run, taken, waits)
         if companions:
             companions[0].meeting.note_jobs(trainer=job_id, **beside[-1])
     submission = prepared.submission.with_ids(ids, beside)

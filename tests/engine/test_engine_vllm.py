@@ -139,6 +139,27 @@ async def test_restarts_are_bounded(make):
         await engine.generate(PROMPT, SamplingParams(1), request_id="a")
 
 
+@pytest.mark.parametrize(("failures", "restarts"), [([EngineError] * 2, 3), ([EngineError] * 3, 3), ([UserError], 1)])
+async def test_a_restart_that_fails_is_followed_by_the_next(make, failures, restarts):
+    (engine,), said = make()
+    await engine.start()
+    launch, left = engine._launch, list(failures)
+
+    async def failing(model_path):
+        if left:
+            raise left.pop()("no memory")
+        await launch(model_path)
+
+    engine._launch = failing
+    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    up = len(failures) == 2
+    await until(
+        lambda: engine.restarts == restarts and engine.state is (EngineState.up if up else EngineState.gone), 20
+    )
+    assert any("the restart failed: no memory; restart 2 of 3" in line for line in said) is (restarts > 1)
+    assert up or str(engine.why_lost).endswith("the restart failed: no memory")
+
+
 async def test_no_compiler_is_answered_with_eager_mode(make):
     (engine,), said = make(start_log=TRITON, die_at_start=1, die_unless_eager=True)
     await engine.start()

@@ -82,14 +82,17 @@ def test_keys_of_a_preset_that_we_do_not_know_are_options_of_sbatch():
 
 
 def test_what_is_told_to_srun():
-    text = script(preset={"srun_args": ["--cpu-bind=none", "--mpi=none"]})
+    text = script('+hydra.launcher.srun_args=["--cpu-bind=none","--mpi=none"]')
     assert "--cpu-bind=none --mpi=none '/py thon'" in text
-    assert script(preset={"use_srun": False}).splitlines()[-1].startswith("exec '/py thon' -m job")
+    assert script("+hydra.launcher.use_srun=false").splitlines()[-1].startswith("exec '/py thon' -m job")
 
 
 def test_a_warning_comes_when_the_launcher_says():
     assert options(script())["signal"] == "USR2@120"
     assert options(script(preset={"signal_delay_s": 300}))["signal"] == "USR2@300"
+    assert (
+        options(script("+hydra.launcher.use_srun=false"))["signal"] == "B:USR2@120"
+    )  # the batch shell becomes the job
 
 
 def test_one_log_where_errors_go_to_standard_output():

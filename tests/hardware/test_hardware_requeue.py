@@ -1,11 +1,19 @@
 """Whether a job that is told to end is queued again, from what SLURM answers; and what is kept of it."""
 
 import json
+from datetime import datetime
 
 import pytest
 
 from swe_rl.hardware.slurm.jobs import JobView, allocation, parse
-from swe_rl.hardware.slurm.requeue import FRUITLESS_STARTS, NoProgressError, Survival, continues, read_record
+from swe_rl.hardware.slurm.requeue import (
+    FRUITLESS_STARTS,
+    NoProgressError,
+    RequeueRecord,
+    Survival,
+    continues,
+    read_record,
+)
 from swe_rl.host.program import Completed
 
 LINE = (
@@ -88,6 +96,30 @@ def test_asked_once_a_start_however_often_told(survive):
     assert slurm.asked == ["12"]
 
 
+def ends(after_s):
+    """What `show` says of a job that ends so long after the test's time."""
+    return f"{shown()} EndTime={datetime.fromtimestamp(5 + after_s).isoformat()}"  # noqa: DTZ006 - as SLURM says it
+
+
+@pytest.mark.parametrize(
+    ("told", "text", "within_s"),
+    [
+        ("SIGUSR2", ends(300), 240.0),
+        ("SIGUSR1", f"{shown()} EndTime=Unknown", 120.0),
+        ("SIGUSR2", "", 120.0),
+        ("SIGUSR2", ends(50), None),  # no time
+        ("SIGTERM", ends(300), None),
+        ("SIGUSR2", shown("COMPLETING"), None),
+    ],
+)
+def test_a_warning_leaves_time_for_the_runs_copy_before_slurm_is_asked(survive, told, text, within_s):
+    slurm, copied = Slurm(text), []
+    one = survive(slurm)
+    for _ in range(2):
+        one.told_to_end(told, lambda left_s: copied.append((left_s, list(slurm.asked))))
+    assert copied == ([(within_s, [])] if within_s else [])
+
+
 def test_the_budget_is_kept_on_the_disk(survive):
     for restarts in range(3):
         verdict = survive(limit=2, restarts=restarts, step=restarts).told_to_end("SIGUSR2")
@@ -138,6 +170,7 @@ def test_starts_that_finish_no_step_come_to_an_end(survive):
 def test_a_start_knows_its_own_run(survive):
     here = allocation({**JOB, "SLURM_RESTART_COUNT": "1"})
     assert not continues(None, here)
+    assert not continues(RequeueRecord(here.key, requeues=1), here)  # told to end before its start was noted
     survive(restarts=0)
     record = read_record(survive.path)
     assert continues(record, here)

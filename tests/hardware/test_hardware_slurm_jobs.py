@@ -44,6 +44,7 @@ def raising(error):
         ("PENDING|Resources\n", Queue.WAITS, "PENDING (Resources)"),
         ("PENDING|(null)", Queue.WAITS, "PENDING ((null))"),
         ("CONFIGURING|None", Queue.WAITS, "CONFIGURING"),
+        ("RESV_DEL_HOLD|None", Queue.WAITS, "RESV_DEL_HOLD"),
         ("RUNNING|None", Queue.RUNS, "RUNNING"),
         ("COMPLETING|None", Queue.RUNS, "COMPLETING"),
         ("FAILED|NonZeroExitCode", Queue.GONE, "FAILED (NonZeroExitCode)"),

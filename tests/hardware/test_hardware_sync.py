@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -12,6 +14,7 @@ from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
 from tests.support.waiting import wait_until
 
+CHECKPOINT = ("checkpoints/step_000002/a", "checkpoints/step_000002/manifest.json")
 RSYNC = shutil.which("rsync")
 
 
@@ -23,7 +26,7 @@ def rsync(request):
 @pytest.fixture
 def source(tmp_path):
     folder = tmp_path / "run"
-    for name in ("steps.jsonl", ".lock", ".status.json.tmp-7", ".hydra/config.yaml", "checkpoints/step_000002/a"):
+    for name in ("steps.jsonl", ".lock", ".status.json.tmp-7", ".hydra/config.yaml", *CHECKPOINT):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
@@ -39,7 +42,7 @@ def names(folder):
 def test_everything_but_locks_and_halves(source, tmp_path, rsync):
     target = tmp_path / "there" / "copy"
     Copier(source, target, rsync=rsync).copy()
-    assert names(target) == [".hydra/config.yaml", "checkpoints/step_000002/a", "steps.jsonl"]
+    assert names(target) == [".hydra/config.yaml", *CHECKPOINT, "steps.jsonl"]
     (source / "steps.jsonl").write_text("shorter")
     Copier(source, target, rsync=rsync).copy()
     assert (target / "steps.jsonl").read_text() == "shorter"
@@ -65,19 +68,67 @@ def test_checkpoints_go_when_the_run_gave_them_up_and_not_when_a_disk_is_empty(s
     assert [path.name for path in (target / "checkpoints").iterdir()] == ["step_000004"]
 
 
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync, journal, monkeypatch):
+    """It is written to between any two files that are read."""
+    database, target = source / "traces.db", tmp_path / "copy" / "traces.db"
+    monkeypatch.setattr(sync, "_PAGES", 1)
+    with closing(sqlite3.connect(database, isolation_level=None)) as store:
+        store.execute(f"PRAGMA journal_mode = {journal}")
+        store.execute("CREATE TABLE traces (a, b)")
+        written = []
+
+        def write(*_):
+            if len(written) < 9:
+                written.append(store.execute("INSERT INTO traces VALUES (?, randomblob(9000))", [len(written)]))
+                store.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+        write()
+        copier, look = Copier(source, tmp_path / "copy", rsync=rsync), sync.copy_database
+        monkeypatch.setattr(sync, "copy_database", lambda old, new, _: look(old, new, write))
+        target.parent.mkdir()
+        target.with_name("traces.db-wal").write_text("of an older copy")
+        copier.copy()
+        inode = target.stat().st_ino
+        with closing(sqlite3.connect(target)) as copy:
+            assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert 1 <= copy.execute("SELECT count(*) FROM traces").fetchone()[0] <= 9
+        while len(written) < 9:
+            write()
+        copier.copy()
+        with closing(sqlite3.connect(target)) as copy:
+            assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
+        assert target.stat().st_ino != inode
+    restore(target.parent, tmp_path / "new")
+    with closing(sqlite3.connect(tmp_path / "new" / "traces.db")) as copy:
+        assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
+
+
+def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tmp_path):
+    for name in ("traces.db", "traces.db.damaged"):
+        (source / name).write_text("x" * 5000)
+    with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
+        Copier(source, tmp_path / "copy", rsync=None).copy()
+    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy"))
+
+
 def test_back_again(source, tmp_path):
     Copier(source, tmp_path / "copy", rsync=None).copy()
+    half = tmp_path / "copy" / "checkpoints" / "step_000003" / "a"
+    half.parent.mkdir()
+    half.touch()
     restore(tmp_path / "copy", tmp_path / "new")
-    assert names(tmp_path / "new") == names(tmp_path / "copy")
+    assert names(tmp_path / "new") == [name for name in names(tmp_path / "copy") if "step_000003" not in name]
 
 
-def test_what_names_a_run_comes_back_last(source, tmp_path, monkeypatch):
+def test_what_names_a_run_and_makes_a_checkpoint_whole_comes_last(source, tmp_path, monkeypatch):
     sent, copy_file = [], sync._copy_file
     monkeypatch.setattr(sync, "_copy_file", lambda old, new: (sent.append(old.name), copy_file(old, new)))
     for name in ("status.json", "requeue.json"):
         (source / name).touch()
     restore(source, tmp_path / "new")
-    assert sent[-2:] == ["status.json", "requeue.json"] and set(sent[:-2]) == {"steps.jsonl", "config.yaml", "a"}
+    assert sent[-3:] == ["manifest.json", "status.json", "requeue.json"]
+    assert set(sent[:-3]) == {"steps.jsonl", "config.yaml", "a"}
     assert (tmp_path / "new" / "requeue.json").is_file()
 
 
@@ -90,6 +141,30 @@ def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync
     with synced(source, target, every_s=3600, say=said.append, rsync=rsync):
         (source / "last").write_text("x")
     assert (target / "last").exists() and said == []
+
+
+def test_a_round_that_is_asked_for_begins_after_the_question_and_holds_nobody_too_long(source, tmp_path, monkeypatch):
+    going, go_on, copy_file = threading.Event(), threading.Event(), sync._copy_file
+    monkeypatch.setattr(sync, "_copy_file", lambda *paths: (going.set(), go_on.wait(10), copy_file(*paths)))
+    with synced(source, tmp_path / "copy", every_s=0.01, say=print) as rounds:
+        going.wait(10)
+        (source / ".hydra" / "late").touch()
+        rounds.now(0.05)  # the round that goes on may have passed that folder
+        assert not (tmp_path / "copy" / ".hydra" / "late").exists()
+        go_on.set()
+        rounds.now(10)
+        assert (tmp_path / "copy" / ".hydra" / "late").exists()
+
+
+def test_rsync_sends_what_makes_things_whole_in_a_second_call(source, tmp_path):
+    fake = tmp_path / "rsync"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    fake.chmod(0o755)
+    Copier(source, tmp_path / "copy", rsync=str(fake)).copy()
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    names = ("/checkpoints/*/manifest.json", "/status.json", "/requeue.json")
+    assert all(f"--exclude={name} " in first and name not in second for name in names)
+    assert "--exclude=/traces.db --exclude=/traces.db-wal " in second
 
 
 def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):

@@ -1,6 +1,7 @@
 """Configurations, folders and a SLURM job for runs that do nothing but begin and end."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ def make(tmp_path):
 @pytest.fixture
 def fresh(tmp_path):
     def folder(name="2026-01-01"):
-        path = tmp_path / "train" / name
+        path = Path(os.path.normpath(tmp_path / "train" / name))
         path.mkdir(parents=True)
         (path / "config.yaml").write_text("a: 1\n")
         return path

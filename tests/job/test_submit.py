@@ -1,5 +1,6 @@
 """A sweep's scripts, ids and folders, with a made-up sbatch."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -117,17 +118,20 @@ def test_a_refusal_takes_back_what_was_submitted(tmp_path, refused):
     assert all(job.slurm_id is None for job in read_submission(tmp_path).jobs)
 
 
-def test_ctrl_c_between_two_submissions_takes_back_the_first(tmp_path):
+@pytest.mark.parametrize("at", [1, 2])
+def test_ctrl_c_while_sbatch_answers_takes_back_what_it_has_submitted(tmp_path, capsys, at):
     slurm = Slurm()
 
     def interrupted(command, timeout_s, environ):
-        if command[0] == "sbatch" and slurm.submitted:
-            raise KeyboardInterrupt
+        if command[0] == "sbatch" and len(slurm.submitted) == at - 1:
+            signal.raise_signal(signal.SIGINT)
         return slurm(command, timeout_s, environ)
 
     with pytest.raises(KeyboardInterrupt):
         submit(prepared(tmp_path, 1, *SERVERS), interrupted)
-    assert slurm.cancelled == ["100"]
+    assert slurm.cancelled == ["101", "100"][-at:]
+    assert "sbatch has to answer first" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_controller_that_is_too_slow_may_have_taken_the_job(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,11 @@ import time
 
 import pytest
 
-from swe_rl.run.session import listening
+from swe_rl.hardware import sync
+from swe_rl.hardware.slurm.requeue import Requeued, Survival, keep_warnings, read_record, take_warning
+from swe_rl.logger.folder import RunFolder
+from swe_rl.run.session import listening, session
+from tests.support.ended_runs import leave
 
 
 def send(number):
@@ -26,6 +31,51 @@ def test_each_ends_a_run_of_a_job_once(number):
         send(signal.SIGTERM)  # the state is being saved
         send(signal.SIGCONT)
         assert told.by == number.name
+
+
+@pytest.fixture
+def before_the_run(slurm):
+    """In a job whose warnings are kept from now on; the call sends one."""
+    keep_warnings()
+    yield lambda: send(signal.SIGUSR2)
+    take_warning()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def test_a_warning_before_the_run_hears_is_answered_once_it_can(make, fresh, slurm, before_the_run, monkeypatch):
+    begin = Survival.begin
+    before_the_run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Survival, "begin", lambda *given: (send(signal.SIGTERM), begin(*given)))
+        with pytest.raises(Requeued), session(make(), path := fresh(), total_steps=1):
+            pytest.fail("it was told")
+    assert slurm.asked() == ["requeue 7"] and "told by SIGUSR2" in RunFolder(path).status().reason
+    assert take_warning() is None
+    with session(make(), fresh("other"), total_steps=1):
+        pass  # nobody told this one
+
+
+def test_a_warning_while_a_copy_is_brought_back(make, fresh, slurm, before_the_run, monkeypatch, tmp_path):
+    config, old = make(f"paths.sync_to={tmp_path / 'there'}"), fresh("old")
+    leave(config, old)
+    shutil.rmtree(old)
+    slurm(1)
+    copy_file = sync._copy_file
+    monkeypatch.setattr(sync, "_copy_file", lambda *paths: (before_the_run(), copy_file(*paths)))
+    with pytest.raises(Requeued):
+        leave(config, fresh("new"))
+    record = read_record(tmp_path / "there" / "job_7_train" / "requeue.json")
+    assert slurm.asked() == ["requeue 7"] and (record.requeues, record.starts[-1].restarts) == (1, 1)
+    monkeypatch.setattr(sync, "_copy_file", copy_file)
+    slurm(2)
+    assert leave(config, fresh("newer")).resumed
+
+
+def test_nothing_is_kept_outside_a_job(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    keep_warnings()
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
 
 
 def test_the_end_of_a_run_is_not_disturbed():

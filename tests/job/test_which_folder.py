@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from swe_rl.cli import launch
+from swe_rl.config.compose import config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState
@@ -104,14 +105,15 @@ def test_a_given_folder_that_is_in_use_is_refused_and_the_fresh_one_stays(make, 
     assert (old.parent / "new").exists()
 
 
-@pytest.mark.parametrize("same_folder", [True, False])
-def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, same_folder):
-    config, old = make("trainer.resume=none"), fresh("old")
+@pytest.mark.parametrize("names", [("old", "old"), ("old", "new"), ("../multirun/train/1/0", "../multirun/train/2/0")])
+@pytest.mark.parametrize("resume", ["none", "auto"])
+def test_a_job_that_is_started_again_goes_on_whatever_resume_says(make, fresh, slurm, names, resume):
+    config, old = make(f"trainer.resume={resume}"), fresh(names[0])
     warn(config, old)
     slurm(1)
-    new = old if same_folder else fresh("new")
+    new = fresh(names[1]) if names[1] != names[0] else old
     one = leave(config, new)
-    assert one.resumed and one.folder.path == old and (same_folder or not new.exists())
+    assert one.resumed and one.folder.path == old and (new == old or not new.exists())
     assert (status(old).status, status(old).resumes, status(old).step) == (RunState.done, 1, 3)
     slurm(2)
     assert leave(config, old).resumed  # queued again by hand though it was done: nothing is lost
@@ -153,6 +155,42 @@ def test_a_run_is_brought_back_from_its_copy_on_another_nodes_disk(make, fresh, 
     one = leave(config, new)
     assert one.resumed and one.folder.path == new and status(new).resumes == 1
     assert json.loads((copy / "status.json").read_text())["status"] == "done"
+
+
+def test_arms_of_one_configuration_keep_their_folders(make, fresh, slurm):
+    """What tells them apart may be no part of the hash, as `logger` is none."""
+    arms = [(name, make(f"logger.{key}")) for name, key in (("a", "tensorboard=true"), ("b", "tensorboard=false"))]
+    for name, config in arms:
+        (path := fresh(name)).joinpath(".hydra").mkdir()
+        (path / ".hydra" / "overrides.yaml").write_text(f"- logger.tensorboard={config.logger.tensorboard}\n")
+        warn(config, path)
+    slurm(1)
+    for name, config in arms:
+        given = [f"logger.tensorboard={config.logger.tensorboard}"]
+        assert choose_folder(config, fresh(f"{name}2"), allocation(os.environ), given)[0].path.name == name
+
+
+@pytest.mark.parametrize("in_slurm", [True, False])
+def test_runs_of_one_job_have_copies_of_their_own(make, fresh, slurm, monkeypatch, tmp_path, in_slurm):
+    sync, there = f"paths.sync_to={tmp_path / 'there'}", tmp_path / "there"
+    configs = [make(sync, f"trainer.seed={seed}") for seed in (0, 1)]
+    arms = [f"../multirun/train/{sweep}/0" for sweep in "abcd"]
+    if not in_slurm:
+        monkeypatch.delenv("SLURM_JOB_ID")
+        for arm, config in zip(arms, configs, strict=False):
+            leave(config, fresh(arm))
+        assert sorted(path.name for path in there.iterdir()) == ["job_a_0_train", "job_b_0_train"]
+        return
+    for arm, config in zip(arms, configs, strict=False):
+        warn(config, fresh(arm))
+    shutil.rmtree(tmp_path / "multirun")
+    slurm(1)
+    for arm, config in zip(arms[2:], configs, strict=True):
+        one = leave(config, fresh(arm))
+        assert one.resumed and one.folder.status().config_hash == config_hash(config)
+    found = [json.loads((there / name / "status.json").read_text()) for name in ("job_7_train", "job_7_train_2")]
+    assert [(status["config_hash"], status["resumes"]) for status in found] == [(config_hash(c), 1) for c in configs]
+    assert len(list(there.iterdir())) == 2
 
 
 def broken(config, path):

@@ -142,8 +142,9 @@ def test_newest_unfinished_run_of_the_same_configuration(tmp_path):
     assert find_unfinished(tmp_path, "none", "hash", "train") is None
 
 
-def test_run_of_a_sweep_is_found_one_level_deeper(tmp_path):
-    folder = run_of(tmp_path, "2026-01-01/3", 1.0)
+@pytest.mark.parametrize("root", [".", "multirun"])
+def test_run_of_a_sweep_is_found_as_well(tmp_path, root):
+    folder = run_of(tmp_path / root, "2026-01-01/3", 1.0)
     found = find_unfinished(tmp_path, "train", "hash", "train")
     assert found is not None and found.path == folder.path
 

@@ -42,6 +42,10 @@ _PORT_TRIES = 3
 _DEATH_S = 2.0  # between the first failure and the end of the process
 
 
+class WeightsGoneError(EngineError):
+    """No further restart helps."""
+
+
 class Maker(Protocol):
     """Of a supervised engine's servers and their clients: nothing is started, every call makes a new one."""
 
@@ -276,19 +280,40 @@ class VllmEngine(Engine):
             self._lost(error)
             await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
             self._down.set()
-            if self.restarts >= self._max_restarts:
-                self._give_up(EngineError(f"{error}; it was restarted {self.restarts} times already"))
-                return
-            self.restarts += 1
             try:
-                await self._may_start.wait()  # until then the trainer has the GPUs
-                await self._restart(error)
-            except Exception as again:  # UserError, EngineError, DiskError: nobody waits for this task
-                self._give_up(EngineError(f"{error}; the restart failed: {again}"))
+                await self._start_again(error)
+            except EngineError as failure:
+                self._give_up(failure)
                 return
             self._down.clear()
             self._up.set()
             self._back()
+
+    async def _start_again(self, error: ServerDiedError) -> None:
+        """As often as restarts are left. Raises EngineError, whatever went wrong: nobody waits for this task."""
+        assert self._http is not None
+        lost, failure = self._http, EngineError(f"{error}; it was restarted {self.restarts} times already")
+        while self.restarts < self._max_restarts:
+            self.restarts += 1
+            try:
+                await self._may_start.wait()  # until then the trainer has the GPUs
+                await self._restart(error, lost)
+                return
+            except Exception as again:  # UserError and DiskError would come again
+                failure = EngineError(f"{error}; the restart failed: {again}")
+                if not isinstance(again, EngineError) or isinstance(again, WeightsGoneError):
+                    break
+                await self._end_attempt()
+                if self.restarts < self._max_restarts:
+                    self._say(f"{failure}; restart {self.restarts + 1} of {self._max_restarts}")
+        raise failure
+
+    async def _end_attempt(self) -> None:
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+        if self._server is not None:
+            await self._server.stop()
 
     def _lost(self, error: ServerDiedError) -> None:
         assert self._http is not None
@@ -303,19 +328,19 @@ class VllmEngine(Engine):
         self._teller.back()
         self._tell(True)
 
-    async def _restart(self, error: ServerDiedError) -> None:
-        assert self._http is not None and self._server is not None
-        version = self._http.weight_version
-        self._before = self.stats()  # totals only grow, and the new server begins at 0
-        http, self._http = self._http, None
-        await http.close()
+    async def _restart(self, error: ServerDiedError, lost: HttpEngine) -> None:
+        version = lost.weight_version
+        if self._http is lost:
+            self._before = self.stats()  # totals only grow, and the new server begins at 0
+            self._http = None
+            await lost.close()
         if error.cause is Cause.no_compiler and not self._eager:
             self._go_eager(error)
         folder = self._folder(version)
         adapter = self._weights is not None and self._weights.adapter is not None
         await self._launch(str(folder) if folder and not adapter else self._model_path)
         assert self._http is not None
-        if http.held:  # the next update wakes it; weights of before would be given for nothing
+        if lost.held:  # the next update wakes it; weights of before would be given for nothing
             self._http.hold()
         else:
             await self._give_weights(version, folder, adapter)
@@ -331,7 +356,7 @@ class VllmEngine(Engine):
             await self.restore(self._http)
         if self._http.weight_version < version:
             await self._server.stop()
-            raise EngineError(f"the weights of step {version} are not to be had for it")
+            raise WeightsGoneError(f"the weights of step {version} are not to be had for it")
 
     def _folder(self, version: int) -> Path | None:
         return self._weights.find(version) if self._weights is not None else None

@@ -74,9 +74,10 @@ def batch_script(
     array: Array | None = None,
 ) -> str:
     """The text of the script; `command` may name variables of the job as `$NAME`. Raises ConfigError."""
+    to_whom = "" if _uses_srun(settings) else "B:"  # else SLURM warns steps only, and the job is none
     options = {
         "chdir": chdir,
-        "signal": f"USR2@{settings.get('signal_delay_s') or _WARNED_S}",
+        "signal": f"{to_whom}USR2@{settings.get('signal_delay_s') or _WARNED_S}",
         **_log_options(settings, logs, array),
         **(settings.get("additional_parameters") or {}),
     }
@@ -138,7 +139,7 @@ def _start(settings: Mapping[str, Any], command: Sequence[str]) -> str:
     It is told the CPUs, as it does not ask sbatch for them, and to hand on the script's environment, which it does not
     where sbatch was told to leave out the user's.
     """
-    if settings.get("use_srun") is False:
+    if not _uses_srun(settings):
         return f"exec {' '.join(map(_expanded, command))}"
     cpus = settings.get("cpus_per_task")
     given = [str(argument) for argument in settings.get("srun_args") or ()]
@@ -151,6 +152,10 @@ def _start(settings: Mapping[str, Any], command: Sequence[str]) -> str:
         *map(shlex.quote, given),
     ]
     return f"exec {' '.join(words)} {' '.join(map(_expanded, command))}"
+
+
+def _uses_srun(settings: Mapping[str, Any]) -> bool:
+    return settings.get("use_srun") is not False
 
 
 def _expanded(word: str) -> str:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,7 +24,8 @@ from swe_rl.host.program import Completed, NoAnswerInTime, Unanswered, run_progr
 _ASK_S = 20.0
 _SCONTROL_S = 10.0  # a run that was told to end has seconds, not minutes
 _SUBMIT_S = 60.0
-_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
+_HELD = frozenset({"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_WAITS = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "SUSPENDED"}) | _HELD
 _RUNS = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
 _NO_SUCH_JOB = "invalid job id"
 _NOT_INHERITED = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -66,13 +68,15 @@ class JobState:
 @dataclass(frozen=True, slots=True)
 class JobView:
     """`state`: `RUNNING`, `PENDING`, ...; a job that is being ended is `COMPLETING`, whatever it is going to be, and
-    `reason` may know more. `preempted`: SLURM wants its place for another; `restarts`: how often it was queued again.
+    `reason` may know more. `preempted`: SLURM wants its place for another; `restarts`: how often it was queued again;
+    `ends`: unix seconds at which SLURM will end it, where that is known.
     """
 
     state: str
     reason: str = ""
     preempted: bool = False
     restarts: int = 0
+    ends: float | None = None
 
     @property
     def out_of_time(self) -> bool:
@@ -122,7 +126,15 @@ def parse(text: str) -> JobView | None:
         reason=fields.get("Reason", ""),
         preempted=fields.get("PreemptTime", "None") not in _UNSET,
         restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
+        ends=_unix_seconds(fields.get("EndTime", "")),
     )
+
+
+def _unix_seconds(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:  # `Unknown`, or as SLURM_TIME_FORMAT wants it
+        return None
 
 
 def listed(command: Sequence[str], run: Run = run_program) -> str | None:

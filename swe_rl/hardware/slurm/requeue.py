@@ -6,12 +6,20 @@ Invariants:
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
   starts in a row that finished no step end it either way.
 - A job that its user cancelled is never queued again.
+- A warning that comes while Python imports, or while a copy is brought back, ends nothing, as it would without a
+  handler: it is kept until the run can answer it. SIGTERM then keeps its meaning: nothing has begun yet, and SLURM
+  itself queues a job again that it preempts.
+- SLURM ends the job as soon as it is asked. A warning leaves time: the run's copy is brought up to date before.
 """
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from swe_rl.errors import RunError
 from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, scontrol, view
@@ -67,7 +75,9 @@ def read_record(path: Path) -> RequeueRecord | None:
 
 def continues(record: RequeueRecord | None, here: Allocation) -> bool:
     """Whether the recorded run is this job's from before it was queued again."""
-    return record is not None and record.job == here.key and record.starts[-1].restarts < here.restarts
+    if record is None or record.job != here.key or not record.starts:  # ended before its first start was noted
+        return False
+    return record.starts[-1].restarts < here.restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +125,26 @@ class Survival:
                 "earlier (hydra.launcher.signal_delay_s), or look in run.log for what ended it."
             )
 
-    def told_to_end(self, told: str) -> Verdict:
+    def told_to_end(self, told: str, copy: Callable[[float], object] | None = None) -> Verdict:
         """`told`: the signal's name. To be called once the run's state is on the disk; asks SLURM once.
 
-        Raises DiskError.
+        `copy`: makes the run's copy, within so many seconds. Raises DiskError.
         """
         if self._verdict is None:
+            if copy is not None and told in WARNINGS and (left_s := self._left_s()) > 0:
+                copy(left_s)
             self._verdict = self._decide(told)
             if self.record.starts:
                 *before, last = self.record.starts
                 self._keep(replace(self.record, starts=(*before, replace(last, told=self._verdict.reason))))
         return self._verdict
+
+    def _left_s(self) -> float:
+        """Until SLURM ends the job by itself, less what it takes to ask it."""
+        seen = view(self._here.job_id, self._run) or JobView("RUNNING")
+        if seen.state != "RUNNING":
+            return 0.0
+        return _COPY_S if seen.ends is None else seen.ends - self._clock() - _ASKING_S
 
     def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
@@ -175,5 +194,33 @@ class Survival:
         write_json_atomic(self._path, asdict(record))
 
 
+_ASKING_S = 60.0  # a controller may need several questions, and seconds for each
+_COPY_S = 120.0  # where nobody knows when the job ends
 _ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
+_kept: list[str] = []
+
+
+def keep_warnings() -> None:
+    """In a job, from now on until the run has handlers of its own; to be called before anything that takes long."""
+    if not os.environ.get("SLURM_JOB_ID") or threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.Signals[name] for name in WARNINGS):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _keep)
+
+
+def kept_warning() -> str | None:
+    """The name of the first one, for whoever could be late for it."""
+    return _kept[0] if _kept else None
+
+
+def take_warning() -> str | None:
+    """`kept_warning`, for whoever answers it."""
+    first = kept_warning()
+    _kept.clear()
+    return first
+
+
+def _keep(number: int, _: FrameType | None) -> None:
+    _kept.append(signal.Signals(number).name)
