@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,6 +219,8 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     require_here(composed.config, Host())
     require_importable(composed.config)
     config = with_meeting(with_model_folder(composed.config), folder)
+    if config.job.name is JobName.runtime:  # a server has the overrides of its run, but does not resume it
+        config = replace(config, trainer=replace(config.trainer, resume="none"))
     given = [mask_text(override) for override in composed.overrides]
     choose_folder(config, folder, allocation(os.environ), given)  # refuses before anything is written there
     _refuse_foreign(folder)

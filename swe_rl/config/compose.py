@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -182,8 +182,18 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         origins=Origins(tuple(overrides), choices, tuple(sources), submitted=is_slurm(launcher)),
         launcher_settings=launcher,
         sweep_subdir=str(sweep["subdir"]),
-        sweep_dir=str(hydra.sweep.dir),
+        sweep_dir=_folder_of_sweeps(hydra, sweep),
     )
+
+
+def _folder_of_sweeps(hydra: "DictConfig", sweep: Mapping[str, Any]) -> str:
+    """With its references where it has some that only a sweep can resolve, if that: no other command needs it."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return str(hydra.sweep.dir)
+    except OmegaConfBaseException:
+        return str(sweep["dir"])
 
 
 def _several(overrides: Sequence[str], groups: Sequence[str]) -> dict[str, str]:

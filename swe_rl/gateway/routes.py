@@ -40,7 +40,7 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Messages(), Responses())
 ERROR_FORMS = {path: dialect.error for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path}
 _SESSION = "/sessions/{session_id:[^/]+}"  # an instance's id may have braces
 _OPENED = f"{_SESSION}/{{secret}}/v1"  # of a session that was opened for a trajectory
-_REPLY = Responses.path + r"/{reply_id:(?!(?:compact|input_tokens)$)[^{}/]+}"  # those are OpenAI's verbs, not here
+_REPLY = Responses.path + r"/{reply_id:(?!(?:compact|input_tokens)$)[^/]+}"  # those are OpenAI's verbs, not here
 _CLIENT_GONE = "499"
 _STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 T = TypeVar("T")

@@ -72,8 +72,6 @@ _ASK_QUEUE_S = 15.0
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     meeting = Meeting(meeting_of(config, folder)).create()
-    # A server has the overrides of its run, but does not resume it.
-    config = replace(config, trainer=replace(config.trainer, resume="none"))
     state = RuntimeState()
     with session(config, folder, total_steps=0, reports=False, state=state) as run_session:
         event_loop.run(_serve(config, run_session, meeting, state))

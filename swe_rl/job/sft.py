@@ -128,8 +128,8 @@ def _start_folder(config: Config, fresh: Path) -> Path:
     if config.sft.start is not None:
         folder = model_folder(replace(config.model, path=config.sft.start, revision=None))
         try:
-            facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            facts = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
             raise UserError(
                 f"sft.start={config.sft.start} cannot be read: {error}. Give the folder of a model"
             ) from error

@@ -43,7 +43,7 @@ from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import Beginning, SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.outcome import GIVEN_UP, findings_of, needs_grading, reward_of, status_of, tricks_of, unanswered
+from swe_rl.rollout.outcome import findings_of, needs_grading, reward_of, status_of, tricks_of, unanswered
 from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
@@ -128,8 +128,8 @@ class Attempter:
             summary = await self._gateway.close_session(order.trajectory_id)
         if summary.lost:
             status, error, unknown = Status.infra_error, summary.lost, None
-        ended = unanswered(summary)
-        if ended is not None and (unknown is not None or status in GIVEN_UP):
+        ended = unanswered(summary, status if unknown is None else None)
+        if ended is not None:
             status, error = ended
             progress.result = progress.result if unknown is None else unknown.result
         trajectory = self._trajectory(order, status, progress, error, times_s)

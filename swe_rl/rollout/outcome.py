@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Mapping
 
 from swe_rl.agent.protocol import Exit
-from swe_rl.config.choices import OutcomeReward, RewardKind
+from swe_rl.config.choices import INFRA_STATUSES, OutcomeReward, RewardKind
 from swe_rl.config.schema import OutcomeConfig
 from swe_rl.env.cheating.attempts import tricks_in_code
 from swe_rl.env.instance import Instance
@@ -23,7 +23,7 @@ _UNSUBMITTED = {
     Exit.FORMAT_ERRORS: Status.format_errors,
     Exit.AGENT_CRASHED: Status.agent_crashed,
 }
-GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})  # also of programs that end as if they were done
+_GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})  # also of programs that end as if they were done
 FAILURE_REWARD = {
     RewardKind.zero_one: 0.0,
     RewardKind.plus_minus_one: -1.0,
@@ -46,10 +46,16 @@ def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
     return Status.resolved if grade is not None and grade.resolved else Status.unresolved
 
 
-def unanswered(summary: SessionSummary) -> tuple[Status, str | None] | None:
-    """What a trajectory that was given up ends as, and its error, where its last call got no answer."""
-    if summary.failed:
+def unanswered(summary: SessionSummary, status: Status | None) -> tuple[Status, str | None] | None:
+    """What a trajectory whose last call got no answer ends as, and its error; None: as it ended. `status`: so far, None
+    where the program's end is unknown.
+
+    A failed call counts whatever the tests say: else an engine's failures would take away attempts that fail alone.
+    """
+    if summary.failed and status not in INFRA_STATUSES:
         return Status.engine_error, f"its last call of the model failed: {summary.failed}"
+    if status is not None and status not in _GIVEN_UP:
+        return None
     if summary.had_all_calls:
         return Status.step_limit, None
     return (Status.context_overflow, None) if summary.overflowed else None

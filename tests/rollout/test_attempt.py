@@ -321,10 +321,20 @@ async def test_a_program_that_ends_well_after_a_refused_call_is_done_where_its_t
     assert used.trajectory.reward == (0.625 if resolved else -3.0), "by the rule of the status that it ends in"
 
 
-@pytest.mark.parametrize("diff", [DIFF, ""])
-async def test_a_program_that_ends_well_after_a_call_that_failed_is_infrastructure(attempt, diff):
-    env, gateway = FakeEnv(Grade(False, True)), FakeGateway(failed="Engine e0 failed: it died")
-    used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=gateway, respond=lambda command: diff)
+@pytest.mark.parametrize(
+    ("ended", "diff", "resolved"),
+    [
+        (Exit.SUBMITTED, DIFF, False),
+        (Exit.SUBMITTED, DIFF, True),
+        (Exit.SUBMITTED, "", False),
+        (Exit.AGENT_CRASHED, "", False),
+        (Exit.AGENT_TIMEOUT, "", False),
+    ],
+)
+async def test_a_program_that_ends_after_a_call_that_failed_is_infrastructure(attempt, ended, diff, resolved):
+    """Whatever its tests say: else an engine's failures would take away attempts that fail alone."""
+    env, gateway = FakeEnv(Grade(resolved, True)), FakeGateway(failed="Engine e0 failed: it died")
+    used = await attempt(EndingAgent(ended), env=env, gateway=gateway, respond=lambda command: diff)
     one = used.trajectory
     assert one.status is Status.engine_error and "Engine e0 failed: it died" in one.error
     assert (one.reward, one.trained, one.in_baseline) == (None, False, False)

@@ -40,7 +40,9 @@ class ForeignLoss:
             )
         if not bool(torch.isfinite(loss.detach()).all()):
             raise ExtensionFailure(f"{self._maker}: its method loss returned a number that is not finite")
-        if loss.numel() and tokens.logprobs.requires_grad and not loss.requires_grad:
+        if tokens.logprobs.requires_grad and not loss.requires_grad:
+            if not bool(loss.count_nonzero()):  # none of these tokens teaches it anything
+                return loss + 0.0 * tokens.logprobs
             raise ExtensionFailure(
                 f"{self._maker}: its method loss returned a tensor without a gradient: compute it from tokens.logprobs"
             )

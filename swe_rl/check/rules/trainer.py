@@ -141,12 +141,13 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
             "needs to know a whole step's rewards, which an asynchronous step does not have in time",
             "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
         )
-    if not weighs(config):
+    key = "algo.correction" if config.algo.stale_correction is None else "algo.stale_correction"
+    if Correction.none == (config.algo.stale_correction or config.algo.correction) and not _masks(config):
         yield warning(
             "staleness_correction",
-            "algo.correction",
+            key,
             f"tokens up to {stale} steps old are trained as if the present policy had sampled them",
-            "algo.correction=token_tis",
+            f"{key}=token_tis",
         )
 
 
@@ -220,9 +221,13 @@ def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
 
 def weighs(config: Config) -> bool:
     """Whether tokens are weighed or masked by the engine's log-probabilities, as algo/correction.py and losses say."""
-    algo, reads_them = config.algo, declared(config, ExtensionKind.loss, "needs_rollout_logprobs")
-    corrected = {algo.correction, algo.stale_correction} - {None, Correction.none}
-    return bool(corrected or reads_them) or algo.mask_low is not None or algo.mask_high is not None
+    return bool({config.algo.correction, config.algo.stale_correction} - {None, Correction.none}) or _masks(config)
+
+
+def _masks(config: Config) -> bool:
+    """Of fresh and stale tokens alike; a loss of somebody's own may."""
+    bounded = config.algo.mask_low is not None or config.algo.mask_high is not None
+    return bounded or bool(declared(config, ExtensionKind.loss, "needs_rollout_logprobs"))
 
 
 @about(Part.trainer)
