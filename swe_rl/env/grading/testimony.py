@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swe_rl.env.grading import witness
+from swe_rl.env.grading import told_of_calls, witness
 from swe_rl.env.grading.log_check import EXIT, START
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ALONE, LISTENER, Sandbox
@@ -113,7 +113,7 @@ def with_witness(script: str, seen: Witness) -> str:
         "programs": seen.programs,
         "watched": seen.watched,
     }
-    text = Path(str(witness.__file__)).read_text(encoding="utf-8")
+    text = told_of_calls.with_listener(Path(str(witness.__file__)))
     text += f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
