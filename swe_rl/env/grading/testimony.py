@@ -154,7 +154,7 @@ def read(text: str, log: str, seen: Witness) -> Testimony:
             break
         try:
             record = json.loads(body)
-        except RecursionError:
+        except (RecursionError, ValueError):  # too deep, or an integer of too many digits
             forged = True
             break
         started = started or "ready" in record
