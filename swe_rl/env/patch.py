@@ -5,8 +5,8 @@ Invariants:
 - The patch is relative to the instance's base commit, whatever the agent committed since.
 - Only the objects of the agent's repository are used: its configuration, index, hooks, filters, attributes outside of
   the tree, excludes, locks and flags play no part, so breaking them breaks nothing.
-- A named pipe or a device in the place of a file, or a link to one that git would read, is removed first: reading it
-  might never end.
+- A named pipe or a device in the place of a file, or a link to one that git would read, is removed first by GNU find:
+  reading it might never end. An image with busybox's find keeps it, and there the patch may not be taken in time.
 - A sandbox that does not answer in time is a SandboxError; what the agent did to its repository is not.
 """
 

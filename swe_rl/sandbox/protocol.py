@@ -47,6 +47,8 @@ USED_TOO_MUCH = "The command was ended: this sandbox used"
 
 # Of a command that sees the processes of its sandbox alone, whose process numbers are its own.
 ALONE = "SWE_RL_ALONE"
+# Of a command of the guard (inside/guard.sh): the process that hears its stop and its owner's beats.
+LISTENER = "SWE_RL_LISTENER"
 
 
 class SandboxError(RunError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.grading import witness
+from swe_rl.env.grading import told_of_calls, witness
 from swe_rl.env.grading.pinned import hides_another, is_runner, protected
 from swe_rl.env.grading.testimony import Witness, as_log, read
 from swe_rl.env.instance import Instance
@@ -17,6 +17,7 @@ from swe_rl.env.instance import Instance
 KEY = "ab" * 32
 SEEN = Witness("/tmp/x", "/opt/env", True, ("pytest",), {"/opt/env/bin/pytest": "1 2"}, key=KEY, nonce="n")
 INSTANCE = Instance("sympy__sympy-1", "sympy/sympy", "0" * 40, "", "", "", (), ())
+MONITORED = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12")
 
 
 def signed(tmp_path, *records):
@@ -46,9 +47,9 @@ def test_what_tested_code_put_into_a_record_is_text(tmp_path):
     strange = {"kind": "pytest", "test": "t.py::\ud800", "when": {"call": 1}, "outcome": "passed"}
     heard = read(signed(tmp_path, READY, strange, {"finished": []}), "", SEEN)
     assert "FAILED t.py::?" in as_log(heard, "")
-    deep = "[" * 100_000
-    mark = hashlib.blake2b(f"1 {deep}".encode(), key=bytes.fromhex(KEY)).hexdigest()
-    assert read(f"{deep} {mark}\n", "", SEEN).forged
+    for odd in ("[" * 100_000, "1" * 5_000):
+        mark = hashlib.blake2b(f"1 {odd}".encode(), key=bytes.fromhex(KEY)).hexdigest()
+        assert read(f"{odd} {mark}\n", "", SEEN).forged
 
 
 @pytest.mark.parametrize("broken", ["left out", "moved", "changed", "added", "another key", "cut"])
@@ -86,17 +87,51 @@ def test_a_test_that_failed_once_has_failed(tmp_path):
     assert "FAILED t.py::a" in as_log(heard, "parse_log_pytest")
 
 
-@pytest.mark.parametrize(("program", "takes_part"), [("runtests.py", True), ("other.py", False)])
-def test_a_witness_takes_part_in_the_runner_alone(tmp_path, program, takes_part):
+FAILS = "self.fail()"
+KINDS = "import cProfile, functools, inspect, sys, trace; kind, p = lambda *a: None, cProfile.Profile(); "
+INSTALLED = f"kind.__code__ = kind.__code__.replace(co_filename={pytest.__file__!r}); "
+MONITORS = "m = sys.monitoring; m.use_tool_id(2, 'x'); m.register_callback(2, m.events.CALL, %s); self.fail()"
+
+
+@pytest.mark.parametrize(
+    ("program", "body", "changed"),
+    [
+        ("runtests.py", FAILS, ()),
+        ("other.py", FAILS, ()),
+        ("runtests.py", "p.runcall(self.fail)", ()),
+        ("runtests.py", "p.enable(); self.fail()", ()),  # and is there when the result is told
+        ("runtests.py", "trace.Trace(trace=False).runfunc(self.fail)", ()),
+        ("runtests.py", "sys.settrace(None); sys.settrace(sys.gettrace()); self.fail()", ()),
+        ("runtests.py", "sys.settrace(inspect.cleandoc); self.fail()", ()),  # ends with an error
+        ("runtests.py", f"{INSTALLED}sys.settrace(kind); self.fail()", ()),
+        ("runtests.py", "sys.settrace(kind); sys.settrace(None); self.fail()", ("sys.settrace",)),
+        ("runtests.py", "sys.setprofile(kind); self.fail()", ("sys.setprofile",)),
+        (
+            "runtests.py",
+            "sys.setprofile(functools.partial(kind)); sys.setprofile(None); self.fail()",
+            ("sys.setprofile",),
+        ),
+        ("runtests.py", "sys.setprofile(kind.__call__); self.fail()", ("sys.setprofile",)),
+        ("runtests.py", "sys.addaudithook(kind); self.fail()", ("sys.addaudithook",)),
+        pytest.param("runtests.py", MONITORS % "print", (), marks=MONITORED),
+        pytest.param("runtests.py", MONITORS % "kind", ("sys.monitoring.register_callback",), marks=MONITORED),
+    ],
+)
+def test_a_witness_takes_part_in_the_runner_alone(tmp_path, program, body, changed):
+    """And what tells code of the tree of each call is noticed."""
+    takes_part = program == "runtests.py"
     script = tmp_path / program
     script.write_text(
-        "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.fail()\n"
+        f"import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        {KINDS}{body}\n"
         "unittest.main(argv=['x'])\n"
     )
     start, records = tmp_path / "start", tmp_path / "records"
     records.write_bytes(b"")
     settings = {"start": str(start), "records": str(records), "key": KEY, "programs": ["runtests.py"], "watched": []}
-    text = Path(witness.__file__).read_text() + f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
+    text = (
+        told_of_calls.with_listener(Path(witness.__file__))
+        + f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
+    )
     start.write_text(text)
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sitecustomize.py").write_text(f"exec(open({str(start)!r}).read(), {{'__name__': 'w'}})\n")
@@ -105,7 +140,7 @@ def test_a_witness_takes_part_in_the_runner_alone(tmp_path, program, takes_part)
     heard = read(records.read_text(), "", SEEN)
     assert heard.started == takes_part and heard.finished == takes_part and start.exists() != takes_part
     assert [record["outcome"] for record in heard.records] == (["failed"] if takes_part else [])
-    assert not heard.changed
+    assert heard.changed == set(changed)
 
 
 def test_what_is_the_runners_own_and_what_hides_another():

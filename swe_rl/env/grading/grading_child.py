@@ -1,11 +1,11 @@
 """Runs pytest in a grading sandbox and tells each test's result over a channel of its own; started by grading_parent.
 
 Invariants:
-- Stands alone (Python 3.6 and later, pytest 3 and later): its text is put into sandboxes.
+- Stands alone (Python 3.6 and later, pytest 3 and later): its text is put into sandboxes, with told_of_calls'.
 - pytest is imported before the tested folder can be imported from, so nothing in there can stand in for it.
 - A result is what pytest's own call of the test gave, signed with a key that was read before any tested code ran; code
-  that replaces parts of pytest, or is told of each call, is noticed when the session ends. Tested code shares this
-  process: whoever finds the key in its memory can forge. docs/cheating.md says what is left.
+  that replaces parts of pytest, or code of the tree that is told of each call, is noticed when the session ends. Tested
+  code shares this process: whoever finds the key in its memory can forge. docs/cheating.md says what is left.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable  # noqa: UP035 - 3.6 has no other
 
-TOLD_OF_CALLS = ("sys.setprofile", "sys.monitoring.register_callback", "sys.addaudithook")
+from swe_rl.env.grading.told_of_calls import make_listener
 
 
 def make_reporter(
@@ -91,28 +91,6 @@ def make_watch() -> "Callable[[], list[str]]":
     return changed
 
 
-def make_listener() -> "tuple[set[str], Callable[[], None]]":
-    """Who is told of a test's call, and could exchange the test; and a function that looks who is now.
-
-    Since Python 3.8 it is heard of at its beginning; a tracer at its end, for doctest sets none where none is.
-    """
-    heard = set()  # type: set[str]
-    getprofile, gettrace, events = sys.getprofile, sys.gettrace, TOLD_OF_CALLS
-
-    def hook(event: str, arguments: Any) -> None:
-        if event in events or (event == "sys.settrace" and gettrace() is not None):
-            heard.add(event)
-
-    def look() -> None:
-        if getprofile() is not None:
-            heard.add("sys.setprofile")
-        if gettrace() is not None:
-            heard.add("sys.settrace")
-
-    getattr(sys, "addaudithook", id)(hook)
-    return heard, look
-
-
 def main() -> None:
     channel, arguments = int(sys.argv[1]), sys.argv[2:]
     sign = hmac.new(os.read(0, 32), digestmod=hashlib.sha256)
@@ -122,7 +100,8 @@ def main() -> None:
     sys.path.pop(0)  # this script's folder
     import pytest
 
-    heard, look = make_listener()
+    heard = set()  # type: set[str]
+    look = make_listener(heard.add)
     reporter, tell = make_reporter(sign, channel, look)
     changed = make_watch()
     tell({"ready": pytest.__version__})

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swe_rl.env.grading import witness
+from swe_rl.env.grading import told_of_calls, witness
 from swe_rl.env.grading.log_check import EXIT, START
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import ALONE, Sandbox
+from swe_rl.sandbox.protocol import ALONE, LISTENER, Sandbox
 
 _PROBE_S = 120.0
 _MAX_RECORDS_BYTES = 32 * 1024**2
@@ -113,7 +113,7 @@ def with_witness(script: str, seen: Witness) -> str:
         "programs": seen.programs,
         "watched": seen.watched,
     }
-    text = Path(str(witness.__file__)).read_text(encoding="utf-8")
+    text = told_of_calls.with_listener(Path(str(witness.__file__)))
     text += f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
@@ -121,6 +121,7 @@ def with_witness(script: str, seen: Witness) -> str:
     let_in = _LET_IN % {
         **names,
         "alone": ALONE,
+        "listener": LISTENER,
         "written": "" if seen.frozen else _WRITTEN % names,
         "text": text,
         "end": f"EOF_{seen.nonce}",
@@ -153,7 +154,7 @@ def read(text: str, log: str, seen: Witness) -> Testimony:
             break
         try:
             record = json.loads(body)
-        except RecursionError:
+        except (RecursionError, ValueError):  # too deep, or an integer of too many digits
             forged = True
             break
         started = started or "ready" in record
@@ -264,9 +265,10 @@ _WRITTEN = r"""PATH=/usr/bin:/bin find %(prefix)s -type f -cnewer %(folder)s/sta
   ! -name 'swe_rl_*.pth' ! -name '*.pyc' ! -path '*.dist-info/RECORD' -size -4000k \
   ! \( -name '*.pth' ! -exec grep -q '^import' {} \; \) \) -exec cksum {} + 2>/dev/null |
   PATH=/usr/bin:/bin sed -n '1,400s/^/swe_rl %(nonce)s wrote /p' || true"""
-# What the installation left running is ended: all but the script and what it was started by where the sandbox has
-# process numbers of its own, else what has the script's mark in its environment. What is ended may have started another
-# one, so it is looked for until nothing is there; where that never comes, no test begins.
+# What the installation left running is ended. Where the sandbox has process numbers of its own, that is all but the
+# script, what it was started by and the guard's listener, which is older than the script: what took its number later is
+# not. Elsewhere it is what has the script's mark in its environment. What is ended may have started another one, so it
+# is looked for until nothing is there; where that never comes, no test begins.
 # `-x` is off: a here-document is no line of the log.
 _LET_IN = r"""case $- in *x*) swe_rl_x=x; set +x ;; *) swe_rl_x= ;; esac
 swe_rl_up=" 1 "; swe_rl_p=$BASHPID
@@ -274,6 +276,9 @@ while [ "${swe_rl_p:-0}" -gt 1 ]; do
   swe_rl_up="$swe_rl_up$swe_rl_p "
   swe_rl_p=$(PATH=/usr/bin:/bin sed -n 's/^PPid:[[:space:]]*//p' "/proc/$swe_rl_p/status")
 done
+swe_rl_began=($(PATH=/usr/bin:/bin sed -n 's/.*) \([^ ]* \)\{19\}\([0-9]*\) .*/\2/p' \
+  "/proc/${%(listener)s:-1}/stat" "/proc/$$/stat" 2>/dev/null)) || :
+[ "${swe_rl_began[0]-}" -le "${swe_rl_began[1]-}" ] 2>/dev/null && swe_rl_up="$swe_rl_up${%(listener)s:-1} "
 for swe_rl_turn in {1..500} end; do
   swe_rl_left=no
   for swe_rl_p in /proc/[0-9]*; do

@@ -1,13 +1,14 @@
 """Runs at the start of the process that runs a repository's own tests, and signs what becomes of each of them.
 
 Invariants:
-- Stands alone (Python 3.6 and later): its text is put into sandboxes. It starts before any tested code, reads its key
-  from a file that it removes, and takes part in one process only: the first that is a test runner.
+- Stands alone (Python 3.6 and later) with told_of_calls: their text is put into sandboxes. It starts before any
+  tested code, reads its key from a file that it removes, and takes part in one process only: the first that is a test
+  runner.
 - What the tests print takes no part. A result is noted where the runner itself learns of it (pytest's report,
   unittest's TestResult, SymPy's reporter), signed and numbered.
 - Functions of the runner that are not what they were when they were imported, built-ins and finders of modules that
-  were exchanged, plugins that came in, whoever is told of each call (profilers, tracers), and a test that must fail and
-  does not, are noted as well.
+  were exchanged, plugins that came in, code of the tree that is told of each call (profilers, tracers), and a test
+  that must fail and does not, are noted as well.
 """
 
 import atexit
@@ -21,10 +22,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Callable  # noqa: UP035 - 3.6 has no other
 
+from swe_rl.env.grading.told_of_calls import make_listener
+
 WATCHED = ("_pytest", "pluggy", "unittest")
 NOT_WATCHED = ("unittest.mock",)  # plugins wrap its assertions
 MOVING = ("_getini_unknown_type",)  # pytest's own plugin `legacypath` exchanges it
-TOLD_OF_CALLS = ("sys.setprofile", "sys.monitoring.register_callback", "sys.addaudithook")
 MAX_PROBES = 40  # of the first tests; later every fourth is probed
 LOOK_SHARE = 20.0  # looking takes this part of the time at most
 TELLS_PASS = {"addSuccess": "passed", "addSkip": "skipped", "addExpectedFailure": "xfailed"}
@@ -79,9 +81,9 @@ class Watch:
         self._parts = []  # type: list[tuple[str, Any, str, Any, Any]]
         self._builtins = dict(vars(builtins))
         self._variables, self._clock = vars, time.perf_counter
-        self._told = {"sys.setprofile": sys.getprofile, "sys.settrace": sys.gettrace}
         self._next_s = 0.0
         self.ours = None  # type: Any
+        self.look_who_is_told = int  # type: Callable[[], object]
         self.changed = set()  # type: set[str]
 
     def covers(self, name: str) -> bool:
@@ -92,21 +94,8 @@ class Watch:
         for owner_name, owner, name, value in parts_of(module):
             self._parts.append((owner_name, owner, name, value, getattr(value, "__code__", None)))
 
-    def listen(self) -> None:
-        """Who is told of a test's call can exchange the test, and be gone before the next look.
-
-        Since Python 3.8 it is heard of at its beginning; a tracer at its end, for doctest sets none where none is.
-        """
-        note, gettrace, events = self.changed.add, sys.gettrace, TOLD_OF_CALLS
-
-        def hook(event: str, arguments: Any) -> None:
-            if event in events or (event == "sys.settrace" and gettrace() is not None):
-                note(event)
-
-        getattr(sys, "addaudithook", id)(hook)
-
     def look(self, *, always: bool = False) -> None:
-        self.changed.update(name for name, current in self._told.items() if current() is not None)
+        self.look_who_is_told()
         started_s = self._clock()
         if started_s < self._next_s and not always:
             return
@@ -378,6 +367,6 @@ def start(settings: "dict[str, Any]") -> None:
         if watch.covers(name):
             seen(module)
     sys.meta_path.insert(0, Finder(watch, seen))
-    watch.listen()
+    watch.look_who_is_told = make_listener(watch.changed.add)
     atexit.register(finish)  # the first that is registered runs last
     tell({"ready": sys.version.split()[0]})

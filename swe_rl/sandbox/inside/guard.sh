@@ -42,14 +42,18 @@ watch() { # TOKEN
             break
         }
     done
-    kill -KILL -1
+    while :; do # a command that has only begun as well; the sweep ends this
+        kill -KILL -1
+    done
 }
 
 run() {
-    local token=$1 workdir command name status
+    local token=$1 workdir command name status listener
     printf -v workdir %b "$2"
     printf -v command %b "$3"
     shift 3
+    watch "$token" >/dev/null &
+    listener=$!
     (
         trap - $ended_by USR1
         cd "$workdir" || { mkdir -p "$workdir" && cd "$workdir"; }
@@ -57,11 +61,11 @@ run() {
             printf -v name %b "$name"
             export "${name?}"
         done
+        export SWE_RL_LISTENER=$listener # older than all that the command starts
         echo 500 >/proc/self/oom_score_adj
         exec bash -c "$command" 2>&1 3<&- 4<&-
     ) &
     local child=$!
-    watch "$token" >/dev/null &
     wait "$child"
     status=$?
     if kill -0 "$child"; then # USR1 came, and not the end of it
