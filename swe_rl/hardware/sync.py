@@ -125,12 +125,16 @@ class Copier:
         last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
         not_yet = [f"/{path.relative_to(self._source)}" for path in last]
         left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
-        for patterns in ((*left_out, *not_yet), left_out):
-            self._send([rsync, "-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in patterns)])
+        folders = f"/{run.checkpoints.name}/"
+        here = [f"{folders}{run.checkpoint(step).name}/" for step in run.checkpoint_steps()]
+        self._send(rsync, [f"--exclude={pattern}" for pattern in (*left_out, *not_yet)])
+        # Not what was published meanwhile: the manifest would come before the other files.
+        whole = [folders, *here, *(f"{folder}{MANIFEST}" for folder in here), *not_yet[1:]]
+        self._send(rsync, [*(f"--include={path}" for path in whole), "--exclude=*"])
 
-    def _send(self, rsync: list[str]) -> None:
+    def _send(self, rsync: str, patterns: list[str]) -> None:
         with subprocess.Popen(
-            [*rsync, f"{self._source}/", f"{self._target}/"],
+            [rsync, "-a", "--no-owner", "--no-group", *patterns, f"{self._source}/", f"{self._target}/"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -158,13 +158,15 @@ def test_a_round_that_is_asked_for_begins_after_the_question_and_holds_nobody_to
 
 def test_rsync_sends_what_makes_things_whole_in_a_second_call(source, tmp_path):
     fake = tmp_path / "rsync"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    late = source / "checkpoints" / "step_000003"  # published when the first call had made its list
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nmkdir -p {late}\ntouch {late}/manifest.json\n')
     fake.chmod(0o755)
     Copier(source, tmp_path / "copy", rsync=str(fake)).copy()
     first, second = (tmp_path / "calls").read_text().splitlines()
     names = ("/checkpoints/*/manifest.json", "/status.json", "/requeue.json")
-    assert all(f"--exclude={name} " in first and name not in second for name in names)
-    assert "--exclude=/traces.db --exclude=/traces.db-wal " in second
+    assert all(f"--exclude={name} " in first for name in names) and "--exclude=/traces.db " in first
+    sent = ("/checkpoints/", "/checkpoints/step_000002/", "/checkpoints/step_000002/manifest.json", *names[1:])
+    assert " ".join([*(f"--include={name}" for name in sent), f"--exclude=* {source}/"]) in second
 
 
 def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
