@@ -116,9 +116,9 @@ class Copier:
                 self._copy_tree()
             else:
                 self._run_rsync(self._rsync)
+            self._drop_old_checkpoints()
             if self._live:
                 self._copy_traces()
-            self._drop_old_checkpoints()
 
     def _run_rsync(self, rsync: str) -> None:
         run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)

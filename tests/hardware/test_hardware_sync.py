@@ -107,9 +107,11 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
 def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tmp_path):
     for name in ("traces.db", "traces.db.damaged"):
         (source / name).write_text("x" * 5000)
+    old = tmp_path / "copy" / "checkpoints" / "step_000001"
+    old.mkdir(parents=True)
     with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
         Copier(source, tmp_path / "copy", rsync=None).copy()
-    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy"))
+    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy")) and not old.exists()
 
 
 def test_back_again(source, tmp_path):
