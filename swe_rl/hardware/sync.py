@@ -17,6 +17,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
 MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
 _PAGES = 1024  # of a database at once: 4 MiB
+_PAGES_LOCKED = 65536  # 256 MiB: where the run waits for a turn, and a commit after it begins the copy anew
+_ANEW = 5
 _LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
 Say = Callable[[str], None]
@@ -188,10 +191,10 @@ class Copier:
             return
         until = time.monotonic() + _ROUND_S
 
-        def look(*_: int) -> None:
+        def look() -> None:
             self._check_stopped()
             if time.monotonic() > until:
-                raise SyncError(f"{source.name} changes faster than it is copied")
+                raise SyncError(f"{source.name} was not copied within {_ROUND_S:g} s")
 
         copy_database(source, target, look)
         self._traces_before = now
@@ -243,27 +246,45 @@ def _copy_file(source: Path, target: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def copy_database(source: Path, target: Path, look: Callable[..., None]) -> None:
+def copy_database(source: Path, target: Path, look: Callable[[], object]) -> None:
     """All that is committed, in one file; others may write meanwhile. `look` is called often, and may raise.
 
-    Raises OSError, sqlite3.Error.
+    Raises OSError, sqlite3.Error; SyncError where each commit begins the copy anew.
     """
     aside = target.with_name(f".{target.name}.tmp")
     aside.unlink(missing_ok=True)
+    try:
+        _back_up(source, aside, look)
+        for path in _files_of(target)[1:]:  # of an older copy, made file by file
+            path.unlink(missing_ok=True)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _back_up(source: Path, target: Path, look: Callable[[], object]) -> None:
+    last, anew = sys.maxsize, 0
+
+    def after_turn(status: int, remaining: int, _: int) -> None:
+        nonlocal last, anew
+        look()
+        if status == sqlite3.SQLITE_OK:
+            last, anew = remaining, anew + (remaining >= last)
+        if anew >= _ANEW:
+            raise SyncError(f"{source.name} changes faster than it is copied")
+
     with (
         closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as live,
-        # Nobody else knows `aside`, and not every network file system has locks.
-        closing(sqlite3.connect(f"{aside.absolute().as_uri()}?nolock=1", uri=True)) as copy,
+        # Nobody else knows `target`, and not every network file system has locks.
+        closing(sqlite3.connect(f"{target.absolute().as_uri()}?nolock=1", uri=True)) as copy,
     ):
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
-        if live.execute("PRAGMA journal_mode").fetchone() == ("wal",):  # else a reader would make the run wait
+        has_wal = live.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        if has_wal:  # else a reader would make the run wait
             live.execute("BEGIN")
             live.execute("SELECT * FROM sqlite_master").fetchall()
-        live.backup(copy, pages=_PAGES, progress=look)
-    for path in _files_of(target)[1:]:  # of an older copy, made file by file
-        path.unlink(missing_ok=True)
-    aside.replace(target)
+        live.backup(copy, pages=_PAGES if has_wal else _PAGES_LOCKED, progress=after_turn)
 
 
 def _files_of(database: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
@@ -112,6 +112,40 @@ def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tm
     with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
         Copier(source, tmp_path / "copy", rsync=None).copy()
     assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy")) and not old.exists()
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_copy_of_the_traces_that_is_cut_short_leaves_nothing_there(source, tmp_path, journal, monkeypatch):
+    monkeypatch.setattr(sync, "_PAGES", 1)
+    with closing(sqlite3.connect(source / "traces.db", isolation_level=None)) as store:
+        store.execute(f"PRAGMA journal_mode = {journal}")
+        store.execute("CREATE TABLE traces (a)")
+        store.execute("INSERT INTO traces VALUES (randomblob(9000))")
+        copier = Copier(source, tmp_path / "copy", rsync=None)
+        copy = sync.copy_database
+        monkeypatch.setattr(sync, "copy_database", lambda *given: (copier.stop(), copy(*given)))
+        with pytest.raises(SyncError, match="not done in time"):
+            copier.copy()
+    assert not [name for name in os.listdir(tmp_path / "copy") if "traces" in name]
+
+
+@pytest.mark.parametrize("pages", [1, None])
+def test_a_store_without_a_wal_that_changes_all_the_time_holds_no_round(source, tmp_path, pages, monkeypatch):
+    """It is copied at once; one that is too large for that is given up, as each commit begins its copy anew."""
+    if pages:
+        monkeypatch.setattr(sync, "_PAGES_LOCKED", pages)
+    with closing(sqlite3.connect(source / "traces.db", isolation_level=None)) as store:
+        store.execute("CREATE TABLE traces (a)")
+        looks = []
+
+        def write(*_):
+            looks.append(store.execute("INSERT INTO traces VALUES (randomblob(9000))"))
+            assert len(looks) < 99
+
+        write()
+        with pytest.raises(SyncError, match="changes faster") if pages else nullcontext():
+            sync.copy_database(source / "traces.db", tmp_path / "traces.db", write)
+    assert (tmp_path / "traces.db").exists() is (pages is None)
 
 
 def test_back_again(source, tmp_path):
