@@ -142,11 +142,11 @@ class Survival:
         return self._verdict
 
     def _left_s(self) -> float:
-        """Until SLURM ends the job by itself, less what it takes to ask it."""
+        """For the copy, until SLURM ends the job by itself, less what it takes to ask it."""
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
         if seen.state != "RUNNING":
             return 0.0
-        return _COPY_S if seen.ends is None else seen.ends - self._clock() - _ASKING_S
+        return _COPY_S if seen.ends is None else min(seen.ends - self._clock() - _ASKING_S, _LONGEST_COPY_S)
 
     def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
@@ -198,6 +198,7 @@ class Survival:
 
 _ASKING_S = 60.0  # a controller may need several questions, and seconds for each
 _COPY_S = 120.0  # where nobody knows when the job ends
+_LONGEST_COPY_S = 300.0  # of a job that was warned hours ahead: a file system may not answer
 _ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
 _kept: list[str] = []
