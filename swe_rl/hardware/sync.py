@@ -64,11 +64,16 @@ def claim(first: Path, run: RunFolder) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         mark = RunFolder(path).copy_of
         try:
-            with mark.open("x", encoding="utf-8") as file:  # two runs may begin at the same time
-                file.write(mine)
+            mark.touch(exist_ok=False)  # two runs may begin at the same time
         except FileExistsError:
             if mark.read_text(encoding="utf-8") != mine:
                 continue
+            return path
+        try:
+            mark.write_text(mine, encoding="utf-8")
+        except OSError:  # an empty mark would be another run's for ever
+            mark.unlink()
+            raise
         return path
     raise AssertionError("numbers do not end")
 

@@ -1,7 +1,9 @@
 """Copies of a run's folder, made by rsync and without it: whole, in time, and never in the run's way."""
 
 import os
+import resource
 import shutil
+import signal
 import sqlite3
 import threading
 import time
@@ -12,6 +14,7 @@ import pytest
 from swe_rl.hardware import sync
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
+from swe_rl.logger.folder import RunFolder, StatusWriter
 from tests.support.waiting import wait_until
 
 CHECKPOINT = ("checkpoints/step_000002/a", "checkpoints/step_000002/manifest.json")
@@ -126,7 +129,7 @@ def test_a_copy_of_the_traces_that_is_cut_short_leaves_nothing_there(source, tmp
         monkeypatch.setattr(sync, "copy_database", lambda *given: (copier.stop(), copy(*given)))
         with pytest.raises(SyncError, match="not done in time"):
             copier.copy()
-    assert not [name for name in os.listdir(tmp_path / "copy") if "traces" in name]
+    assert not any("traces" in path.name for path in (tmp_path / "copy").iterdir())
 
 
 @pytest.mark.parametrize("pages", [1, None])
@@ -251,6 +254,21 @@ def test_files_that_go_away_meanwhile(source, tmp_path, monkeypatch):
     monkeypatch.setattr("swe_rl.hardware.sync.os.walk", with_a_ghost)
     Copier(source, tmp_path / "copy", rsync=None).copy()
     assert not (tmp_path / "copy" / "ghost").exists()
+
+
+def test_a_mark_that_a_full_disk_does_not_take_is_not_left(source, tmp_path):
+    """Empty, it would be another run's for ever."""
+    StatusWriter(source / "status.json", config_hash="h")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            sync.claim(tmp_path / "copy", RunFolder(source))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert sync.claim(tmp_path / "copy", RunFolder(source)) == tmp_path / "copy"
 
 
 def test_the_copys_name():
