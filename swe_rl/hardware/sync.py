@@ -279,7 +279,8 @@ def _back_up(source: Path, target: Path, look: Callable[[], object]) -> None:
             raise SyncError(f"{source.name} changes faster than it is copied")
 
     with (
-        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as live,
+        # A reader's alone would leave a WAL's files in the folder of a run that has closed its store.
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as live,
         # Nobody else knows `target`, and not every network file system has locks.
         closing(sqlite3.connect(f"{target.absolute().as_uri()}?nolock=1", uri=True)) as copy,
     ):

@@ -102,6 +102,8 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
         with closing(sqlite3.connect(target)) as copy:
             assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
         assert target.stat().st_ino != inode
+    sync.Copier(source, tmp_path / "after", rsync=rsync).copy()  # the run's last, once its store is closed
+    assert [path.name for path in source.glob("traces.db*")] == ["traces.db"]
     restore(target.parent, tmp_path / "new")
     with closing(sqlite3.connect(tmp_path / "new" / "traces.db")) as copy:
         assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
