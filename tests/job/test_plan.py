@@ -61,6 +61,14 @@ def test_memory_of_qwen3_14b(published):
     assert memory.kv_tokens_per_engine(halved) == pytest.approx(free_gb * 1e9 / 81920, abs=1)
 
 
+@pytest.mark.parametrize("model", ["qwen3_14b", "qwen3_coder_30b_a3b"])
+def test_experts_int8_narrows_experts_alone(model):
+    config = compose([f"model={model}", "engine=vllm", "engine.extra_arguments=[-q,experts_int8]"]).config
+    facts = config.model
+    experts_b = 3 * facts.num_layers * facts.num_experts * facts.hidden_size * facts.expert_intermediate_size / 1e9
+    assert memory.bytes_per_weight(config) * facts.params_b == pytest.approx(2 * facts.params_b - experts_b)
+
+
 def test_reference_model_counts_only_with_kl(published):
     without = compose(["+experiment=dp4_tr_atw01", "algo.kl_coef=0"]).config
     assert memory.trainer_gb(published) - memory.trainer_gb(without) == pytest.approx(29.54)
