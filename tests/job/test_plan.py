@@ -406,7 +406,7 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     [
         ("rollout", "6 steps of 396 trajectories, about 35 min each: 3.6 h in all"),
         ("eval", "attempts at each instance: 1; how many instances: not known"),
-        ("serve", ""),
+        ("serve", None),
     ],
 )
 def test_nothing_is_planned_that_the_job_does_not_start(of, short):
@@ -414,7 +414,9 @@ def test_nothing_is_planned_that_the_job_does_not_start(of, short):
     rows = {key for section in made.values() if isinstance(section, dict) for key in section}
     assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
     assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
-    assert job._in_short(made).startswith(short) and "engine_weights_gb" in rows
+    said = job._in_short(made)
+    assert said.startswith(short) if short else not {"steps", "images_gb_at_most"} & rows and "image" not in said
+    assert "engine_weights_gb" in rows
     assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
 
 
