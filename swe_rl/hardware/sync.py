@@ -17,6 +17,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
 MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
 _PAGES = 1024  # of a database at once: 4 MiB
+_PAGES_LOCKED = 65536  # 256 MiB: where the run waits for a turn, and a commit after it begins the copy anew
+_ANEW = 5
 _LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 
 Say = Callable[[str], None]
@@ -61,11 +64,16 @@ def claim(first: Path, run: RunFolder) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         mark = RunFolder(path).copy_of
         try:
-            with mark.open("x", encoding="utf-8") as file:  # two runs may begin at the same time
-                file.write(mine)
+            mark.touch(exist_ok=False)  # two runs may begin at the same time
         except FileExistsError:
             if mark.read_text(encoding="utf-8") != mine:
                 continue
+            return path
+        try:
+            mark.write_text(mine, encoding="utf-8")
+        except OSError:  # an empty mark would be another run's for ever
+            mark.unlink()
+            raise
         return path
     raise AssertionError("numbers do not end")
 
@@ -116,21 +124,25 @@ class Copier:
                 self._copy_tree()
             else:
                 self._run_rsync(self._rsync)
+            self._drop_old_checkpoints()
             if self._live:
                 self._copy_traces()
-            self._drop_old_checkpoints()
 
     def _run_rsync(self, rsync: str) -> None:
         run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
         last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
         not_yet = [f"/{path.relative_to(self._source)}" for path in last]
         left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
-        for patterns in ((*left_out, *not_yet), left_out):
-            self._send([rsync, "-a", "--no-owner", "--no-group", *(f"--exclude={pattern}" for pattern in patterns)])
+        folders = f"/{run.checkpoints.name}/"
+        here = [f"{folders}{run.checkpoint(step).name}/" for step in run.checkpoint_steps()]
+        self._send(rsync, [f"--exclude={pattern}" for pattern in (*left_out, *not_yet)])
+        # Not what was published meanwhile: the manifest would come before the other files.
+        whole = [folders, *here, *(f"{folder}{MANIFEST}" for folder in here), *not_yet[1:]]
+        self._send(rsync, [*(f"--include={path}" for path in whole), "--exclude=*"])
 
-    def _send(self, rsync: list[str]) -> None:
+    def _send(self, rsync: str, patterns: list[str]) -> None:
         with subprocess.Popen(
-            [*rsync, f"{self._source}/", f"{self._target}/"],
+            [rsync, "-a", "--no-owner", "--no-group", *patterns, f"{self._source}/", f"{self._target}/"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -184,10 +196,10 @@ class Copier:
             return
         until = time.monotonic() + _ROUND_S
 
-        def look(*_: int) -> None:
+        def look() -> None:
             self._check_stopped()
             if time.monotonic() > until:
-                raise SyncError(f"{source.name} changes faster than it is copied")
+                raise SyncError(f"{source.name} was not copied within {_ROUND_S:g} s")
 
         copy_database(source, target, look)
         self._traces_before = now
@@ -239,27 +251,46 @@ def _copy_file(source: Path, target: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def copy_database(source: Path, target: Path, look: Callable[..., None]) -> None:
+def copy_database(source: Path, target: Path, look: Callable[[], object]) -> None:
     """All that is committed, in one file; others may write meanwhile. `look` is called often, and may raise.
 
-    Raises OSError, sqlite3.Error.
+    Raises OSError, sqlite3.Error; SyncError where each commit begins the copy anew.
     """
     aside = target.with_name(f".{target.name}.tmp")
     aside.unlink(missing_ok=True)
+    try:
+        _back_up(source, aside, look)
+        for path in _files_of(target)[1:]:  # of an older copy, made file by file
+            path.unlink(missing_ok=True)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _back_up(source: Path, target: Path, look: Callable[[], object]) -> None:
+    last, anew = sys.maxsize, 0
+
+    def after_turn(status: int, remaining: int, _: int) -> None:
+        nonlocal last, anew
+        look()
+        if status == sqlite3.SQLITE_OK:
+            last, anew = remaining, anew + (remaining >= last)
+        if anew >= _ANEW:
+            raise SyncError(f"{source.name} changes faster than it is copied")
+
     with (
-        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as live,
-        # Nobody else knows `aside`, and not every network file system has locks.
-        closing(sqlite3.connect(f"{aside.absolute().as_uri()}?nolock=1", uri=True)) as copy,
+        # A reader's alone would leave a WAL's files in the folder of a run that has closed its store.
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=rw", uri=True)) as live,
+        # Nobody else knows `target`, and not every network file system has locks.
+        closing(sqlite3.connect(f"{target.absolute().as_uri()}?nolock=1", uri=True)) as copy,
     ):
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
-        if live.execute("PRAGMA journal_mode").fetchone() == ("wal",):  # else a reader would make the run wait
+        has_wal = live.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        if has_wal:  # else a reader would make the run wait
             live.execute("BEGIN")
             live.execute("SELECT * FROM sqlite_master").fetchall()
-        live.backup(copy, pages=_PAGES, progress=look)
-    for path in _files_of(target)[1:]:  # of an older copy, made file by file
-        path.unlink(missing_ok=True)
-    aside.replace(target)
+        live.backup(copy, pages=_PAGES if has_wal else _PAGES_LOCKED, progress=after_turn)
 
 
 def _files_of(database: Path) -> list[Path]:

@@ -295,6 +295,7 @@ _ABOUT: dict[Part, tuple[str, ...]] = {
         *("waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming"),
     ),
     Part.engines: ("engine", "kv_", "cache"),
+    Part.sandboxes: ("images_",),
     Part.rollouts: (
         *("batch", "tokens", "slots", "time", "gateway"),
         *("full_traj", "trajectories", "typical", "oversubscription"),

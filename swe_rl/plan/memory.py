@@ -64,8 +64,10 @@ def bytes_per_cached_value(config: Config) -> float:
 
 
 def _bytes_of(config: Config, flag: str) -> float:
-    """By the method's name: fp8_per_tensor, experts_int8, mxfp4."""
+    """By the method's name: fp8_per_tensor, mxfp4. `experts_int8` leaves all but experts as they are."""
     method = arguments(config, {}).get(flag, Argument("", "")).value.lower()
+    if method == "experts_int8":
+        return ENGINE_BYTES - min(1.0, experts_b(config.model) / config.model.params_b)
     return 0.5 if "fp4" in method else 1.0 if "fp8" in method or "int8" in method else ENGINE_BYTES
 
 

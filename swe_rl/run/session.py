@@ -298,7 +298,8 @@ def session(
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
             if run_session.survival is not None:
-                run_session.survival.begin(max(step, _num_evaluated(config, folder)))
+                done = before is not None and before.status is RunState.done
+                run_session.survival.begin(max(step, _num_evaluated(config, folder)), done=done)
             end_signal.answer()
             mirrors.start()
             yield run_session

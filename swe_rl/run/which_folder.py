@@ -149,7 +149,8 @@ def _bring_back(copy: RunFolder, fresh: Path, config: Config, here: Allocation) 
             raise
         status = copy.status()
         survival = Survival(copy.requeue_json, here, max_requeues=config.hardware.max_requeues)
-        survival.begin(status.step if status else 0)
+        done = status is not None and status.status is RunState.done
+        survival.begin(status.step if status else 0, done=done)
         if not survival.told_to_end(warning).requeued:
             raise
         raise Requeued from None

@@ -105,6 +105,7 @@ def ends(after_s):
     ("told", "text", "within_s"),
     [
         ("SIGUSR2", ends(300), 240.0),
+        ("SIGUSR2", ends(9000), 300.0),
         ("SIGUSR1", f"{shown()} EndTime=Unknown", 120.0),
         ("SIGUSR2", "", 120.0),
         ("SIGUSR2", ends(50), None),  # no time

@@ -1,17 +1,20 @@
 """Copies of a run's folder, made by rsync and without it: whole, in time, and never in the run's way."""
 
 import os
+import resource
 import shutil
+import signal
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
 from swe_rl.hardware import sync
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
+from swe_rl.logger.folder import RunFolder, StatusWriter
 from tests.support.waiting import wait_until
 
 CHECKPOINT = ("checkpoints/step_000002/a", "checkpoints/step_000002/manifest.json")
@@ -99,6 +102,8 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
         with closing(sqlite3.connect(target)) as copy:
             assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
         assert target.stat().st_ino != inode
+    sync.Copier(source, tmp_path / "after", rsync=rsync).copy()  # the run's last, once its store is closed
+    assert [path.name for path in source.glob("traces.db*")] == ["traces.db"]
     restore(target.parent, tmp_path / "new")
     with closing(sqlite3.connect(tmp_path / "new" / "traces.db")) as copy:
         assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
@@ -107,9 +112,45 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
 def test_a_trace_store_that_is_damaged_is_said_and_all_else_is_copied(source, tmp_path):
     for name in ("traces.db", "traces.db.damaged"):
         (source / name).write_text("x" * 5000)
+    old = tmp_path / "copy" / "checkpoints" / "step_000001"
+    old.mkdir(parents=True)
     with pytest.raises(SyncError, match=r"copy.traces\.db: file is not a database"):
         Copier(source, tmp_path / "copy", rsync=None).copy()
-    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy"))
+    assert {"steps.jsonl", "traces.db.damaged"} < set(names(tmp_path / "copy")) and not old.exists()
+
+
+@pytest.mark.parametrize("journal", ["WAL", "DELETE"])
+def test_a_copy_of_the_traces_that_is_cut_short_leaves_nothing_there(source, tmp_path, journal, monkeypatch):
+    monkeypatch.setattr(sync, "_PAGES", 1)
+    with closing(sqlite3.connect(source / "traces.db", isolation_level=None)) as store:
+        store.execute(f"PRAGMA journal_mode = {journal}")
+        store.execute("CREATE TABLE traces (a)")
+        store.execute("INSERT INTO traces VALUES (randomblob(9000))")
+        copier = Copier(source, tmp_path / "copy", rsync=None)
+        copy = sync.copy_database
+        monkeypatch.setattr(sync, "copy_database", lambda *given: (copier.stop(), copy(*given)))
+        with pytest.raises(SyncError, match="not done in time"):
+            copier.copy()
+    assert not any("traces" in path.name for path in (tmp_path / "copy").iterdir())
+
+
+@pytest.mark.parametrize("pages", [1, None])
+def test_a_store_without_a_wal_that_changes_all_the_time_holds_no_round(source, tmp_path, pages, monkeypatch):
+    """It is copied at once; one that is too large for that is given up, as each commit begins its copy anew."""
+    if pages:
+        monkeypatch.setattr(sync, "_PAGES_LOCKED", pages)
+    with closing(sqlite3.connect(source / "traces.db", isolation_level=None)) as store:
+        store.execute("CREATE TABLE traces (a)")
+        looks = []
+
+        def write(*_):
+            looks.append(store.execute("INSERT INTO traces VALUES (randomblob(9000))"))
+            assert len(looks) < 99
+
+        write()
+        with pytest.raises(SyncError, match="changes faster") if pages else nullcontext():
+            sync.copy_database(source / "traces.db", tmp_path / "traces.db", write)
+    assert (tmp_path / "traces.db").exists() is (pages is None)
 
 
 def test_back_again(source, tmp_path):
@@ -158,13 +199,15 @@ def test_a_round_that_is_asked_for_begins_after_the_question_and_holds_nobody_to
 
 def test_rsync_sends_what_makes_things_whole_in_a_second_call(source, tmp_path):
     fake = tmp_path / "rsync"
-    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
+    late = source / "checkpoints" / "step_000003"  # published when the first call had made its list
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nmkdir -p {late}\ntouch {late}/manifest.json\n')
     fake.chmod(0o755)
     Copier(source, tmp_path / "copy", rsync=str(fake)).copy()
     first, second = (tmp_path / "calls").read_text().splitlines()
     names = ("/checkpoints/*/manifest.json", "/status.json", "/requeue.json")
-    assert all(f"--exclude={name} " in first and name not in second for name in names)
-    assert "--exclude=/traces.db --exclude=/traces.db-wal " in second
+    assert all(f"--exclude={name} " in first for name in names) and "--exclude=/traces.db " in first
+    sent = ("/checkpoints/", "/checkpoints/step_000002/", "/checkpoints/step_000002/manifest.json", *names[1:])
+    assert " ".join([*(f"--include={name}" for name in sent), f"--exclude=* {source}/"]) in second
 
 
 def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
@@ -213,6 +256,21 @@ def test_files_that_go_away_meanwhile(source, tmp_path, monkeypatch):
     monkeypatch.setattr("swe_rl.hardware.sync.os.walk", with_a_ghost)
     Copier(source, tmp_path / "copy", rsync=None).copy()
     assert not (tmp_path / "copy" / "ghost").exists()
+
+
+def test_a_mark_that_a_full_disk_does_not_take_is_not_left(source, tmp_path):
+    """Empty, it would be another run's for ever."""
+    StatusWriter(source / "status.json", config_hash="h")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            sync.claim(tmp_path / "copy", RunFolder(source))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, old)
+    assert sync.claim(tmp_path / "copy", RunFolder(source)) == tmp_path / "copy"
 
 
 def test_the_copys_name():

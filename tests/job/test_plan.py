@@ -61,6 +61,14 @@ def test_memory_of_qwen3_14b(published):
     assert memory.kv_tokens_per_engine(halved) == pytest.approx(free_gb * 1e9 / 81920, abs=1)
 
 
+@pytest.mark.parametrize("model", ["qwen3_14b", "qwen3_coder_30b_a3b"])
+def test_experts_int8_narrows_experts_alone(model):
+    config = compose([f"model={model}", "engine=vllm", "engine.extra_arguments=[-q,experts_int8]"]).config
+    facts = config.model
+    experts_b = 3 * facts.num_layers * facts.num_experts * facts.hidden_size * facts.expert_intermediate_size / 1e9
+    assert memory.bytes_per_weight(config) * facts.params_b == pytest.approx(2 * facts.params_b - experts_b)
+
+
 def test_reference_model_counts_only_with_kl(published):
     without = compose(["+experiment=dp4_tr_atw01", "algo.kl_coef=0"]).config
     assert memory.trainer_gb(published) - memory.trainer_gb(without) == pytest.approx(29.54)
@@ -398,7 +406,7 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     [
         ("rollout", "6 steps of 396 trajectories, about 35 min each: 3.6 h in all"),
         ("eval", "attempts at each instance: 1; how many instances: not known"),
-        ("serve", ""),
+        ("serve", None),
     ],
 )
 def test_nothing_is_planned_that_the_job_does_not_start(of, short):
@@ -406,7 +414,9 @@ def test_nothing_is_planned_that_the_job_does_not_start(of, short):
     rows = {key for section in made.values() if isinstance(section, dict) for key in section}
     assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
     assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
-    assert job._in_short(made).startswith(short) and "engine_weights_gb" in rows
+    said = job._in_short(made)
+    assert said.startswith(short) if short else not {"steps", "images_gb_at_most"} & rows and "image" not in said
+    assert "engine_weights_gb" in rows
     assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
 
 

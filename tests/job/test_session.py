@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from contextlib import nullcontext
 
 import pytest
 
@@ -162,10 +161,24 @@ def test_an_evaluation_gets_on_by_its_trajectories_and_a_training_does_not(make,
     config, path = make(f"job={job}", "name=train"), fresh()
     for restarts in range(4):
         slurm(restarts)
-        with nullcontext() if job == "eval" or restarts < 3 else pytest.raises(NoProgressError):
-            leave(config, path)
+        with pytest.raises(RunError) as raised:
+            leave(config, path, RunError("broke"))
+        assert isinstance(raised.value, NoProgressError) is (job == "train" and restarts == 3)
         with RunFolder(path).eval_trajectories(0).open("a") as file:
             file.write("{}\n")
+
+
+def test_a_done_run_is_started_again_as_often_as_the_other_arms_of_its_job_need(make, fresh, slurm):
+    path = fresh()
+    for restarts in range(6):
+        slurm(restarts)
+        leave(make(), path)
+    assert status(path).status is RunState.done and status(path).resumes == 5
+    slurm(6)
+    with pytest.raises(RunError, match="broke"):
+        leave(make(), path, RunError("broke"))
+    slurm(7)
+    leave(make(), path)
 
 
 def test_a_person_inside_an_allocation_may_start_as_often_as_they_like(make, fresh, slurm):

@@ -4,7 +4,7 @@ Invariants:
 - `requeue.json` in the run's folder names the job and lists its starts; it is how a start knows the run that it goes
   on with, whatever folder the command line would make.
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
-  starts in a row that finished no step end it either way.
+  starts in a row that finished no step end it either way; those of a run that is done do not count.
 - A job that its user cancelled is never queued again.
 - A warning that comes while Python imports, or while a copy is brought back, ends nothing, as it would without a
   handler: it is kept until the run can answer it. SIGTERM then keeps its meaning: nothing has begun yet, and SLURM
@@ -44,13 +44,15 @@ class NoProgressError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`step`: the last finished one when it began; `told`: why it had to end, once it had to."""
+    """`step`: the last finished one when it began; `told`: why it had to end, once it had to; `done`: the run was, and
+    the job was queued again for another one."""
 
     restarts: int
     node: str
     time: float  # unix seconds
     step: int
     told: str | None = None
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +111,16 @@ class Survival:
         record = read_record(path)
         self.record = record if record is not None and record.job == here.key else RequeueRecord(here.key)
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, *, done: bool = False) -> None:
         """Writes down that a start begins after `step`. Raises NoProgressError, DiskError.
 
         Only SLURM's own starts count: inside an allocation a person may start as often as they like.
         """
-        start = Start(self._here.restarts, self._here.node, self._clock(), step)
+        start = Start(self._here.restarts, self._here.node, self._clock(), step, done=done)
         self._keep(replace(self.record, starts=(*self.record.starts, start)))
-        last_of = {start.restarts: start for start in self.record.starts}
+        last_of = {start.restarts: start for start in self.record.starts if not start.done}
         recent = list(last_of.values())[-FRUITLESS_STARTS - 1 :]
-        if len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
+        if not done and len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
             raise NoProgressError(
                 f"SLURM job {self._here.job_id} was started {FRUITLESS_STARTS} times after step {step} and never "
                 "finished the next one, so it is not tried again. Give it more time (hardware.time_limit_min), warn it "
@@ -140,11 +142,11 @@ class Survival:
         return self._verdict
 
     def _left_s(self) -> float:
-        """Until SLURM ends the job by itself, less what it takes to ask it."""
+        """For the copy, until SLURM ends the job by itself, less what it takes to ask it."""
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
         if seen.state != "RUNNING":
             return 0.0
-        return _COPY_S if seen.ends is None else seen.ends - self._clock() - _ASKING_S
+        return _COPY_S if seen.ends is None else min(seen.ends - self._clock() - _ASKING_S, _LONGEST_COPY_S)
 
     def _decide(self, signal_name: str) -> Verdict:
         seen = view(self._here.job_id, self._run) or JobView("RUNNING")
@@ -196,6 +198,7 @@ class Survival:
 
 _ASKING_S = 60.0  # a controller may need several questions, and seconds for each
 _COPY_S = 120.0  # where nobody knows when the job ends
+_LONGEST_COPY_S = 300.0  # of a job that was warned hours ahead: a file system may not answer
 _ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
 _kept: list[str] = []
