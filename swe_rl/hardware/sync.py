@@ -1,7 +1,8 @@
 """What a run leaves behind, copied while it goes on from a node's own disk to one that outlives the job.
 
 Invariants:
-- The run never waits for a copy, nor fails for one: errors are said, each once, and the next round tries again.
+- The run does not wait for a copy, but for 64 MiB of a trace store without a WAL, nor fails for one: errors are said,
+  each once, and the next round tries again.
 - Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
 - A trace store is copied as it was at one moment: file by file, a commit between two of them would damage the copy.
@@ -33,7 +34,7 @@ _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
 MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
 _PAGES = 1024  # of a database at once: 4 MiB
-_PAGES_LOCKED = 65536  # 256 MiB: where the run waits for a turn, and a commit after it begins the copy anew
+_PAGES_LOCKED = 16384  # 64 MiB: where the run waits for a turn, and a commit after it begins the copy anew
 _ANEW = 5
 _LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
 

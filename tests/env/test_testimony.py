@@ -89,7 +89,9 @@ def test_a_test_that_failed_once_has_failed(tmp_path):
 
 FAILS = "self.fail()"
 KINDS = "import cProfile, functools, inspect, sys, trace; kind, p = lambda *a: None, cProfile.Profile(); "
-INSTALLED = f"kind.__code__ = kind.__code__.replace(co_filename={pytest.__file__!r}); "
+AS_INSTALLED = f"kind.__code__ = kind.__code__.replace(co_filename={pytest.__file__!r}); "
+INSTALLED = f"{AS_INSTALLED}exec(compile('sys.settrace(kind)', {pytest.__file__!r}, 'exec')); "
+THREAD = "import threading; t = threading.Thread(target=sys.addaudithook, args=(kind,)); t.start(); t.join(); "
 MONITORS = "m = sys.monitoring; m.use_tool_id(2, 'x'); m.register_callback(2, m.events.CALL, %s); self.fail()"
 
 
@@ -102,8 +104,12 @@ MONITORS = "m = sys.monitoring; m.use_tool_id(2, 'x'); m.register_callback(2, m.
         ("runtests.py", "p.enable(); self.fail()", ()),  # and is there when the result is told
         ("runtests.py", "trace.Trace(trace=False).runfunc(self.fail)", ()),
         ("runtests.py", "sys.settrace(None); sys.settrace(sys.gettrace()); self.fail()", ()),
-        ("runtests.py", "sys.settrace(inspect.cleandoc); self.fail()", ()),  # ends with an error
-        ("runtests.py", f"{INSTALLED}sys.settrace(kind); self.fail()", ()),
+        ("runtests.py", f"{INSTALLED}self.fail()", ()),
+        ("runtests.py", f"{INSTALLED}sys.settrace(None); sys.settrace(kind); self.fail()", ()),  # which it puts back
+        ("runtests.py", f"{AS_INSTALLED}sys.settrace(kind); self.fail()", ("sys.settrace",)),
+        ("runtests.py", "sys.settrace(inspect.cleandoc); self.fail()", ("sys.settrace",)),
+        ("runtests.py", "sys.setprofile(functools.singledispatch(kind)); self.fail()", ("sys.setprofile",)),
+        ("runtests.py", f"{THREAD}self.fail()", ("sys.addaudithook",)),
         ("runtests.py", "sys.settrace(kind); sys.settrace(None); self.fail()", ("sys.settrace",)),
         ("runtests.py", "sys.setprofile(kind); self.fail()", ("sys.setprofile",)),
         (
@@ -113,7 +119,7 @@ MONITORS = "m = sys.monitoring; m.use_tool_id(2, 'x'); m.register_callback(2, m.
         ),
         ("runtests.py", "sys.setprofile(kind.__call__); self.fail()", ("sys.setprofile",)),
         ("runtests.py", "sys.addaudithook(kind); self.fail()", ("sys.addaudithook",)),
-        pytest.param("runtests.py", MONITORS % "print", (), marks=MONITORED),
+        pytest.param("runtests.py", MONITORS % "print", ("sys.monitoring.register_callback",), marks=MONITORED),
         pytest.param("runtests.py", MONITORS % "kind", ("sys.monitoring.register_callback",), marks=MONITORED),
     ],
 )

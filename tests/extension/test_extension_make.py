@@ -190,7 +190,7 @@ def test_members_outside_the_baseline_have_no_advantage(package):
         ("return tokens.logprobs.sum()", r"a tensor of shape \(3,\), not \(\)"),
         ("return 5", r"a tensor of shape \(3,\), not int"),
         ("return tokens.logprobs * float('nan')", "a number that is not finite"),
-        ("return -tokens.advantages * tokens.logprobs.detach()", "without a gradient: compute it from tokens.logprobs"),
+        ("return tokens.logprobs.detach() - 1.0", "without a gradient: compute it from tokens.logprobs"),
     ],
 )
 def test_a_wrong_loss_ends_the_run_with_the_class(package, body, words):

@@ -46,13 +46,13 @@ class Slurm:
 
 @pytest.fixture
 def survive(tmp_path):
-    def make(slurm=None, limit=2, restarts=0, step=0, begin=True, **environ):
+    def make(slurm=None, limit=2, restarts=0, step=0, begin=True, done=False, **environ):
         here = allocation({**JOB, "SLURM_RESTART_COUNT": str(restarts), **environ})
         one = Survival(
             tmp_path / "requeue.json", here, max_requeues=limit, run=slurm or Slurm(shown()), clock=lambda: 5.0
         )
         if begin:
-            one.begin(step)
+            one.begin(step, done=done)
         return one
 
     make.path = tmp_path / "requeue.json"
@@ -158,6 +158,11 @@ def test_a_request_that_slurms_own_signal_ends(survive, then, signals, asked, ag
     verdict = survive(slurm).told_to_end("SIGTERM")
     assert verdict.requeued is again and len(slurm.asked) == asked
     assert again or "scontrol ended with -15" in verdict.reason
+
+
+def test_a_start_of_a_run_that_is_done_begins_the_row_anew(survive):
+    for restarts in range(3 * FRUITLESS_STARTS):
+        survive(restarts=restarts, step=4, done=restarts % 2 == 0)
 
 
 def test_starts_that_finish_no_step_come_to_an_end(survive):

@@ -27,11 +27,11 @@ def with_listener(program: Path) -> str:
     return (Path(__file__).read_text(encoding="utf-8") if imports else "") + before + after
 
 
-def installed_places() -> "tuple[str, ...]":
-    """Folders of Python's library and of its packages."""
+def installed_places(library: bool) -> "tuple[str, ...]":
+    """Folders of installed packages, and of Python's library."""
     paths = sysconfig.get_paths()
-    places = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places += [str(Path(file).parent) for file in (os.__file__, os.path.realpath(os.__file__))]
+    places = [paths[name] for name in ("purelib", "platlib", *(("stdlib", "platstdlib") if library else ()))]
+    places += [str(Path(file).parent) for file in (os.__file__, os.path.realpath(os.__file__)) if library]
     places += getattr(site, "getsitepackages", list)()  # an old virtualenv's has none
     places.append(getattr(site, "USER_SITE", None) or places[0])
     return tuple({os.path.normpath(path) + os.sep for place in places for path in (place, os.path.realpath(place))})
@@ -50,29 +50,44 @@ def files_of(thing: Any) -> "list[str]":
     return [] if name in sys.builtin_module_names else [str(getattr(sys.modules.get(name), "__file__", ""))]
 
 
-def make_listener(note: "Callable[[str], None]") -> "Callable[[], None]":
-    """`note` gets the name of each way in which the tree is told of calls. Returns a function that looks who is now."""
-    places, normal, frame_above = installed_places(), os.path.normpath, sys._getframe
-    who = {"sys.setprofile": sys.getprofile, "sys.settrace": sys.gettrace}
+def is_a_profile(thing: Any) -> bool:
+    """cProfile's own: honest code starts one. One with a timer of the tree is not told apart."""
+    kind = getattr(sys.modules.get("cProfile"), "Profile", None)
+    return type(getattr(thing, "__self__", thing)) is kind
 
-    def outside(file: str) -> bool:
+
+def make_listener(note: "Callable[[str], None]") -> "Callable[[], None]":
+    """`note` gets the name of each way in which the tree is told of calls, or has another's code told that could pass
+    it on. Returns a function that looks who is now."""
+    everything, packages = installed_places(True), installed_places(False)
+    normal, frame_above = os.path.normpath, sys._getframe
+    who = {"sys.setprofile": sys.getprofile, "sys.settrace": sys.gettrace}
+    asked_by_tree = dict.fromkeys(who, False)  # before Python 3.8 nobody says who asked
+    others = []  # type: list[Any] # whom code that is installed had told: the tree may put one back
+
+    def outside(file: str, places: "tuple[str, ...]" = everything) -> bool:
         return not normal(file).startswith(places)
 
-    def of_the_tree(thing: Any) -> bool:
-        return any(map(outside, files_of(thing)))
+    def of_the_tree(thing: Any, asked: bool) -> bool:
+        if thing is None or is_a_profile(thing) or any(thing is other for other in others):
+            return False
+        return asked or any(map(outside, files_of(thing)))
 
     def look() -> None:
         for name, current in who.items():
-            if of_the_tree(current()):
+            if of_the_tree(current(), asked_by_tree[name]):
                 note(name)
 
     def hook(event: str, arguments: Any) -> None:
         if event in who:
             look()
+            if not asked_by_tree[event] and not any(map(outside, files_of(who[event]()))):
+                others.append(who[event]())
+            asked_by_tree[event] = outside(frame_above(1).f_code.co_filename)
         elif event == "sys.monitoring.register_callback":
-            if of_the_tree(arguments[0]):
+            if of_the_tree(arguments[0], outside(frame_above(1).f_code.co_filename)):
                 note(event)
-        elif event == "sys.addaudithook" and outside(frame_above(1).f_code.co_filename):
+        elif event == "sys.addaudithook" and outside(frame_above(1).f_code.co_filename, packages):
             note(event)
 
     getattr(sys, "addaudithook", id)(hook)

@@ -4,7 +4,7 @@ Invariants:
 - `requeue.json` in the run's folder names the job and lists its starts; it is how a start knows the run that it goes
   on with, whatever folder the command line would make.
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
-  starts in a row that finished no step end it either way; those of a run that is done do not count.
+  starts in a row that finished no step end it either way; one of a run that is done begins the row anew.
 - A job that its user cancelled is never queued again.
 - A warning that comes while Python imports, or while a copy is brought back, ends nothing, as it would without a
   handler: it is kept until the run can answer it. SIGTERM then keeps its meaning: nothing has begun yet, and SLURM
@@ -118,9 +118,10 @@ class Survival:
         """
         start = Start(self._here.restarts, self._here.node, self._clock(), step, done=done)
         self._keep(replace(self.record, starts=(*self.record.starts, start)))
-        last_of = {start.restarts: start for start in self.record.starts if not start.done}
+        dones = [place for place, start in enumerate(self.record.starts) if start.done]
+        last_of = {start.restarts: start for start in self.record.starts[dones[-1] + 1 if dones else 0 :]}
         recent = list(last_of.values())[-FRUITLESS_STARTS - 1 :]
-        if not done and len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
+        if len(recent) > FRUITLESS_STARTS and all(start.step == step for start in recent):
             raise NoProgressError(
                 f"SLURM job {self._here.job_id} was started {FRUITLESS_STARTS} times after step {step} and never "
                 "finished the next one, so it is not tried again. Give it more time (hardware.time_limit_min), warn it "
