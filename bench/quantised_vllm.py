@@ -39,11 +39,7 @@ def measured(folder: Path, method: str, repeats: int) -> dict[str, Any]:
         max_model_len=4096,
         max_num_seqs=max(_REQUESTS),
         enable_prefix_caching=False,
-        compilation_config={
-            "mode": 0,
-            "cudagraph_mode": "FULL_DECODE_ONLY",
-            "cudagraph_capture_sizes": [1, *_REQUESTS],
-        },
+        compilation_config=_COMPILATION,
         seed=0,
     )
     params = SamplingParams(temperature=1.0, max_tokens=_REPLY_TOKENS, ignore_eos=True)

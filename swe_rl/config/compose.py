@@ -187,7 +187,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
 
 
 def _folder_of_sweeps(hydra: "DictConfig", sweep: Mapping[str, Any]) -> str:
-    """With its references where it has some that only a sweep can resolve, if that: no other command needs it."""
+    """Resolved; as it is written where that fails, because only a sweep needs it, and Hydra then says what is wrong."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:

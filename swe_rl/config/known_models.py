@@ -32,6 +32,7 @@ MIXTURE_FACTS = {
     "active_experts": ("num_experts_per_tok",),
     "expert_intermediate_size": ("moe_intermediate_size",),
 }
+STATE_FILE, MANIFEST_FILE = "state.json", "manifest.json"  # of a checkpoint; without the second it is not whole
 _DEFAULTS = ModelConfig()
 _SAYS_WHERE = ("name", "path", "revision")  # keys of `model` that no file decides
 
@@ -96,8 +97,8 @@ def _folders(path: str, revision: str | None) -> list[Path]:
 
 def _of_a_checkpoint(folder: Path) -> dict[str, Any]:
     """What the run had that wrote it."""
-    saved = _table(folder / "state.json").get("config")
-    if not isinstance(saved, dict) or not (folder / "manifest.json").is_file():
+    saved = _table(folder / STATE_FILE).get("config")
+    if not isinstance(saved, dict) or not (folder / MANIFEST_FILE).is_file():
         return {}
     names = [field.name for field in fields(ModelConfig) if field.name not in _SAYS_WHERE]
     return {name: saved[f"model.{name}"] for name in names if f"model.{name}" in saved}

@@ -1,8 +1,8 @@
 """What a run leaves behind, copied while it goes on from a node's own disk to one that outlives the job.
 
 Invariants:
-- The run does not wait for a copy, but for 64 MiB of a trace store without a WAL, nor fails for one: errors are said,
-  each once, and the next round tries again.
+- The run does not fail for a copy: errors are said, each once, and the next round tries again. Nor does it wait for
+  one, with one exception: while 64 MiB of a trace store without a WAL are copied, its commits wait.
 - Two runs never share a copy: the first to come marks the folder as its own, and finds it again when it goes on.
 - A file arrives whole or not at all. Nothing is removed there but checkpoints that the run itself has given up.
 - A trace store is copied as it was at one moment: file by file, a commit between two of them would damage the copy.
@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from swe_rl.config.known_models import MANIFEST_FILE
 from swe_rl.errors import RunError
 from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.logger.folder import RunFolder
@@ -32,7 +33,6 @@ from swe_rl.logger.folder import RunFolder
 LAST_S = 120.0
 _ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
 _LOOK_S = 0.1
-MANIFEST = "manifest.json"  # of a checkpoint: without it, it is not whole
 _PAGES = 1024  # of a database at once: 4 MiB
 _PAGES_LOCKED = 16384  # 64 MiB: where the run waits for a turn, and a commit after it begins the copy anew
 _ANEW = 5
@@ -131,14 +131,14 @@ class Copier:
 
     def _run_rsync(self, rsync: str) -> None:
         run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
-        last = (checkpoint.with_name("*") / MANIFEST, run.status_json, run.requeue_json)
+        last = (checkpoint.with_name("*") / MANIFEST_FILE, run.status_json, run.requeue_json)
         not_yet = [f"/{path.relative_to(self._source)}" for path in last]
         left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
         folders = f"/{run.checkpoints.name}/"
         here = [f"{folders}{run.checkpoint(step).name}/" for step in run.checkpoint_steps()]
         self._send(rsync, [f"--exclude={pattern}" for pattern in (*left_out, *not_yet)])
         # Not what was published meanwhile: the manifest would come before the other files.
-        whole = [folders, *here, *(f"{folder}{MANIFEST}" for folder in here), *not_yet[1:]]
+        whole = [folders, *here, *(f"{folder}{MANIFEST_FILE}" for folder in here), *not_yet[1:]]
         self._send(rsync, [*(f"--include={path}" for path in whole), "--exclude=*"])
 
     def _send(self, rsync: str, patterns: list[str]) -> None:
@@ -175,7 +175,7 @@ class Copier:
             for name in files:
                 self._check_stopped()
                 path = Path(folder) / name
-                if name == MANIFEST:
+                if name == MANIFEST_FILE:
                     manifests.append(path)
                 elif not _left_out(name) and path not in (*apart, *last):
                     _copy_file(path, there / name)
@@ -185,7 +185,7 @@ class Copier:
     def _is_whole(self, folder: Path) -> bool:
         """No checkpoint of which a copy has only a part."""
         of_copy = not self._live and folder.parent == RunFolder(self._source).checkpoints
-        return not of_copy or (folder / MANIFEST).is_file()
+        return not of_copy or (folder / MANIFEST_FILE).is_file()
 
     def _copy_traces(self) -> None:
         """Raises SyncError, OSError, sqlite3.Error."""

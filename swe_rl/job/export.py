@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.choices import ExportType, JobName
+from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 
-_MANIFEST, _STATE, _CHECKPOINTS, _EXPORTS = "manifest.json", "state.json", "checkpoints", "exports"
+_CHECKPOINTS, _EXPORTS = "checkpoints", "exports"
 _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 
 
@@ -41,8 +42,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     checkpoint = checkpoint_in(Path(job.checkpoint))
     if checkpoint is None:
         raise UserError(
-            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {_MANIFEST} with a {_STATE}) nor a run with "
-            f"a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
+            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {MANIFEST_FILE} with a "
+            f"{STATE_FILE}) nor a run with a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
         )
     target = Path(job.output)
     written = _write(checkpoint, target, config.model, job.dtype)
@@ -101,7 +102,7 @@ def _exported(config: Config, key: str, path: str) -> Path | None:
 
 def checkpoint_in(path: Path) -> Path | None:
     """`path` itself, or the newest whole checkpoint of the run that it is; None where it is neither."""
-    if (path / _MANIFEST).is_file() and (path / _STATE).is_file():
+    if (path / MANIFEST_FILE).is_file() and (path / STATE_FILE).is_file():
         return path
     if not (path / _CHECKPOINTS).is_dir():
         return None
@@ -120,7 +121,7 @@ def _export_of_gone(path: Path) -> Path | None:
 
 
 def _export_folder(checkpoint: Path) -> Path:
-    digest = hashlib.sha256((checkpoint / _MANIFEST).read_bytes()).hexdigest()[:8]
+    digest = hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()[:8]
     beside = checkpoint.absolute().parent
     root = beside.parent if beside.name == _CHECKPOINTS else beside
     return root / _EXPORTS / f"{checkpoint.name}-{digest}"
@@ -150,7 +151,7 @@ def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
 
     beside = checkpoint.absolute().parent
     evals = read_evals(RunFolder(beside.parent)) if beside.name == _CHECKPOINTS else []
-    return model_card(saved, int(read_json(checkpoint / _STATE)["step"]), evals)
+    return model_card(saved, int(read_json(checkpoint / STATE_FILE)["step"]), evals)
 
 
 def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
@@ -158,11 +159,11 @@ def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
     from swe_rl.trainer.checkpoint.folder import read_json
 
     try:
-        saved = read_json(checkpoint / _STATE)["config"]
+        saved = read_json(checkpoint / STATE_FILE)["config"]
         if not isinstance(saved, dict) or "model.path" not in saved:
             raise KeyError("model.path")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{checkpoint / _STATE} does not say which model it is of: {error!r}") from error
+        raise UserError(f"{checkpoint / STATE_FILE} does not say which model it is of: {error!r}") from error
     return saved
 
 

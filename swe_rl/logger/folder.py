@@ -168,6 +168,14 @@ class RunFolder:
     def name(self) -> str:
         return self.path.name
 
+    @staticmethod
+    def has_any(*files: Path) -> bool:
+        """Whether one of its files is there; none is in a folder that may not be entered."""
+        try:
+            return any(file.is_file() for file in files)
+        except OSError:
+            return False
+
     def trajectories(self, step: int) -> Path:
         return self.trajectories_folder / f"step_{step:06d}.jsonl"
 

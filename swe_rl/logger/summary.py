@@ -73,8 +73,8 @@ def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
     With rollout.mode=stream a step may take groups that were nearly done, so that the mean of its own rates is no
     rate. There each step's tokens are divided by the mean time of such steps: the mean is that of all tokens.
     """
-    rates = [_finite(step.get(key)) for step in steps]
-    times_s = [_finite(step.get("generate_s")) if "queued_groups" in step else None for step in steps]
+    rates = [finite(step.get(key)) for step in steps]
+    times_s = [finite(step.get("generate_s")) if "queued_groups" in step else None for step in steps]
     flowing = [time_s for rate, time_s in zip(rates, times_s, strict=True) if rate is not None and time_s]
     mean_s = finite_mean(flowing)
     return [
@@ -83,13 +83,15 @@ def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
     ]
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+def finite(value: Any) -> float | None:
+    """None for what is no number, or not finite."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known else None
 
 
 def finite_mean(values: Iterable[Any]) -> float | None:
-    finite = [number for value in values if (number := _finite(value)) is not None]
-    return sum(finite) / len(finite) if finite else None
+    known = [number for value in values if (number := finite(value)) is not None]
+    return sum(known) / len(known) if known else None
 
 
 def versions() -> dict[str, str | None]:

@@ -129,10 +129,7 @@ class Runs:
 def is_run(path: Path) -> bool:
     """One that has begun and may be entered: a folder with a config.yaml alone may be anybody's."""
     folder = RunFolder(path)
-    try:
-        return folder.status_json.is_file() or folder.steps_jsonl.is_file()
-    except OSError:
-        return False
+    return folder.has_any(folder.status_json, folder.steps_jsonl)
 
 
 def _below(folder: Path, levels: int) -> Iterator[Path]:

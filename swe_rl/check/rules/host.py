@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.rules.model import is_exported
 from swe_rl.config.choices import EngineKind, JobName, Objective, WandbMode
 from swe_rl.config.compose import config_hash
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
@@ -183,8 +184,7 @@ def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
     yield from differs
     status, mine = _table(host.read_text(f"{folder}/status.json")), asked(config).job.name
     job, digest = status.get("job") or mine, status.get("config_hash")
-    # The run's own hash is of the model that was exported then.
-    exported = host.exists(f"{config.model.path}/manifest.json") or host.exists(f"{config.model.path}/checkpoints")
+    exported = is_exported(config.model.path, host)  # the run's own hash is of the model that was exported then
     if job != mine:
         message, fix = f"{folder} is a run of job={job}, and this is job={mine}", f"job={job}"
     elif digest and digest != config_hash(config) and not differs and not exported:

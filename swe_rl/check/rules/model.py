@@ -16,7 +16,14 @@ from swe_rl.check.findings import Finding, Host, about, error, warning
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.folders import PACKAGE, conf_dir
 from swe_rl.config.keys import nearest
-from swe_rl.config.known_models import ARCHITECTURES, CHECKPOINT_FACTS, facts_of, mixture_facts
+from swe_rl.config.known_models import (
+    ARCHITECTURES,
+    CHECKPOINT_FACTS,
+    MANIFEST_FILE,
+    STATE_FILE,
+    facts_of,
+    mixture_facts,
+)
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.config.yaml_text import read
@@ -28,7 +35,7 @@ TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
 CPU_KERNEL = "by_row"
 KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_OF_A_MODEL = (("config.json",), ("manifest.json", "state.json"), ("checkpoints",))  # a model, a checkpoint, a run
+_EXPORTED = ((MANIFEST_FILE, STATE_FILE), ("checkpoints",))  # a checkpoint, a run
 _FROM_FILES = "folder"  # the option whose sizes are those of its files
 _STEP = re.compile(r"step_\d+")
 _SHOWN = 5
@@ -44,18 +51,21 @@ def model_path(config: Config, host: Host) -> Iterator[Finding]:
 
 def _no_model_or_run(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
     """As `no_model`, for a key that also takes what `job/export` makes a model's folder of."""
-    if _is_exported(path, host):
+    if is_exported(path, host):
         return
     yield from no_model(rule_id, key, path, host, fix)
-    of_a_model = any(all(host.exists(f"{path.rstrip('/')}/{name}") for name in names) for names in _OF_A_MODEL)
-    if host.exists(path) and not path.startswith(BUILTIN) and not of_a_model:
+    if host.exists(path) and not path.startswith(BUILTIN) and not host.exists(f"{path.rstrip('/')}/config.json"):
         words = "is neither a folder with a config.json nor a checkpoint or a run of this program"
         yield error(rule_id, key, words, fix)
 
 
-def _is_exported(path: str, host: Host) -> bool:
-    """Of a checkpoint that its run may have removed since."""
-    checkpoints, _, step = path.rstrip("/").rpartition("/")
+def is_exported(path: str, host: Host) -> bool:
+    """Whether it is a checkpoint or a run, of which a start makes a model's folder; or a checkpoint that its run has
+    removed since then."""
+    folder = path.rstrip("/")
+    if any(all(host.exists(f"{folder}/{name}") for name in names) for names in _EXPORTED):
+        return True
+    checkpoints, _, step = folder.rpartition("/")
     run = checkpoints.removesuffix("checkpoints")
     return run != checkpoints and any(name.startswith(f"{step}-") for name in host.listing(f"{run}exports"))
 

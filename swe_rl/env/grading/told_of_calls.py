@@ -57,8 +57,8 @@ def is_a_profile(thing: Any) -> bool:
 
 
 def make_listener(note: "Callable[[str], None]") -> "Callable[[], None]":
-    """`note` gets the name of each way in which the tree is told of calls, or has another's code told that could pass
-    it on. Returns a function that looks who is now."""
+    """`note` gets the name of each way in which the tree is told of calls. That counts also where it names code of
+    somebody else, which could tell it. Returns a function that looks who is told now."""
     everything, packages = installed_places(True), installed_places(False)
     normal, frame_above = os.path.normpath, sys._getframe
     who = {"sys.setprofile": sys.getprofile, "sys.settrace": sys.gettrace}

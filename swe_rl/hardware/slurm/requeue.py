@@ -6,9 +6,9 @@ Invariants:
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
   starts in a row that finished no step end it either way; one of a run that is done begins the row anew.
 - A job that its user cancelled is never queued again.
-- A warning that comes while Python imports, or while a copy is brought back, ends nothing, as it would without a
-  handler: it is kept until the run can answer it. SIGTERM then keeps its meaning: nothing has begun yet, and SLURM
-  itself queues a job again that it preempts.
+- A warning may come while Python imports, or while a copy is brought back. It is kept until the run can answer it;
+  without a handler it would end the process. SIGTERM still ends it then: nothing has begun yet, and SLURM itself queues
+  a job again that it preempts.
 - SLURM ends the job as soon as it is asked. A warning leaves time: the run's copy is brought up to date before.
 """
 

@@ -7,7 +7,6 @@ Invariants:
   match of a step wins; a number that is not finite, or no number, leaves what was there. Only numbers leave a log.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,9 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import before_and_after, rates_of
+from swe_rl.logger.summary import before_and_after, finite, rates_of
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
 from swe_rl.report.resolved import counts_of
-
-_MARKS = ("steps_jsonl", "status_json", "config_yaml")
 
 
 class CompareError(UserError):
@@ -42,12 +39,8 @@ def measured(path: Path, key: str, trajectories_per_step: int) -> Measured:
 
 
 def is_run(path: Path) -> bool:
-    """One that may be entered."""
     folder = RunFolder(path)
-    try:
-        return any(getattr(folder, name).is_file() for name in _MARKS)
-    except OSError:
-        return False
+    return folder.has_any(folder.steps_jsonl, folder.status_json, folder.config_yaml)
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -82,7 +75,7 @@ def _run(folder: RunFolder) -> Measured:
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=None if under_way else _number(read_json(folder.summary_json).get("wall_s")),
+        wall_s=None if under_way else finite(read_json(folder.summary_json).get("wall_s")),
         gains=_gains(evals),
         held_out=held_out(evals),
         status=status.status.value if status else None,
@@ -93,7 +86,7 @@ def _run(folder: RunFolder) -> Measured:
 
 def _rate(record: Mapping[str, Any], tokens_per_s: float) -> StepRate:
     names = ("reward_mean", "avg_response_length", "generate_s", "step_s", "loss")
-    return StepRate(tokens_per_s, **{name: _number(record.get(name)) for name in names})
+    return StepRate(tokens_per_s, **{name: finite(record.get(name)) for name in names})
 
 
 def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -140,11 +133,6 @@ def _yaml(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml_text.YamlError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None
 
 
 def _same(values: Iterable[Any]) -> int | None:

@@ -24,11 +24,10 @@ from typing import Any
 
 import torch
 
+from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import (
     INDEX_FILE,
-    MANIFEST_FILE,
-    STATE_FILE,
     Checkpoint,
     CheckpointWriteError,
     files_of,

@@ -26,13 +26,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from swe_rl.config.known_models import STATE_FILE
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import placed_by
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 from swe_rl.model.experts import ExpertPart, expert_parts
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import (
-    STATE_FILE,
     files_of,
     read_json,
     size_problem,

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
 from swe_rl.errors import RunError, UserError
 from swe_rl.host.kill_point import kill_point
 from swe_rl.trainer.pulse import Beat, beating, no_beat
@@ -38,7 +39,6 @@ from swe_rl.trainer.pulse import Beat, beating, no_beat
 Chunk = bytes | memoryview
 
 FORMAT_VERSION = 1
-STATE_FILE, MANIFEST_FILE = "state.json", "manifest.json"
 INDEX_FILE = "shards.json"  # which rows of which tensor are in which file
 MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"  # in place of it where 0.4 wrote alone
 _READ_BYTES = 4 * 2**20
