@@ -241,18 +241,21 @@ def test_compile_leaves_experts_out(saved_mixture):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [5, 9])
-def test_what_is_compiled_between_the_experts_products_is_the_same(tokens):
-    torch.manual_seed(tokens)
-    gate_up, rows, weights = torch.randn(tokens, 12), torch.randn(tokens * 2, 6), torch.rand(tokens, 2)
-    results = []
-    for compiled in (False, True):
-        gated, weighted_sum = _by_element(torch.nn.SiLU(), compiled)
-        leaves = [values.clone().requires_grad_() for values in (gate_up, rows, weights)]
-        out = gated(leaves[0]), weighted_sum(*leaves[1:])
-        sum(part.square().sum() for part in out).backward()
-        results.append([*out, *(leaf.grad for leaf in leaves)])
-    torch.testing.assert_close(results[1], results[0])
+def test_what_is_compiled_around_the_experts_products_is_the_same():
+    """Also for other numbers of rows than the first."""
+    both = [_by_element(torch.nn.SiLU(), compiled) for compiled in (False, True)]
+    for tokens in (5, 9, 2):
+        torch.manual_seed(tokens)
+        gate_up, counts = torch.randn(tokens * 2, 12), torch.rand(tokens * 2)
+        rows, places = torch.randn(tokens * 2, 6), torch.randperm(tokens * 2).view(tokens, 2)
+        results = []
+        for gated, summed in both:
+            leaves = [values.clone().requires_grad_() for values in (gate_up, counts)]
+            out = gated(*leaves)
+            out.square().sum().backward()
+            results.append([out.detach(), *(leaf.grad for leaf in leaves), summed(rows, places)])
+        torch.testing.assert_close(results[1], results[0])
+        torch.testing.assert_close(results[0][-1], rows[places].sum(dim=1))
 
 
 def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypatch):

