@@ -47,10 +47,10 @@ def train_token_s(config: Config) -> float:
 
 def compiles(config: Config) -> bool:
     """Whether torch compiles the trainer's layers: as `trainer.compile` says, else where the steps save more than it
-    takes. Not by itself for a mixture of experts, whose experts stay out of it, and where Triton finds no compiler."""
+    takes. Not by itself where Triton finds no compiler."""
     if config.trainer.compile is not None:
         return config.trainer.compile
-    if not config.hardware.compiler or config.model.num_experts:
+    if not config.hardware.compiler:
         return False
     return (1 - COMPILED) * _tokens(config) * _plain_token_s(config) * config.trainer.steps > COMPILE_S
 

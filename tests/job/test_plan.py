@@ -354,7 +354,7 @@ def test_no_number_that_the_rules_refuse_stops_the_plan():
         (["trainer.steps=1", "rollout.prompts_per_step=1", "rollout.n=2", "trainer.prompts_per_mini_batch=1"], False),
         (["trainer.compile=false"], False),
         (["hardware.compiler=false"], False),
-        (["model=qwen3_coder_30b_a3b"], False),
+        (["model=qwen3_coder_30b_a3b"], True),
         (["layout=local", "model=tiny", "hardware=cpu"], False),
     ],
     ids=["long", "short", "asked not to", "no compiler", "experts", "no GPU"],
