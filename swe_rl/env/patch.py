@@ -115,7 +115,7 @@ find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' n; d
   grep -Fxzq -- "$d" "$own/submodules" || mv "$n" "$own/nested.$((i=i+1))"
 done
 find . -path ./.git -prune -o -type f -size +%(max_kib)dk -printf '%%P\0' > "$own/large"
-tr '\n\0' '?\n' < "$own/large" | sed 's/[][*?\\]/\\&/g; s@^@/@' > "$GIT_DIR/info/exclude"
+sed -z 's/[][*?\\ ]/\\&/g; s@^@/@' < "$own/large" | tr '\r\n\0' '??\n' > "$GIT_DIR/info/exclude"
 xargs -0 -r git --literal-pathspecs ls-files -z -- < "$own/large" | git update-index -z --skip-worktree --stdin
 git add --all --ignore-errors . || failed
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all \

@@ -21,6 +21,7 @@ class FilePatch:
     paths: tuple[str, ...]
     text: str
     is_new: bool
+    is_removed: bool
     is_link: bool
     added: tuple[str, ...]  # added lines without their plus
 
@@ -106,6 +107,7 @@ def _read(text: str) -> FilePatch | None:
         paths=tuple(named),
         text=text,
         is_new=any(line.startswith("new file mode") or line == "--- /dev/null" for line in header),
+        is_removed=any(line.startswith("deleted file mode") or line == "+++ /dev/null" for line in header),
         is_link=any(line.startswith(("new file mode 120000", "new mode 120000")) for line in header),
         added=tuple(added),
     )

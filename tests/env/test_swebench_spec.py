@@ -84,3 +84,16 @@ def test_a_whole_row_is_made_as_the_official_one():
     official = Instance.from_record(row)
     bare = dataclasses.replace(official, image="", eval_script="", log_parser="", eval_type="")
     assert complete(bare) == official
+
+
+def test_files_that_the_test_patch_removes_are_not_run_and_any_name_is_one_word():
+    """As a test that was renamed in a change of a user's own."""
+    diff = "diff --git {a} {b}\n{mode}--- {old}\n+++ {new}\n@@ -1 +1 @@\n-a\n+b\n"
+    gone = ("a/tests/test_old.py", "b/tests/test_old.py", "deleted file mode 100644\n", "/dev/null")
+    spaces = ("a/tests/test my.py", "b/tests/test my.py", "", "b/tests/test my.py\t")
+    accents = ('"a/tests/test_\\303\\251.py"', '"b/tests/test_\\303\\251.py"', "", '"b/tests/test_\\303\\251.py"')
+    patch = "".join(diff.format(a=a, b=b, mode=mode, old=a, new=new) for a, b, mode, new in (gone, spaces, accents))
+    row = dataclasses.replace(instance("getmoto/moto", "5.0"), test_patch=patch)
+    lines = complete(row).eval_script.split("\n")
+    assert "pytest -rA 'tests/test my.py' 'tests/test_é.py'" in lines
+    assert lines.count(f"git checkout {'c' * 40} tests/test_old.py 'tests/test my.py' 'tests/test_é.py'") == 2

@@ -54,6 +54,9 @@ def rules(config, system=None):
         ({"partition": "gpu_tset"}, [PARTITION]),
         ({"partition": "cpu,nope"}, [PARTITION]),
         ({"partition": "cpu", "nodes": 3}, [NODES]),
+        ({"partition": "cpu,long", "nodes": 3}, [NODES]),  # a job runs in one of them
+        ({"partition": "cpu,gpu_test", "nodes": 3}, []),
+        ({"partition": "gpu_test,long", "trainer_gpus": 8, "gpus_per_node": 8, "time_limit_min": 241}, [TIME]),
         ({"partition": "cpu", "cpus_per_node": 9}, [NODES]),
         ({"partition": "cpu", "memory_gb": 16.0}, []),
         ({"partition": "cpu", "memory_gb": 32.0}, [NODES]),

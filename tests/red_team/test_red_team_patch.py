@@ -80,6 +80,15 @@ async def test_too_large_a_change_is_named(victim, sandboxes):
     await sandbox.close()
 
 
+async def test_large_files_of_any_name_are_left_out(victim, sandboxes):
+    sandbox = await sandboxes.create(victim.workspace, owner="agent")
+    names = r"$'new\nline' $'return\r' 'blank ' 'a[1]*?' 'back\slash' é"
+    await sandbox.exec(f'{FIX}; for name in {names}; do head -c 1200000 /dev/urandom > "$name"; done', timeout_s=30)
+    taken = await collect_patch(sandbox, victim.instance.base_commit, 30)
+    assert (taken.text.count("diff --git"), taken.note) == (1, "")
+    await sandbox.close()
+
+
 async def test_bytes_of_any_kind_travel(victim, sandboxes):
     sandbox = await sandboxes.create(victim.workspace, owner="agent")
     await sandbox.exec(

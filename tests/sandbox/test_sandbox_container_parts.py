@@ -22,8 +22,15 @@ from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.apptainer import provider as apptainer
-from swe_rl.sandbox.container import files, spec
-from swe_rl.sandbox.container.engine import FrameDecoder, Identity, ImageMissingError, is_orphan, labels_of
+from swe_rl.sandbox.container import engine, files, spec
+from swe_rl.sandbox.container.engine import (
+    ContainerEngine,
+    FrameDecoder,
+    Identity,
+    ImageMissingError,
+    is_orphan,
+    labels_of,
+)
 from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.protocol import SandboxError
@@ -400,3 +407,37 @@ async def test_no_pool_makes_nothing():
     assert shop.pool(per_recipe=0).take("a") is None
     await _settle()
     assert shop.made == []
+
+
+class Killer:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def kill(self, *_: str) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fine"),
+    [
+        ('no container with name or ID "ab" found: no such container', True),
+        ("can only kill running containers. ab is in state exited: container state improper", True),
+        ("container ab is not running", True),
+        ("cannot connect to the OCI runtime", False),
+    ],
+)
+async def test_a_signal_for_a_container_that_has_just_ended_is_fine(
+    monkeypatch: pytest.MonkeyPatch, words: str, is_fine: bool
+):
+    errors = pytest.importorskip("docker.errors")
+    monkeypatch.setattr(engine, "_spoken_version", lambda _: "1.41")
+    containers = ContainerEngine("unix:///nowhere", threads=1, timeout_s=1)
+    monkeypatch.setattr(containers, "_client", lambda: Killer(errors.APIError("500 Server Error", explanation=words)))
+    try:
+        if is_fine:
+            await containers.signal("ab", "SIGKILL")
+        else:
+            with pytest.raises(SandboxError, match="SIGKILL could not be sent to container ab: cannot connect"):
+                await containers.signal("ab", "SIGKILL")
+    finally:
+        await containers.close()

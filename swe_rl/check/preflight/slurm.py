@@ -7,10 +7,10 @@ Invariants:
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.findings import Finding, Severity, error, warning
 from swe_rl.check.preflight.gpus import uses_gpus
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import RuntimeKind
@@ -106,16 +106,16 @@ def _wishes(config: Config) -> Iterator[Wish]:
 
 
 def _partition(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
-    """A wish may name several partitions, `a,b`: SLURM takes the one where the job starts first."""
-    names = wish.partition.split(",")
+    """A wish may name several partitions, `a,b`: SLURM takes the one where the job starts first, for all its nodes."""
+    choices: list[list[Finding]] = []
     known = sorted({group.partition for group in groups})
-    for name in names:
+    for name in wish.partition.split(","):
         if name not in known:
             yield _no_such(wish, name, known)
-    mine = [group for group in groups if group.partition in names]
-    if mine:
-        yield from _time(wish, mine)
-        yield from _nodes(wish, mine)
+            continue
+        mine, choice = [group for group in groups if group.partition == name], replace(wish, partition=name)
+        choices.append([*_time(choice, mine), *_nodes(choice, mine)])
+    yield from min(choices, key=lambda findings: [row.severity is Severity.error for row in findings], default=[])
 
 
 def _no_such(wish: Wish, name: str, known: list[str]) -> Finding:

@@ -2,16 +2,18 @@
 
 Invariants:
 - A column that a row has is kept; only missing ones are made.
-- The made script is, line for line, what the official harness made for such a row while it still did so (4.1.0).
+- The made script is, line for line, what the official harness made for such a row while it still did so (4.1.0); only
+  files that the test patch removes are not run, and names of files are quoted where the shell wants that.
 - Pure: needs neither `swebench` nor a network.
 """
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swe_rl.env.instance import Instance
-from swe_rl.env.patch_files import old_paths
+from swe_rl.env.patch_files import old_paths, split_patch, touched_paths
 
 WORKDIR = "/testbed"
 _CONDA = ("source /opt/miniconda3/bin/activate", "conda activate testbed")
@@ -130,7 +132,8 @@ def _fits(instance: Instance, recipe: Recipe) -> bool:
     (`setup_script`) have a script already where one could be made."""
     if instance.setup_script:
         return False
-    return recipe is not _OTHER or not instance.test_patch or any(name.endswith(".py") for name in directives(instance))
+    files = touched_paths(instance.test_patch)
+    return recipe is not _OTHER or not instance.test_patch or any(name.endswith(".py") for name in files)
 
 
 def image_name(instance_id: str) -> str:
@@ -140,7 +143,7 @@ def image_name(instance_id: str) -> str:
 
 def eval_script(instance: Instance, recipe: Recipe) -> str:
     """Puts the tests back to the base commit, applies the test patch, runs its files between the two markers."""
-    reset = f"git checkout {instance.base_commit} {' '.join(old_paths(instance.test_patch))}"
+    reset = f"git checkout {instance.base_commit} {shlex.join(old_paths(instance.test_patch))}"
     lines = [
         *("#!/bin/bash", "set -uxo pipefail"),
         *_CONDA,
@@ -154,7 +157,7 @@ def eval_script(instance: Instance, recipe: Recipe) -> str:
         reset,
         f"git apply -v - <<'{_HEREDOC}'\n{instance.test_patch}\n{_HEREDOC}",
         ": '>>>>> Start Test Output'",
-        " ".join([recipe.test, *(directives(instance) if recipe.names_files else ())]),
+        " ".join([recipe.test, *map(shlex.quote, directives(instance) if recipe.names_files else ())]),
         ": '>>>>> End Test Output'",
         reset,
     ]
@@ -162,8 +165,8 @@ def eval_script(instance: Instance, recipe: Recipe) -> str:
 
 
 def directives(instance: Instance) -> Sequence[str]:
-    """What the test command is told to run: the test patch's files, for Django as modules."""
-    files = re.findall(r"diff --git a/.* b/(.*)", instance.test_patch)
+    """What the test command is told to run: files that the test patch leaves there, for Django as modules."""
+    files = [part.paths[-1] for part in split_patch(instance.test_patch) if not part.is_removed]
     files = [name for name in files if not name.endswith(_NO_TESTS)]
     if instance.repo != "django/django":
         return files

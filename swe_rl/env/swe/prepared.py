@@ -8,6 +8,7 @@ Invariants:
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -63,9 +64,10 @@ def is_evaluated(config: EnvConfig, split: str) -> bool:
     if config.eval_dataset in (None, config.dataset) or split != config.eval_split:
         return False
     if split == config.split:
+        same = split.replace("[", "[0") if "[" in split else f"{split}[0:]"
         raise InstanceError(
             f"env.split and env.eval_split are both {split}, of two data sets ({config.dataset} and "
-            f"{config.eval_dataset}); tell them apart by a slice: 'env.eval_split=\"{split}[0:]\"'"
+            f"{config.eval_dataset}); tell them apart by a slice: 'env.eval_split=\"{same}\"'"
         )
     return True
 
@@ -174,10 +176,7 @@ def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(names).items()))
 
 
 def _slug(text: str) -> str:

@@ -12,6 +12,7 @@ Invariants:
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -165,6 +166,8 @@ async def attach(address: str, api_version: str, container_id: str) -> Container
 _AGAIN_S = 0.05
 _REMOVE_TRIES = 100
 _INFO_S = 10.0
+# Said with status 500 of a container that just ends or is being removed (podman), or with 409.
+_ENDED = re.compile("no container with|container state improper|is not running")
 
 
 class ImageMissingError(SandboxError):
@@ -253,9 +256,11 @@ class ContainerEngine:
         await self._asked(lambda client: client.start(container_id), f"container {name} could not be started")
 
     async def signal(self, container_id: str, name: str) -> None:
-        """To the container's first process. Raises SandboxError."""
+        """To the container's first process; a container that has ended is fine. Raises SandboxError."""
         say = f"{name} could not be sent to container {container_id[:12]}"
-        await self._asked(lambda client: client.kill(container_id, name), say)
+        reason = await self._asked(_refusal(lambda client: client.kill(container_id, name)), say)
+        if reason and not _ENDED.search(reason):
+            raise SandboxError(f"{say}: {reason}")
 
     async def put_archive(self, container_id: str, folder: str, archive: bytes) -> None:
         """Unpacks a tar archive in `folder`. Raises SandboxError."""
@@ -266,18 +271,16 @@ class ContainerEngine:
     async def get_archive(self, container_id: str, path: str) -> bytes:
         """The file as a tar archive. Raises SandboxError."""
         say = f"{path} of container {container_id[:12]} could not be read"
-
-        def action(client: "APIClient") -> bytes:
-            chunks, _ = client.get_archive(container_id, path, chunk_size=1 << 20)
-            return b"".join(chunks)
-
-        return bytes(await self._asked(action, say))
+        chunk_bytes = 1 << 20
+        asked = self._asked(lambda client: b"".join(client.get_archive(container_id, path, chunk_bytes)[0]), say)
+        return bytes(await asked)
 
     async def remove(self, name: str) -> None:
         """Kills and removes one container, by name or id; one that is gone is fine. Raises SandboxError."""
         reason = ""
         for _ in range(_REMOVE_TRIES):
-            reason = await self._asked(_remove_once(name), f"container {name} could not be removed")
+            removing = _refusal(lambda client: client.remove_container(name, force=True, v=True))
+            reason = await self._asked(removing, f"container {name} could not be removed")
             if not reason:
                 return
             await asyncio.sleep(_AGAIN_S)
@@ -290,18 +293,11 @@ class ContainerEngine:
 
     async def ours(self, label: str = PROVIDER) -> list[Listed]:
         """Containers with our label, running or not. Raises SandboxError."""
-
-        def action(client: "APIClient") -> list[Listed]:
-            return list_labelled(client, label)
-
-        containers: list[Listed] = await self._asked(action, "containers could not be listed")
-        return containers
+        return list(await self._asked(lambda client: list_labelled(client, label), "containers could not be listed"))
 
     async def remove_orphans(self, host: str) -> list[str]:
         """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
-        orphans = [
-            listed for listed in await self.ours() if is_orphan(listed.labels, running=listed.running, host=host)
-        ]
+        orphans = [row for row in await self.ours() if is_orphan(row.labels, running=row.running, host=host)]
         for orphan in orphans:
             await self.remove(orphan.container_id)
         return [orphan.name for orphan in orphans]
@@ -356,27 +352,25 @@ def list_labelled(client: "APIClient", label: str) -> list[Listed]:
 
 
 def _settle(answer: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is None:
+    if not answer.done() and error is None:
         answer.set_result(value)
-    else:
+    elif not answer.done() and error is not None:
         answer.set_exception(error)
 
 
-def _remove_once(name: str) -> Callable[["APIClient"], str]:
-    """Empty once the container is gone, else what the engine says: a container that is just ending, and being removed
-    by the engine itself, is refused in many words by both engines."""
+def _refusal(action: Callable[["APIClient"], Any]) -> Callable[["APIClient"], str]:
+    """Empty once it is done or the container is gone, else what the engine says: a container that is just ending, and
+    being removed by the engine itself, is refused in many words by both engines."""
 
-    def action(client: "APIClient") -> str:
+    def asked(client: "APIClient") -> str:
         from docker.errors import APIError, NotFound
 
         try:
-            client.remove_container(name, force=True, v=True)
+            action(client)
         except NotFound:
             return ""
         except APIError as error:
             return one_line(error)
         return ""
 
-    return action
+    return asked

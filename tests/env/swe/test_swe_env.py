@@ -88,8 +88,18 @@ def test_another_data_set_has_its_own_images(tmp_path, dataset):
     one = env(tmp_path, made)
     assert one.workspace(one.instances("train")[0]).image == "r/train.a"
     assert one.workspace(one.instances("test")[0]).image == "r/eval.x_s_y-1"
-    with pytest.raises(InstanceError, match=r"both test, of two data sets.*env\.eval_split=\"test\[0:\]\""):
-        env(tmp_path, config(dataset, split="test", eval_split="test", eval_dataset=other)).instances("test")
+
+
+@pytest.mark.parametrize(
+    ("split", "same"), [("test", "test[0:]"), ("test[:1]", "test[0:1]"), ("test[0:1]", "test[00:1]")]
+)
+def test_splits_of_one_name_are_told_apart_as_the_message_says(tmp_path, dataset, split, same):
+    other = write(tmp_path / "other.jsonl", record("x__y-1"))
+    with pytest.raises(InstanceError, match="of two data sets") as said:
+        env(tmp_path, config(dataset, split=split, eval_split=split, eval_dataset=other)).instances(split)
+    assert f"'env.eval_split=\"{same}\"'" in str(said.value)
+    found = env(tmp_path, config(dataset, split=split, eval_split=same, eval_dataset=other)).instances(same)
+    assert [one.instance_id for one in found] == ["x__y-1"]
 
 
 def test_older_rows_get_script_parser_and_image(tmp_path, dataset):
