@@ -310,8 +310,7 @@ class Trainer:
             accumulate = partial(self._accumulate, works, old_logprobs, ratios, pull, version, len(plan) == 1)
             accumulate(stats)
             self._until_unread()  # here, not at the step's start: all passes before it only read the weights
-            # The same passes where they run again: only the experts' load counts them twice.
-            again = partial(attention.again_without_cudnn, self._compute.device, partial(accumulate, StepStats()))
+            again = partial(attention.again_without_cudnn, self._compute.device, partial(accumulate, None))
             update = self._optimizer.apply(lr, again)
             stats.record(update)
             self.updates_done += update.applied
@@ -324,7 +323,7 @@ class Trainer:
         pull: Tensor | None,
         version: int,
         ratio_is_one: bool,
-        stats: StepStats,
+        stats: StepStats | None,  # None where the same passes run again: they were counted
     ) -> None:
         corrections = self._corrections(works, old, version) if old else None
         for i, work in enumerate(works):
@@ -332,7 +331,7 @@ class Trainer:
             entropy_grad = self.algo.entropy_coef != 0.0
             positions, scale = work.batch.hidden_index, self._compute.gradient_scale
             with self._routing.replaying(work.batch.routes), self._routing.balancing(positions, pull, scale):
-                with self._routing.counting(positions):
+                with self._routing.counting(positions if stats else None):
                     logprobs, entropy = self._compute.logprobs(self.model, work.batch, self._temperature, entropy_grad)
                 start = old[i] if old else logprobs.detach()
                 correction = corrections[i] if corrections else self._correction(work, start, version)
@@ -346,7 +345,8 @@ class Trainer:
                     rollout_logprobs=work.rollout_logprobs,
                 )
                 (torch.sum(loss.total * work.weights) * scale).backward()
-            stats.observe(work, loss, entropy, start, correction)
+            if stats:
+                stats.observe(work, loss, entropy, start, correction)
 
     def _corrections(self, works: list[Work], old: list[Tensor], version: int) -> list[Tensor]:
         """Over the whole mini-batch at once, because a trajectory's rows may sit in several micro-batches."""

@@ -98,8 +98,8 @@ class Routing:
             self._routes = None
 
     @contextmanager
-    def counting(self, positions: Tensor) -> Iterator[None]:
-        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted."""
+    def counting(self, positions: Tensor | None) -> Iterator[None]:
+        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted, if any."""
         self._positions = positions
         try:
             yield

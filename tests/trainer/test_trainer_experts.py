@@ -28,6 +28,7 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
+from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.experts import _by_element, _products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import layer_weights
@@ -266,6 +267,24 @@ def test_what_is_compiled_around_the_experts_products_is_the_same():
         torch.testing.assert_close(results[0][-1], rows[places].sum(dim=1))
 
 
+def test_a_teacher_of_another_width_leaves_the_policy_s_kernels_for_one_width(monkeypatch):
+    widths = []
+
+    def backend(graph, _):
+        values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        widths.append([each.shape[1] for each in values if isinstance(each, torch.Tensor) and each.ndim == 2])
+        return graph.forward
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **more: torch_compile(function, backend=backend, **more))
+    policy, teacher = (_by_element(torch.nn.SiLU(), compiled=True) for _ in range(2))
+    for (gated, _), width, learns in ((policy, 12, False), (teacher, 20, False), (policy, 12, True)):
+        for tokens in (5, 9):
+            gated(torch.randn(tokens, width, requires_grad=learns), torch.rand(tokens))
+    assert all(isinstance(width, int) for of_graph in widths for width in of_graph), widths
+    assert widths == [[12], [20], [12]]
+
+
 def test_the_load_counts_trained_tokens_once(saved_mixture, rank_cases, monkeypatch):
     """Several mini-batches, recomputation and an entropy term: more passes, the same tokens."""
     taken = []
@@ -317,6 +336,24 @@ def test_the_balancing_loss_is_transformers_own(saved_mixture, rank_cases, monke
         expected = 0.3 * (param.grad if param.grad is not None else torch.zeros_like(param))
         torch.testing.assert_close(with_loss[name] - without[name], expected, rtol=1e-4, atol=2e-6, msg=name)
     assert model.model.layers[0].mlp.gate.weight.grad.abs().max() > 1e-3
+
+
+def test_passes_that_run_again_count_nothing_twice(saved_mixture, rank_cases, monkeypatch):
+    """The metrics are those of a step whose first gradient was finite."""
+    rows, algo = rank_cases.rows(), AlgoConfig(balance_coef=0.3)
+    expected, trainer = local(saved_mixture, algo=algo).train_step(rows, 1), local(saved_mixture, algo=algo)
+    apply = Optimizer.apply
+
+    def broken(optimizer, lr, again=None):
+        for param in optimizer._params.values():
+            param.grad.fill_(float("nan"))
+        return apply(optimizer, lr, again)
+
+    monkeypatch.setattr(Optimizer, "apply", broken)
+    monkeypatch.setattr(attention, "without_cudnn", lambda device: True)
+    metrics = trainer.train_step(rows, 1)
+    assert metrics.repeated_updates == metrics.updates == expected.updates
+    assert replace(metrics, repeated_updates=0, train_s=expected.train_s) == expected
 
 
 def test_even_and_uneven_loads():
