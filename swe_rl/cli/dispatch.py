@@ -38,7 +38,7 @@ from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
-from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, folder_of_ended, remove_untouched
+from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, folder_of_ended, is_continued, remove_untouched
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
         use_code(code_of(folder, _number(hydra), composed.config.job.code))
         if not guard(composed, again=again):
             return Ended(2)
-        status = _start(composed, folder, tree, hydra)
-        return Ended(status, None if status else objective(composed.config, folder))
+        status, config = _start(composed, folder, tree, hydra)
+        return Ended(status, None if status else objective(config, folder))
     except Exception as error:
         status = report(error, folder)
         if status == UserError.exit_status and was_empty:
@@ -213,16 +213,19 @@ def _number(hydra: "DictConfig") -> int | None:
     return int(hydra.hydra.job.num)
 
 
-def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> int:
+def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> tuple[int, Config]:
+    """The job's exit status, and the configuration that it ran with."""
     from swe_rl.job.plan import plan
 
     require_here(composed.config, Host())
     require_importable(composed.config)
-    config = with_meeting(with_model_folder(composed.config), folder)
+    config, here = composed.config, allocation(os.environ)
     if config.job.name is JobName.runtime:  # a server has the overrides of its run, but does not resume it
         config = replace(config, trainer=replace(config.trainer, resume="none"))
     given = [mask_text(override) for override in composed.overrides]
-    choose_folder(config, folder, allocation(os.environ), given)  # refuses before anything is written there
+    config = with_model_folder(config, lambda earlier: is_continued(earlier, folder, here, given))
+    config = with_meeting(config, folder)
+    choose_folder(config, folder, here, given)  # refuses before anything is written there
     _refuse_foreign(folder)
     _write_hydra_folder(folder / ".hydra", given, tree, hydra)
     write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
@@ -231,7 +234,7 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     if code := code_of(folder, _number(hydra), composed.config.job.code):
         facts = [asdict(fact) for fact in code_facts(code, folder)]
         write_text_atomic(folder / "code.json", json.dumps(facts, indent=2) + "\n")
-    return int(_module(config.job.name).run(config, folder))
+    return int(_module(config.job.name).run(config, folder)), config
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -5,14 +5,15 @@ Invariants:
 - What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
 - A checkpoint as `model.path` is exported once, into `exports/` beside its run's `checkpoints/`; the folder's name has
   what the checkpoint's manifest hashes to, so a step that was trained anew is exported anew.
-- The export outlives its checkpoint, and is found by the checkpoint's path: who began with it goes on with it.
+- The export outlives its checkpoint: who began with it goes on with it, also where the run has a newer one since.
 - The folder has a model card, which the hub reads.
 - Looking whether a path is a checkpoint needs no torch.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,34 @@ def _export_timeline(job: JobConfig) -> int:
     return 0
 
 
-def with_model_folder(config: Config) -> Config:
+def with_model_folder(config: Config, is_continued: Callable[[Config], bool] = lambda _: False) -> Config:
     """The same where `model.path` is a model; one with a model's folder where it is a checkpoint or a run.
 
-    So is `sft.start` of a warm start. Raises UserError, DiskError.
+    So is `sft.start` of a warm start. `is_continued`: whether a start with that configuration goes on with a run, which
+    then keeps the export that it began with. Raises UserError, DiskError.
     """
-    path = _exported(config, "model.path", config.model.path)
-    if path is not None:
-        config = replace(config, model=replace(config.model, path=str(path), revision=None))
     start = config.sft.start if config.job.name is JobName.sft else None
-    path = _exported(config, "sft.start", start) if start else None
-    return config if path is None else replace(config, sft=replace(config.sft, start=str(path)))
+    starts = [*_exports(start), None] if start else [None]
+    for model, of_start in product([*_exports(config.model.path), None], starts):
+        earlier = _with(config, model, of_start)
+        if earlier is not config and is_continued(earlier):
+            return earlier
+    config = _with(config, _exported(config, "model.path", config.model.path), None)
+    return _with(config, None, _exported(config, "sft.start", start) if start else None)
+
+
+def _with(config: Config, model: Path | None, start: Path | None) -> Config:
+    if model is not None:
+        config = replace(config, model=replace(config.model, path=str(model), revision=None))
+    return config if start is None else replace(config, sft=replace(config.sft, start=str(start)))
 
 
 def _exported(config: Config, key: str, path: str) -> Path | None:
     """The model's folder of a checkpoint or a run, which `key` names; None where it is neither."""
     checkpoint = checkpoint_in(Path(path))
     if checkpoint is None:
-        return _export_of_gone(Path(path))
+        exports = [] if Path(path).exists() else _exports(path)  # of a checkpoint that its run has removed since
+        return next(iter(exports), None)  # of a step that was trained twice, the later one's
     target = _export_folder(checkpoint)
     if not (target / "config.json").is_file():
         print(f"{key}={path}: exporting {checkpoint.name} to {target}", flush=True)
@@ -111,13 +122,15 @@ def checkpoint_in(path: Path) -> Path | None:
     return newest(path / _CHECKPOINTS)
 
 
-def _export_of_gone(path: Path) -> Path | None:
-    """Of a checkpoint that its run has removed since; of a step that was trained twice, the later one's."""
-    if path.exists() or path.parent.name != _CHECKPOINTS:
-        return None
-    exports = (path.absolute().parent.parent / _EXPORTS).glob(f"{path.name}-*/config.json")
-    newest = max(exports, key=lambda file: file.stat().st_mtime, default=None)
-    return newest and newest.parent
+def _exports(path: str) -> list[Path]:
+    """What was exported of a checkpoint or, where `path` is a run, of any of its; the newest first."""
+    whole = Path(path).absolute()
+    is_run = (whole / _CHECKPOINTS).is_dir()
+    if not is_run and whole.parent.name != _CHECKPOINTS:
+        return []
+    root, name = (whole, "*") if is_run else (whole.parent.parent, f"{whole.name}-*")
+    files = (root / _EXPORTS).glob(f"{name}/config.json")
+    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
 
 
 def _export_folder(checkpoint: Path) -> Path:

@@ -135,9 +135,9 @@ def paired(baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[flo
     )
 
 
-def percent(baseline: float, candidate: float) -> float | None:
-    """How much more the candidate is, in per cent."""
-    return 100 * (candidate - baseline) / baseline if baseline else None
+def percent(baseline: float | None, candidate: float | None) -> float | None:
+    """How much more the candidate is, in per cent; None where a side is not known, or the baseline is zero."""
+    return 100 * (candidate - baseline) / baseline if baseline and candidate is not None else None
 
 
 def interval_percent(baseline: Sequence[float], candidate: Sequence[float]) -> Interval | None:

@@ -48,6 +48,16 @@ def choose_folder(
     return (RunFolder(fresh), False) if folder is None else (folder, True)
 
 
+def is_continued(config: Config, fresh: Path, here: Allocation | None, given: Sequence[str]) -> bool:
+    """Whether `choose_folder` leads to an earlier run; one that is in use is for the start to tell of."""
+    try:
+        return choose_folder(config, fresh, here, given)[1]
+    except FolderInUse:
+        return True
+    except UserError:
+        return False
+
+
 def _named(config: Config, fresh: Path) -> RunFolder | None:
     """The run that `trainer.resume` leads to. Raises UserError."""
     choice, digest, job = config.trainer.resume, config_hash(config), config.job.name

@@ -99,7 +99,7 @@ class Routing:
 
     @contextmanager
     def counting(self, positions: Tensor | None) -> Iterator[None]:
-        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted, if any."""
+        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted."""
         self._positions = positions
         try:
             yield

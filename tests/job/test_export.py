@@ -22,9 +22,11 @@ from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
 from swe_rl.job import export
 from swe_rl.logger.disk import DiskError
+from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
 from swe_rl.report.card import _SHOWN, hub_id, model_card
+from swe_rl.run.which_folder import choose_folder, is_continued
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -220,6 +222,30 @@ def test_a_checkpoint_that_its_run_has_removed_is_what_was_exported_of_it(run_fo
     assert not refusals(again) and config_hash(export.with_model_folder(again)) == config_hash(began)
     shutil.rmtree(run_folder / "exports")
     assert export.with_model_folder(again) is again and "the run has the checkpoints step_000002" in refusals(again)[0]
+
+
+def test_a_continued_run_keeps_the_export_that_it_began_with(run_folder, tmp_path):
+    """`model.path=RUN` names another checkpoint once that run went on; a start of its own takes the newer one."""
+    command = ["model=folder", f"model.path={run_folder}", f"paths.outputs={tmp_path}", "trainer.resume=auto"]
+    (run_folder / "checkpoints" / "step_000002").rename(tmp_path / "later")
+    began = export.with_model_folder(compose(command).config)
+    folder = RunFolder(tmp_path / began.name / "old").create()
+    status = StatusWriter(folder.status_json, config_hash=config_hash(began), job=began.job.name)
+    status.finish(RunState.interrupted)
+    (tmp_path / "later").rename(run_folder / "checkpoints" / "step_000002")
+    fresh = folder.path.parent / "new"
+
+    def start(config):
+        return export.with_model_folder(config, lambda earlier: is_continued(earlier, fresh, None, []))
+
+    again = start(compose(command).config)
+    assert again == began and choose_folder(again, fresh)[0].path == folder.path
+    named = start(compose([*command[:-1], f"trainer.resume={folder.path}"]).config)
+    assert named.model == began.model and choose_folder(named, fresh)[1]
+    with folder.acquire():
+        assert start(named) == named, "in use: for the start to tell of"
+    anew = start(compose(command[:-1]).config)
+    assert "step_000002" in anew.model.path and not choose_folder(anew, fresh)[1]
 
 
 def test_a_checkpoint_is_exported_once_and_anew_when_it_is_another(config, run_folder):

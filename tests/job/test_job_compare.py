@@ -251,3 +251,18 @@ def test_a_number_may_be_that_of_a_log_here(start, tmp_path):
     assert "1493.8" in start(baseline=25609, candidate=25610)
     with pytest.raises(CompareError, match=r"no run below outputs was SLURM's job 9, and there is no slurm-9\.err"):
         start(baseline=9, candidate=25610)
+
+
+def test_a_step_of_stream_mode_whose_time_is_unknown_keeps_its_reward(start, tmp_path):
+    """A resumed run takes groups that an earlier start sampled: such a step has no rate, but all else."""
+    paths = [write_run(tmp_path / name, [100.0, 110.0, 120.0], router=name) for name in ("default", "tr")]
+    lines = [json.loads(line) for line in (paths[1] / "steps.jsonl").read_text().splitlines()]
+    lines[1] |= {"tokens_per_s": None, "queued_groups": 1, "reward_mean": 0.8, "generate_s": 0.01}
+    (paths[1] / "steps.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    printed = start(baseline=paths[0], candidate=paths[1], output=tmp_path / "here")
+    assert "- mean reward (paired steps): 0.5000 vs 0.6000, delta 0.1000, 20.0 %" in printed
+    assert "- generation (mean of paired steps): 5.0 vs 5.0 s" in printed and "incomplete" not in printed
+    made = json.loads((tmp_path / "here" / "compare.json").read_text())
+    (pair,) = made["pairs"]
+    assert pair["baseline_average_tokens_per_s"] == pair["candidate_average_tokens_per_s"] == 110.0
+    assert [step["delta_tokens_per_s"] for step in pair["steps"]] == [0.0, None, 0.0] and pair["paired_steps"] == 3

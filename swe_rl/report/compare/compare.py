@@ -10,7 +10,7 @@ Invariants:
   the latest evaluation of each run; instances of one side alone are counted and left out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -99,14 +99,19 @@ Key = tuple[str, int]  # the repeat's name, '' for an arm of one run, and the st
 
 @dataclass(frozen=True, slots=True)
 class StepRate:
-    """One complete step. `tokens_per_s` counts all tokens of the responses, those of tools included."""
+    """One complete step. `tokens_per_s` counts all tokens of the responses, those of tools included; None where the
+    time that they took is not known."""
 
-    tokens_per_s: float
+    tokens_per_s: float | None
     reward_mean: float | None = None
     avg_response_length: float | None = None
     generate_s: float | None = None
     step_s: float | None = None
     loss: float | None = None
+
+    def says(self, value: "Callable[[StepRate], float | None]") -> bool:
+        """Whether it has that number, or would have to."""
+        return self.tokens_per_s is not None or value(self) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,8 @@ class Measured:
     values: Mapping[str, Any] = field(default_factory=dict)  # its configuration
 
     def mean(self, value: Callable[[StepRate], float | None]) -> float | None:
-        """Over its steps; None where a step lacks it, or there is none."""
-        return _mean([value(rate) for rate in self.steps.values()])
+        """Over its steps; None where a step lacks it that has a rate, or there is none."""
+        return _mean([value(rate) for rate in self.steps.values() if rate.says(value)])
 
     def value(self, key: str) -> Any:
         """A leaf of its configuration by its dotted name, of a group its option's name; None if it is not there."""
@@ -152,12 +157,12 @@ class Arm:
 
     def average(self) -> float | None:
         """Tokens/s over all its complete steps."""
-        rates = [rate.tokens_per_s for rate in self.rates().values()]
+        rates = _speeds(self.rates().values())
         return fmean(rates) if rates else None
 
     def spread(self) -> float | None:
         """Standard deviation of the repeats' averages; None for fewer than two."""
-        averages = [fmean(rate.tokens_per_s for rate in run.steps.values()) for run in self.runs.values() if run.steps]
+        averages = [fmean(rates) for run in self.runs.values() if (rates := _speeds(run.steps.values()))]
         return stdev(averages) if len(averages) > 1 else None
 
     def wall_s(self) -> float | None:
@@ -178,7 +183,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A candidate against the baseline over `keys`, the steps that both have; `tokens` is None without any."""
+    """A candidate against the baseline over `keys`, the steps that both have; `tokens` is of those with two rates."""
 
     baseline: Arm
     candidate: Arm
@@ -188,10 +193,11 @@ class Pair:
     held_out: HeldOutPair | None = None
 
     def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
-        """Both sides' means of a number over the paired steps; None where a step of either side lacks it."""
-        before, after = (
-            _mean([value(rates[key]) for key in self.keys]) for rates in (self.baseline.rates(), self.candidate.rates())
-        )
+        """Both sides' means of a number over the paired steps; None where a step of either side lacks it that has a
+        rate."""
+        sides = self.baseline.rates(), self.candidate.rates()
+        keys = [key for key in self.keys if all(rates[key].says(value) for rates in sides)]
+        before, after = (_mean([value(rates[key]) for key in keys]) for rates in sides)
         return (before, after) if before is not None and after is not None else None
 
 
@@ -225,11 +231,16 @@ def compare(arms: Sequence[Arm], *, engines: int | None = None, source: str | No
 def pair(baseline: Arm, candidate: Arm) -> Pair:
     before, after = baseline.rates(), candidate.rates()
     keys = tuple(key for key in before if key in after)
-    runs = [[key for key in keys if key[0] == name] for name in dict.fromkeys(name for name, _ in keys)]
-    sides = ([[rates[key].tokens_per_s for key in run] for run in runs] for rates in (before, after))
+    timed = [key for key in keys if len(_speeds((before[key], after[key]))) == 2]
+    runs = [[key for key in timed if key[0] == name] for name in dict.fromkeys(name for name, _ in timed)]
+    sides = ([_speeds(rates[key] for key in run) for run in runs] for rates in (before, after))
     names = [name for name in baseline.runs if name in candidate.runs]
     held_out = held_out_pair([(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names])
     return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate), held_out)
+
+
+def _speeds(rates: Iterable[StepRate]) -> list[float]:
+    return [rate.tokens_per_s for rate in rates if rate.tokens_per_s is not None]
 
 
 def _gain(baseline: Arm, candidate: Arm) -> Gain | None:

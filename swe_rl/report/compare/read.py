@@ -2,7 +2,8 @@
 
 Invariants:
 - Reads only; a run that is still going, or died, gives the steps that it completed.
-- A step without a finite `tokens_per_s` is incomplete; of two lines of one step the last counts.
+- A step without a finite `avg_response_length` is incomplete; of two lines of one step the last counts. Where a run
+  that was resumed did not spend a step's time itself (`rollout.mode=stream`), the step has no rate and no times.
 - In a log steps count from 1, as `Started: 'step'` opens them; what comes before the first belongs to none. The last
   match of a step wins; a number that is not finite, or no number, leaves what was there. Only numbers leave a log.
 """
@@ -67,7 +68,7 @@ def _run(folder: RunFolder) -> Measured:
             records[record["step"]] = record
     tokens_per_s = rates_of([*records.values()], "tokens_per_s")
     measured_steps = zip(records.items(), tokens_per_s, strict=True)
-    rates = {step: _rate(record, mean) for (step, record), mean in measured_steps if mean is not None}
+    rates = {step: rate for (step, record), mean in measured_steps if (rate := _rate(record, mean)) is not None}
     status, evals = folder.status(), read_evals(folder)
     under_way = status is not None and status.status is RunState.running  # its summary is that of an earlier start
     return Measured(
@@ -84,9 +85,10 @@ def _run(folder: RunFolder) -> Measured:
     )
 
 
-def _rate(record: Mapping[str, Any], tokens_per_s: float) -> StepRate:
-    names = ("reward_mean", "avg_response_length", "generate_s", "step_s", "loss")
-    return StepRate(tokens_per_s, **{name: finite(record.get(name)) for name in names})
+def _rate(record: Mapping[str, Any], tokens_per_s: float | None) -> StepRate | None:
+    names = ("reward_mean", "avg_response_length", "loss", *(() if tokens_per_s is None else ("generate_s", "step_s")))
+    rate = StepRate(tokens_per_s, **{name: finite(record.get(name)) for name in names})
+    return None if tokens_per_s is None and rate.avg_response_length is None else rate
 
 
 def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -196,7 +196,8 @@ def _average(made: Comparison, arm: Arm) -> float | None:
 def _points(arm: Arm) -> dict[int, tuple[float, float, float]]:
     by_step: dict[int, list[float]] = {}
     for (_, step), rate in arm.rates().items():
-        by_step.setdefault(step, []).append(rate.tokens_per_s)
+        if rate.tokens_per_s is not None:
+            by_step.setdefault(step, []).append(rate.tokens_per_s)
     return {step: (fmean(rates), min(rates), max(rates)) for step, rates in sorted(by_step.items())}
 
 

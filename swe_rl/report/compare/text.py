@@ -140,11 +140,12 @@ def _formula(arm: Arm) -> str:
 
 def _facts(pair: Pair) -> Iterator[str]:
     tokens = pair.tokens
-    if tokens is None:
+    if not pair.keys:
         yield "No step is complete on both sides yet: there is nothing to average."
         return
-    yield _fact("median (paired steps)", (tokens.baseline_median, tokens.candidate_median), "tokens/sec")
-    yield from _certainty(pair, tokens)
+    if tokens is not None:
+        yield _fact("median (paired steps)", (tokens.baseline_median, tokens.candidate_median), "tokens/sec")
+        yield from _certainty(pair, tokens)
     if pair.gain:
         yield _gain(pair.gain)
     if rewards := pair.means(lambda rate: rate.reward_mean):
@@ -232,9 +233,11 @@ def average_name(tokens: Paired) -> str:
 
 
 def _difference_row(name: str, before: float | None, after: float | None) -> list[str]:
-    if before is None or after is None:
-        return [name, number(before), number(after), NOTHING, NOTHING]
-    return [name, number(before), number(after), number(after - before), number(percent(before, after))]
+    return [name, *map(number, (before, after, _difference(before, after), percent(before, after)))]
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 def _tokens_per_s(rate: StepRate | None) -> float | None:
@@ -283,7 +286,7 @@ def _step_row(key: Key, values: Sequence[float | None]) -> list[str]:
     base, *others = values
     row = [step_name(key), number(base)]
     for value in others:
-        row += [number(value), number(percent(base, value) if base is not None and value is not None else None)]
+        row += [number(value), number(percent(base, value))]
     return row
 
 
@@ -360,7 +363,7 @@ def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
             "step": step,
             "baseline_tokens_per_s": before,
             "candidate_tokens_per_s": after,
-            "delta_tokens_per_s": after - before,
+            "delta_tokens_per_s": _difference(before, after),
             "delta_percent": percent(before, after),
         }
 
@@ -373,8 +376,8 @@ def csv_text(made: Comparison) -> str:
     base = made.arms[0].rates()
     for arm in made.arms:
         for key, rate in arm.rates().items():
-            before = base[key].tokens_per_s if key in base else None
-            delta = None if before is None else percent(before, rate.tokens_per_s)
+            before = _tokens_per_s(base.get(key))
+            delta = percent(before, rate.tokens_per_s)
             numbers = [getattr(rate, name) for name in _NUMBERS]
             lines.writerow([arm.label, *key, *("" if value is None else value for value in [*numbers, before, delta])])
     return written.getvalue()
