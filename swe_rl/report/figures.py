@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.logger.progress_text import duration, number, span
 from swe_rl.logger.summary import before_and_after, finite_mean, rates_of
-from swe_rl.report.resolved import Change, is_int, pairs_of, part_of, resolved
+from swe_rl.report.resolved import Change, is_int, mapping, pairs_of, part_of, resolved
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,10 +28,10 @@ _SHOWN_TRICKS = 6
 
 def score_tiles(scores: Record) -> list[dict[str, str]]:
     """pass@k with its 95 % interval, and what is behind it."""
-    whole = _mapping(scores.get("all"))
+    whole = mapping(scores.get("all"))
     tiles = [
         {"label": "Resolved", "value": percent(rate.get("rate")), "detail": _rate_interval(rate)}
-        for rate in [_mapping(whole.get("resolved"))]
+        for rate in [mapping(whole.get("resolved"))]
         if rate and _rates(whole)
     ]
     tiles += [
@@ -50,19 +50,19 @@ def score_rows(scores: Record, *, unrated: bool = False) -> dict[str, Any]:
 
     Without any rate there are no rows, unless `unrated` asks for the counts alone.
     """
-    whole = _mapping(scores.get("all"))
+    whole = mapping(scores.get("all"))
     ks = list(_rates(whole))
-    rows = [_row(str(name), _mapping(scored), ks) for name, scored in _mapping(scores.get("repositories")).items()]
+    rows = [_row(str(name), mapping(scored), ks) for name, scored in mapping(scores.get("repositories")).items()]
     return {"ks": ks, "rows": [*rows, _row("all", whole, ks)]} if ks or unrated else {"ks": [], "rows": []}
 
 
 def _row(name: str, scored: Record, ks: list[str]) -> list[Any]:
     counts = [scored.get(key) for key in ("instances", "instances_solved", "attempts")]
-    return [name, *counts, *(_mapping(_rates(scored).get(k)).get("rate") for k in ks)]
+    return [name, *counts, *(mapping(_rates(scored).get(k)).get("rate") for k in ks)]
 
 
 def _rates(scored: Record) -> dict[str, Record]:
-    return {str(k): rate for k, rate in _mapping(scored.get("pass_at")).items() if isinstance(rate, Mapping)}
+    return {str(k): rate for k, rate in mapping(scored.get("pass_at")).items() if isinstance(rate, Mapping)}
 
 
 def percent(value: Any) -> str:
@@ -83,10 +83,6 @@ def left_out(rate: Record) -> str:
     if not missing or not isinstance(least, int | float) or not isinstance(most, int | float):
         return ""
     return f"; {missing} left out, {100 * least:.1f} to {100 * most:.1f} % with them"
-
-
-def _mapping(value: Any) -> Record:
-    return value if isinstance(value, Mapping) else {}
 
 
 def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> None:
@@ -116,13 +112,13 @@ def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> No
 
 def _print_failing(scores: Record, console: "Console") -> None:
     """By name; where the patches were the data set's own, each with the last words of its tests."""
-    failing, left_out = _mapping(scores.get("failing")), _mapping(scores.get("left_out"))
+    failing, left_out = mapping(scores.get("failing")), mapping(scores.get("left_out"))
     names = list(failing)
     more = f", and {len(names) - _SHOWN_FAILING} more in eval.json" if len(names) > _SHOWN_FAILING else ""
     if names and scores.get("evaluated") == GOLD:
         console.print(f"not resolved by their own gold patches{more}:")
         for name in names[:_SHOWN_FAILING]:
-            words = _mapping(failing[name])
+            words = mapping(failing[name])
             console.print(f"  {name}: {words.get('status')}: {words.get('last_words')}", markup=False, soft_wrap=True)
     elif names:
         console.print(f"not resolved: {', '.join(names[:_SHOWN_FAILING])}{more}", markup=False)

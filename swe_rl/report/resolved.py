@@ -146,3 +146,7 @@ def _is_pair(pair: Any) -> bool:
 def is_int(value: Any) -> bool:
     """A boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def mapping(value: Any) -> Record:
+    return value if isinstance(value, Mapping) else {}

@@ -18,6 +18,7 @@ from typing import Any
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
+from swe_rl.report.resolved import mapping
 
 BUDGET_BYTES = 4_000_000
 _EVAL_SHARE = 0.3  # of the budget, for each of the two evaluations
@@ -180,11 +181,11 @@ def _cut(record: Record, limit_chars: int, max_turns: int) -> dict[str, Any]:
         "num_tests": num_tests,
         "num_passed": num_passed,
         "cheating": {
-            clip(key, 40): _scalar(value) for key, value in list(_mapping(record.get("cheating")).items())[:12]
+            clip(key, 40): _scalar(value) for key, value in list(mapping(record.get("cheating")).items())[:12]
         },
         "findings": [clip(name, 40) for name in _list(record.get("findings"))[:12]],
         "grade_log": clip(record.get("grade_log"), limit_chars) or None,
-        "times_s": {clip(key, 40): _scalar(value) for key, value in list(_mapping(record.get("times_s")).items())[:12]},
+        "times_s": {clip(key, 40): _scalar(value) for key, value in list(mapping(record.get("times_s")).items())[:12]},
     }
 
 
@@ -196,7 +197,7 @@ def _turn(turn: Record, limit_chars: int) -> dict[str, Any]:
 
 def _tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], int, int]:
     """Failed ones first, then a few that passed; with it how many there were and how many passed."""
-    names = [(clip(str(name), 200), bool(passed)) for name, passed in _mapping(value).items()]
+    names = [(clip(str(name), 200), bool(passed)) for name, passed in mapping(value).items()]
     failed, passed = ([result for result in names if result[1] is wanted] for wanted in (False, True))
     shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED] if limit_chars > 80 else []
     return shown, len(names), len(passed)
@@ -206,10 +207,6 @@ def _scalar(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
     return value if value is None or isinstance(value, bool | int) else clip(value, 300)
-
-
-def _mapping(value: Any) -> Record:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _list(value: Any) -> list[Any]:

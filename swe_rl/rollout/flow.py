@@ -71,8 +71,7 @@ class _Group:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What a step trains. `order`: how to go on after it. `queued`, `under_way`: groups that are complete, and that are
-    begun and not complete, besides. `foreseen`: how well
-    pass rates did."""
+    begun and not complete, besides. `foreseen`: how well pass rates did."""
 
     numbers: list[int]
     collected: Collected

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -273,13 +273,7 @@ def _last_step(folder: RunFolder) -> tuple[int, SamplerState | None]:
     step, order = 0, None
     for record in read_jsonl(folder.steps_jsonl):
         if isinstance(written := record.get("data_order"), dict):  # older versions wrote none
-            order = SamplerState(epoch=written["epoch"], taken=written["taken"], deferred=written["deferred"])
-            if "flow" in written:
-                order["flow"] = written["flow"]
-            if "pass_rates" in written:
-                order["pass_rates"] = written["pass_rates"]
-            if "prefixes" in written:
-                order["prefixes"] = written["prefixes"]
+            order = cast(SamplerState, {key: written[key] for key in SamplerState.__annotations__ if key in written})
             step = int(record["step"])
     return step, order
 

@@ -19,6 +19,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
+from swe_rl.report.resolved import mapping
 from swe_rl.view.files import ParsedFiles, ViewError, stamp_of
 
 Record = Mapping[str, Any]
@@ -65,7 +66,7 @@ class Runs:
     def _row(self, name: str, folder: RunFolder) -> dict[str, Any]:
         config, status = self.config(folder), folder.status()
         points = [point for point in self.points(folder) if point["rate"] is not None]
-        job, trainer = _mapping(config.get("job")), _mapping(config.get("trainer"))
+        job, trainer = mapping(config.get("job")), mapping(config.get("trainer"))
         trains = job.get("name") in ("train", "rollout")
         return {
             "run": name,
@@ -160,7 +161,7 @@ def _news_of(name: str, folder: RunFolder) -> tuple[object, ...]:
 
 def _config(path: Path) -> Record:
     try:
-        return _mapping(parse(path.read_text(encoding="utf-8", errors="replace")))
+        return mapping(parse(path.read_text(encoding="utf-8", errors="replace")))
     except (OSError, YamlError):
         return {}
 
@@ -176,7 +177,3 @@ def _shown(table: Record, key: str) -> str:
         return "–"
     text = str(table[key])
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} …"
-
-
-def _mapping(value: Any) -> Record:
-    return value if isinstance(value, Mapping) else {}
