@@ -16,6 +16,7 @@ from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, star
 from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
+from swe_rl.logger.disk import DiskError
 from tests.support.waiting import alive, until
 
 COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
@@ -303,6 +304,22 @@ async def test_they_can_be_given_back(make):
     os.kill(tree(engine)[1].pid, signal.SIGKILL)
     await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).weight_version == 5
+
+
+async def test_a_restart_that_is_given_up_leaves_no_server(make):
+    """Its GPUs are the trainer's next, and an engine that is gone is not put to sleep."""
+
+    async def full(client):
+        raise DiskError("no space left")
+
+    (engine,), _ = make()
+    engine.restore = full
+    await engine.start()
+    await (await engine.receiver()).adopt(5)
+    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    await until(lambda: engine.state is EngineState.gone, 20)
+    assert str(engine.why_lost).endswith("the restart failed: no space left")
+    assert not psutil.pid_exists(engine.server.pid)
 
 
 async def test_a_hung_server_is_replaced(make):

@@ -9,6 +9,7 @@ Invariants:
   while it waits for weights gets them by the next update, and serves nobody before.
 - A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
   one that does not understand the name of a MIG slice is given the slice's number.
+- Of a restart that failed no process is left, whatever went wrong.
 - `close` ends the process and everything below it.
 """
 
@@ -301,9 +302,9 @@ class VllmEngine(Engine):
                 return
             except Exception as again:  # UserError and DiskError would come again
                 failure = EngineError(f"{error}; the restart failed: {again}")
+                await self._end_attempt()
                 if not isinstance(again, EngineError) or isinstance(again, WeightsGoneError):
                     break
-                await self._end_attempt()
                 if self.restarts < self._max_restarts:
                     self._say(f"{failure}; restart {self.restarts + 1} of {self._max_restarts}")
         raise failure
@@ -347,7 +348,7 @@ class VllmEngine(Engine):
 
     async def _give_weights(self, version: int, folder: Path | None, adapter: bool) -> None:
         """Those of `version`, unless the server was started with them. Raises EngineError."""
-        assert self._http is not None and self._server is not None
+        assert self._http is not None
         if version and folder is not None and adapter:
             await self._http.take(folder, version)
         elif version and folder is not None:
@@ -355,7 +356,6 @@ class VllmEngine(Engine):
         elif version and self.restore is not None:
             await self.restore(self._http)
         if self._http.weight_version < version:
-            await self._server.stop()
             raise WeightsGoneError(f"the weights of step {version} are not to be had for it")
 
     def _folder(self, version: int) -> Path | None:
