@@ -107,7 +107,7 @@ def ask_registry(states: Sequence[ImageState], engine: DockerEngine) -> None:
 
 
 def exit_status(action: ImagesAction, states: Sequence[ImageState]) -> int:
-    """1 where an image is neither here nor to be had; a listing never fails."""
+    """1 where an image is neither here nor at a registry; a listing never fails."""
     if action is ImagesAction.list:
         return 0
     return int(any(not state.here and not (action is ImagesAction.check and _to_be_had(state)) for state in states))

@@ -162,7 +162,7 @@ class BaseProvider(ABC, Generic[Opened]):
         self._closed = False
 
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Opened:
-        """Raises UserError for what is not to be had here, SandboxError when it cannot be made."""
+        """Raises UserError for what does not exist here, SandboxError when it cannot be made."""
         self._check_open()
         await self._prepare(workspace, owner, door)
         await self._places.acquire()
@@ -174,7 +174,7 @@ class BaseProvider(ABC, Generic[Opened]):
             raise
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
-        """Before a place is waited for. Raises UserError for what is not to be had here."""
+        """Before a place is waited for. Raises UserError for what does not exist here."""
 
     @abstractmethod
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> Opened:

@@ -1,4 +1,4 @@
-"""Models and data sets: whether those of the Hugging Face hub are here or to be had, and issues that are too long.
+"""Models and data sets: whether those of the Hugging Face hub are here or can be fetched, and issues that are too long.
 
 Invariants:
 - What is in the cache as a whole needs no network, and none is used.

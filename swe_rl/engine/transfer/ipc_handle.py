@@ -70,7 +70,7 @@ def forget_shared(handle: Handle) -> None:
 
 
 def _require_shareable() -> None:
-    """Raises RuntimeError where the allocator's memory is not to be had for others."""
+    """Raises RuntimeError where the allocator's memory cannot be shared."""
     settings = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     if torch.cuda.get_allocator_backend() != "native" or "expandable_segments:true" in settings.lower():
         raise RuntimeError(

@@ -356,7 +356,7 @@ class VllmEngine(Engine):
         elif version and self.restore is not None:
             await self.restore(self._http)
         if self._http.weight_version < version:
-            raise WeightsGoneError(f"the weights of step {version} are not to be had for it")
+            raise WeightsGoneError(f"nothing has the weights of step {version} for it")
 
     def _folder(self, version: int) -> Path | None:
         return self._weights.find(version) if self._weights is not None else None

@@ -146,7 +146,7 @@ def _dates_of_pytest(python: str, released: datetime) -> Sequence[str]:
 def missing_packages(log: str, source: Source) -> list[str]:
     """What skipped tests and failed imports name, less what is asked for already: those that most tests name first.
 
-    Not all need to be there to be had: some are no packages, and some have no wheel.
+    Not all need to exist: some are no packages, and some have no wheel.
     """
     counts: Counter[str] = Counter()
     for line in _SKIPPED.findall(log):

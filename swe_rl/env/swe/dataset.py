@@ -121,7 +121,7 @@ def _from_hub(dataset: str, split: str, revision: str | None, key: str) -> Loade
         records = datasets.load_dataset(dataset, split=split, revision=revision)
     except Exception as error:  # `datasets` raises whatever its file systems raise
         raise InstanceError(
-            f"{key}={dataset}: neither a file or folder of this machine, nor to be had from the hub or its cache "
+            f"{key}={dataset}: not a file or folder of this machine, and neither the hub nor its cache has it "
             f"({type(error).__name__}: {one_line(error)}); where there is a network: "
             f"hf download {dataset} --repo-type dataset"
         ) from error

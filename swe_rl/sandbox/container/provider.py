@@ -138,7 +138,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         return [started.guard for started in (*self._open.values(), *self._pool.everyone())]
 
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
-        """Raises SandboxError (ImageMissingError where the image is not to be had)."""
+        """Raises SandboxError (ImageMissingError where nobody has the image)."""
         recipe = self._recipe(workspace, owner, door)
         started = await self._taken(recipe, owner) or await self._start(recipe, owner)
         doorway = None
