@@ -229,7 +229,6 @@ class LiveSessions:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_calls = 0  # in flight, of all sessions
-        self.paused = False  # no call is taken
         self.bodies = KnownBodies()
         self.histories = Histories()
         self._placement = placement
@@ -301,11 +300,9 @@ class LiveSessions:
 
     def check_room(self, session_id: str | None) -> None:
         """Raises ApiError while no call is taken; one of an opened session then waits before it comes again."""
-        full = self.num_calls >= self._config.max_calls
-        refusal = "paused" if self.paused else "overloaded" if full else None
-        if refusal is None:
+        if self.num_calls < self._config.max_calls:
             return
-        error = unavailable(f"The gateway takes no calls at the moment: {refusal}.", refusal)
+        error = unavailable("The gateway takes no calls at the moment: overloaded.", "overloaded")
         if session_id in self._opened:
             self._opened[session_id].refuse(error)
         raise error

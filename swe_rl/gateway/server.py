@@ -199,18 +199,6 @@ class Gateway:
     def router_state(self) -> dict[str, object]:
         return self._placement.snapshot()
 
-    def pause(self) -> None:
-        """New calls are answered 503 with Retry-After until `resume`; those in flight go on."""
-        self._pause(True)
-
-    def resume(self) -> None:
-        self._pause(False)
-
-    def _pause(self, paused: bool) -> None:
-        self._sessions.paused = paused
-        if self._workers is not None:
-            self._workers.pause(paused)
-
     async def _let_go(self) -> None:
         while True:
             await asyncio.sleep(min(_LET_GO_S, self._config.session_idle_s / 4))

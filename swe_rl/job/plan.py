@@ -7,6 +7,7 @@ Invariants:
 """
 
 import json
+import os
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -63,6 +64,7 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
+    config = sizes.commanded(config, os.environ)
     sections = _OF_A_WARM_START if Part.warm_start in starts(config) else _SECTIONS
     for name, section in sections.items():
         try:

@@ -1,9 +1,10 @@
 """Estimates of memory and disk in GB (10^9 bytes), from the model's facts and the layout alone.
 
 Invariants:
-- bfloat16 weights in engines, or fewer bits where their arguments say so; float32 master weights in the trainer, and
-  Adam moments of `trainer.optimizer_state` (bfloat16 weights and gradients on the GPU where the optimizer is
-  offloaded). Below an adapter the base is bfloat16, without gradients or moments, and is the reference as well.
+- bfloat16 weights in engines, or fewer bits where their arguments say so (`engine.command` has the environment's
+  command: `sizes.commanded`); float32 master weights in the trainer, and Adam moments of `trainer.optimizer_state`
+  (bfloat16 weights and gradients on the GPU where the optimizer is offloaded). Below an adapter the base is bfloat16,
+  without gradients or moments, and is the reference as well.
 - Fragmentation is left out: good for refusing what cannot fit, not for promising that the last gigabyte will do.
 """
 
@@ -12,11 +13,13 @@ from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.plan.sizes import (
     CACHE,
     WEIGHTS,
+    WEIGHTS_CONFIG,
     Argument,
     arguments,
     replica_ranks,
     replicas,
     serves_adapter,
+    settings_of,
     trajectories_at_once,
     trajectories_per_mini_batch,
     uses_no_gpu,
@@ -55,20 +58,25 @@ def kv_gb(model: ModelConfig, tokens: int, bytes_per_value: float = ENGINE_BYTES
 
 
 def bytes_per_weight(config: Config) -> float:
-    """Embeddings and scales, which keep more, are left out."""
-    return _bytes_of(config, WEIGHTS)
+    """Embeddings and scales, which keep more, are left out. Other layers than experts may have a method of their own:
+    `experts_int8` leaves them as they are, and a configuration says it of both.
+    """
+    given = arguments(config, {})
+    method = given[WEIGHTS].value if WEIGHTS in given else ""
+    said = {part: str(name) for part, name in settings_of(given, WEIGHTS_CONFIG).items()}
+    experts = _bytes_of(said.get("moe") or method)
+    others = _bytes_of(said.get("linear") or ("" if method == "experts_int8" else method))
+    return others - (others - experts) * min(1.0, experts_b(config.model) / config.model.params_b)
 
 
 def bytes_per_cached_value(config: Config) -> float:
-    return _bytes_of(config, CACHE)
+    return _bytes_of(arguments(config, {}).get(CACHE, Argument("", "")).value)
 
 
-def _bytes_of(config: Config, flag: str) -> float:
-    """By the method's name: fp8_per_tensor, mxfp4. `experts_int8` leaves all but experts as they are."""
-    method = arguments(config, {}).get(flag, Argument("", "")).value.lower()
-    if method == "experts_int8":
-        return ENGINE_BYTES - min(1.0, experts_b(config.model) / config.model.params_b)
-    return 0.5 if "fp4" in method else 1.0 if "fp8" in method or "int8" in method else ENGINE_BYTES
+def _bytes_of(method: str) -> float:
+    """By its name: fp8_per_tensor, mxfp4."""
+    name = method.lower()
+    return 0.5 if "fp4" in name else 1.0 if "fp8" in name or "int8" in name else ENGINE_BYTES
 
 
 def engine_gb_per_gpu(config: Config) -> float:

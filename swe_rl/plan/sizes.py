@@ -11,8 +11,10 @@ Invariants:
   it is there, plan/weight_sync says.
 """
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from math import isqrt
 from typing import NamedTuple
@@ -231,7 +233,7 @@ def trained_images(config: Config, read_text: ReadText) -> int:
 
 
 VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"  # servers of another environment
-WEIGHTS, CACHE = "--quantization", "--kv-cache-dtype"
+WEIGHTS, WEIGHTS_CONFIG, CACHE = "--quantization", "--quantization-config", "--kv-cache-dtype"
 _SHORT = {"-sc": "--speculative-config", "-q": WEIGHTS}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -335,6 +337,22 @@ def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argum
         if name.startswith("-"):
             flags[_long(name)] = Argument(value if equals else "" if following.startswith("-") else following, key)
     return flags
+
+
+def commanded(config: Config, environment: Mapping[str, str]) -> Config:
+    """With the command that starts its servers, whoever names it."""
+    command = config.engine.command or environment.get(VLLM_COMMAND)
+    return replace(config, engine=replace(config.engine, command=command))
+
+
+def settings_of(given: Mapping[str, Argument], flag: str) -> dict[str, object]:
+    """What a flag's JSON says, or `FLAG.name` beside it; of JSON with which vLLM does not start, nothing."""
+    try:
+        written = json.loads(given[flag].value) if flag in given else {}
+    except (ValueError, RecursionError):
+        written = {}
+    inside = {name.partition(".")[2]: given[name].value for name in given if name.startswith(f"{flag}.")}
+    return (written if isinstance(written, dict) else {}) | inside
 
 
 def _long(name: str) -> str:

@@ -16,7 +16,9 @@ from swe_rl.check.rules.engine import (
     quantised_rollouts,
     quantised_weights,
 )
+from swe_rl.check.rules.memory import engine_memory
 from swe_rl.config.choices import Correction, EngineKind, LoraServing, WeightSync
+from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
 from swe_rl.plan.sizes import VLLM_COMMAND, arguments
 
@@ -58,6 +60,13 @@ def test_the_command_may_come_from_the_environment():
         (Severity.error, "engine.command", "--quantization")
     ]
     assert found(quantised_weights, config_of(command=None)) == []
+
+
+def test_memory_is_counted_by_the_command_of_the_environment():
+    given = ["job=eval", "model=qwen3_32b", "layout=dp4", "hardware=h100x8", "engine.gpu_memory_utilization=0.8"]
+    config = compose(given).config
+    assert [finding.rule_id for finding in engine_memory(config, HOST)] == ["engine_memory"]
+    assert not list(engine_memory(config, Host(environment={VLLM_COMMAND: "vllm serve -q fp8_per_tensor"})))
 
 
 @pytest.mark.parametrize(

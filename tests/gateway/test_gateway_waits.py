@@ -159,13 +159,13 @@ async def test_a_call_that_is_refused_for_load_is_backed_off_from(serve, says):
     async with serve(ScriptedEngine(says("hello"))) as (gateway, _, _), aiohttp.ClientSession() as http:
         gateway.open_session("s", SETTINGS)
         url = f"{gateway.session_url('s')}/chat/completions"
-        gateway.pause()
+        gateway._sessions.num_calls = 10**6
         async with http.post(url, json={"messages": [USER]}) as answer:
             assert answer.status == 503
         await asyncio.sleep(0.2)
         assert 0.2 <= gateway.waited_s("s") < 1.0
         assert gateway._sessions.all()[0].summary().failed
-        gateway.resume()
+        gateway._sessions.num_calls = 0
         async with http.post(url, json={"messages": [USER]}) as answer:
             assert answer.status == 200
         waited_s = gateway.waited_s("s")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from hypothesis import strategies as st
 
 from swe_rl.check.check import check
 from swe_rl.check.findings import failing
-from swe_rl.config.choices import Advantage, SandboxKind
+from swe_rl.config.choices import Advantage, EngineKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.environment import HONOURED
 from swe_rl.config.folders import options
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
 from swe_rl.job.plan import plan
@@ -67,6 +68,34 @@ def test_experts_int8_narrows_experts_alone(model):
     facts = config.model
     experts_b = 3 * facts.num_layers * facts.num_experts * facts.hidden_size * facts.expert_intermediate_size / 1e9
     assert memory.bytes_per_weight(config) * facts.params_b == pytest.approx(2 * facts.params_b - experts_b)
+
+
+@pytest.mark.parametrize(
+    ("said", "dense", "expert"),
+    [
+        ('{"linear": "fp8_per_block", "moe": "mxfp4"}', 1.0, 0.5),
+        ('{"moe": {"weight": "mxfp8"}}', 2.0, 1.0),
+        ('{"linear": "mxfp8"}', 1.0, 2.0),
+        ("no json", 2.0, 2.0),
+    ],
+)
+@pytest.mark.parametrize("form", ["-q online --quantization-config '{}'", "--quantization_config='{}'"])
+def test_weights_are_counted_by_the_methods_of_their_layers(said, dense, expert, form):
+    engine = EngineConfig(kind=EngineKind.vllm, extra_arguments=tuple(shlex.split(form.replace("{}", said, 1))))
+    config = dataclasses.replace(compose(["model=qwen3_coder_30b_a3b"]).config, engine=engine)
+    experts_b = memory.experts_b(config.model)
+    wanted = dense * (config.model.params_b - experts_b) + expert * experts_b
+    assert memory.bytes_per_weight(config) * config.model.params_b == pytest.approx(wanted)
+
+
+def test_the_command_of_the_environment_counts(monkeypatch):
+    config = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8"]).config
+    before = plan(config)
+    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", "vllm serve -q online --quantization-config.linear=fp8_per_block")
+    after = plan(config)
+    assert before["memory"]["engine_weights_gb"] == pytest.approx(2 * after["memory"]["engine_weights_gb"], abs=0.2)
+    assert after["cache"]["kv_tokens_per_engine"] > before["cache"]["kv_tokens_per_engine"]
+    assert after["config_hash"] == before["config_hash"]
 
 
 def test_reference_model_counts_only_with_kl(published):

@@ -9,7 +9,6 @@ Invariants:
   its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm` asks the installed one.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
+from swe_rl.plan import sizes
 from swe_rl.plan.sizes import CACHE, WEIGHTS, Argument, arguments, serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
@@ -56,7 +56,6 @@ DRAFTS = "--speculative-config"
 DRAFT_FLAGS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 DRAFTS_WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})  # they look tokens up
 EXACT_ACCEPTANCE = frozenset({"standard", "block"})
-WEIGHTS_CONFIG = "--quantization-config"
 PLAIN_CACHES = frozenset({"auto", "bfloat16", "float16"})
 QUANTISED_ON_ARRIVAL = frozenset(
     {
@@ -141,15 +140,8 @@ def drafting(given: Mapping[str, Argument]) -> Drafting | None:
     flags = [flag for flag in given if flag.partition(".")[0] in (DRAFTS, *DRAFT_FLAGS)]
     if not flags:
         return None
-    try:
-        settings = json.loads(given[DRAFTS].value) if DRAFTS in given else {}
-    except (ValueError, RecursionError):
-        settings = {}  # vLLM does not start with it
-    settings = dict(settings) if isinstance(settings, dict) else {}
-    for flag in flags:
-        name = DRAFT_FLAGS.get(flag) or flag.partition(".")[2]
-        settings |= {name: given[flag].value} if name else {}
-    return Drafting(settings, flags[0].partition(".")[0], given[flags[0]].key)
+    named = {name: given[flag].value for flag, name in DRAFT_FLAGS.items() if flag in given}
+    return Drafting(sizes.settings_of(given, DRAFTS) | named, flags[0].partition(".")[0], given[flags[0]].key)
 
 
 @about(Part.engines)
@@ -214,7 +206,7 @@ def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
     for its correction too, where engines are FP8 (its pages on FP8).
     """
     given, algo = arguments(config, host.environment), config.algo
-    flags = [flag for flag in (WEIGHTS, WEIGHTS_CONFIG) if flag in given]
+    flags = [flag for flag in (WEIGHTS, sizes.WEIGHTS_CONFIG) if flag in given]
     flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
     traced = config.rollout.capture is Capture.traced
     corrected = algo.correction is not Correction.none and algo.stale_correction is not Correction.none

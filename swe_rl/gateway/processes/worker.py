@@ -220,8 +220,6 @@ class Worker:
             self._spawn(self._replay(head))
         elif kind == "close":
             self._spawn(self._close(head["session"]))
-        elif kind == "pause":
-            self._sessions.paused = head["paused"]
         elif kind == "answer":
             self._answers.pop(head["question"]).set_result(head)
         elif kind == "setup":

@@ -149,7 +149,6 @@ class Workers:
         self._sessions: dict[str, tuple[_Process, FarSession]] = {}
         self._processes: dict[int, _Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
-        self._paused = False
         self._shared: socket.socket | None = None
         self._driver_port = 0
         self._going: dict[str, asyncio.Task[None]] = {}  # sessions of clients that end
@@ -244,15 +243,9 @@ class Workers:
         await self._store.flush()
         return far.summary()
 
-    def pause(self, paused: bool) -> None:
-        self._paused = paused
-        for process in self._processes.values():
-            process.link.send({"kind": "pause", "paused": paused})
-
     async def _start(self, index: int) -> None:
         process = self._processes[index] = _Process(index, self._heard)
         await process.start(self._setup.message(index, self._driver_port), self._shared)
-        process.link.send({"kind": "pause", "paused": self._paused})
 
     async def _keep(self, index: int) -> None:
         """Starts another one whenever it is lost."""
