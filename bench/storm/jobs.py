@@ -55,6 +55,11 @@ _SERVERS = ("engine=vllm", "layout.engines=2", "trainer.check_weights=false", "e
 _RANKS = ("layout=local2", "trainer.collective_timeout_s=60", "trainer.max_restarts=1")
 _STREAM = ("rollout.mode=stream", "trainer.steps=4", "trainer.eval_every_steps=2")
 _MEMORY = (*_RANKS, *_SERVERS, "trainer.weight_sync=nccl")  # without a GPU over gloo
+_GPU = (
+    *("engine=vllm", "engine.enforce_eager=true", "engine.max_restarts=10", "trainer.max_restarts=3"),
+    *("layout=dp4", "layout.engines=1", "layout.trainer_gpus=1", "layout.sequence_parallel=1"),
+    *("trainer.weight_sync=nccl", "trainer.collective_timeout_s=60", "trainer.compile=false", "sandbox.isolation=none"),
+)
 _NODES = ("hardware.nodes=2", "hardware.gpus_per_node=1", "layout.colocated=false", "layout.trainer_gpus=0")
 JOBS = (
     Job("embedded", ("driver", "store", "guard", "grader")),
@@ -103,6 +108,14 @@ JOBS = (
         repeats=False,
         fake=True,
         receives=True,
+        streams=True,
+    ),
+    Job("gpu", ("gpu_driver", "gpu_engine", "gpu_rank"), (*_GPU, "trainer.steps=6"), repeats=False),
+    Job(
+        "stream_gpu",
+        ("stream_gpu_driver", "stream_gpu_engine", "stream_gpu_rank"),
+        (*_STREAM, *_GPU, "trainer.steps=6"),
+        repeats=False,
         streams=True,
     ),
     Job("stream_ranks", ("stream_rank",), (*_STREAM, *_RANKS), repeats=False, streams=True),

@@ -17,7 +17,11 @@ from swe_rl.host.kill_point import POINTS
 # How often each target is drawn: the driver holds most of what can be lost.
 _SHARES = {"driver": 8, "store": 3, "engine": 3, "rank": 2, "guard": 3, "grader": 3, "runtime": 2, "engine_cpu": 1}
 _SHARES |= {"step": 2, "stream_driver": 4, "stream_store": 1, "stream_engine": 2, "stream_rank": 2, "stream_grader": 1}
-_SHARES |= {f"{way}memory_{name}": 1 for way in ("", "stream_") for name in ("driver", "engine", "rank")}
+_SHARES |= {
+    f"{way}{name}": 1
+    for way in ("memory_", "stream_memory_", "gpu_", "stream_gpu_")
+    for name in ("driver", "engine", "rank")
+}
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
 _UNTIL_AN_UPDATE = 0.4  # of the run: the kill is at the update that follows
 # Points that a run comes to often: which time is drawn from as many.

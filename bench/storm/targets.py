@@ -19,13 +19,15 @@ TARGETS = {
 }
 _STREAM = "stream_"  # the same parts of runs whose groups flow
 _MEMORY = "memory_"  # the same parts, while new weights are on their way from memory to memory
+_GPU = "gpu_"  # the same parts of runs on two GPUs, with vLLM
 TARGETS |= {f"{_STREAM}{name}": TARGETS[name] for name in ("driver", "store", "engine", "rank", "grader")}
 TARGETS |= {f"{way}{_MEMORY}{name}": TARGETS[name] for way in ("", _STREAM) for name in ("driver", "engine", "rank")}
+TARGETS |= {f"{way}{_GPU}{name}": TARGETS[name] for way in ("", _STREAM) for name in ("driver", "engine", "rank")}
 
 
 def part(target: str) -> str:
     """What of a run it is, whatever the run."""
-    return target.removeprefix(_STREAM).removeprefix(_MEMORY)
+    return target.removeprefix(_STREAM).removeprefix(_MEMORY).removeprefix(_GPU)
 
 
 def waits_for_update(target: str) -> bool:
@@ -65,7 +67,8 @@ def _is(target: str, line: list[str]) -> bool:
     if target == "rank":
         return any("fork_server" in word for word in line)  # also the process that they are forked from
     if target in ("engine", "engine_cpu"):
-        return "--port" in line and not any(word.endswith("vllm_guard.py") for word in line)
+        served = "--port" in line and not any(word.endswith("vllm_guard.py") for word in line)
+        return served or program == "VLLM::EngineCore"
     return False
 
 
