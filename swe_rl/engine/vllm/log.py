@@ -12,6 +12,7 @@ from pathlib import Path
 
 _TAIL_BYTES = 256 * 1024
 _SHOWN_CHARS = 300
+_PROGRESS_CHARS = 100
 _SHOWN_LINES = 4
 _PREFIX = re.compile(
     r"^(\(\w[\w .:-]* pid=\d+\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) [\d-]+ [\d:.]+ )?(\[[\w./]+:\d+\]\s?)?"
@@ -84,7 +85,7 @@ def diagnose(text: str) -> Diagnosis:
 
 def last_line(text: str) -> str:
     """For progress: the last line that says anything."""
-    return next((_shorten(line) for line in map(_plain, reversed(text.splitlines())) if line), "")
+    return next((_shorten(line, _PROGRESS_CHARS) for line in map(_plain, reversed(text.splitlines())) if line), "")
 
 
 def read_tail(path: Path, since_bytes: int = 0) -> str:
@@ -103,6 +104,6 @@ def _plain(line: str) -> str:
     return _PREFIX.sub("", line).strip()
 
 
-def _shorten(line: str) -> str:
+def _shorten(line: str, limit: int = _SHOWN_CHARS) -> str:
     line = _OF_PYDANTIC.sub("", line)
-    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
+    return line if len(line) <= limit else f"{line[:limit]}..."
