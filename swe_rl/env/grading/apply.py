@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from swe_rl.env.grading.pinned import IMPORT_ROOTS, hiding_names
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError
 
 # Ways of the official harness (run_evaluation.GIT_APPLY_CMDS), used where a grading does not ask the harness itself.
 APPLY_COMMANDS = (
@@ -51,14 +51,21 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
         f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf \'%s\' "$d"', timeout_s=60.0
     )
     if moved.exit_code or not moved.output.startswith("/"):
-        raise GradeError(f"the grader's files cannot be put into the sandbox: {moved.output[-500:]}")
+        raise SandboxError(f"files cannot be put into the sandbox: {moved.output[-500:]}")
     return moved.output
+
+
+async def run_whole(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
+    """`script` of any size, which no command has: as a file that is gone before it runs. Raises SandboxError."""
+    folder = await put_files(sandbox, {"script.sh": script.encode()})
+    command = f'script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
+    return await sandbox.exec(command, timeout_s=timeout_s)
 
 
 async def set_up(sandbox: Sandbox, instance: Instance) -> None:
     """The instance's own preparation of its tree, before anything of the agent is there. Raises GradeError."""
     if instance.setup_script:
-        done = await sandbox.exec(instance.setup_script, timeout_s=_SETUP_S)
+        done = await run_whole(sandbox, instance.setup_script, _SETUP_S)
         if done.exit_code:
             raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
 
