@@ -42,10 +42,15 @@ def old_paths(patch: str) -> list[str]:
     return [part.paths[0] for part in split_patch(patch) if not part.is_new]
 
 
+def lines_of(text: str) -> list[str]:
+    """With their ends, which are git's: no line ends at a form feed."""
+    return [*StringIO(text, newline="\n")]
+
+
 def _parts(patch: str) -> list[str]:
     """Cut before each `diff --git`, and before each `--- ` of a plain unified diff that has none."""
     parts: list[list[str]] = []
-    lines = [*StringIO(patch, newline="\n")]  # as git, which ends no line at a form feed
+    lines = lines_of(patch)
     left = 0  # lines of the running hunk, which cannot be headers
     has_hunks = False  # the running part; a plain one ends with the names of the next
     for index, line in enumerate(lines):

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.env.folder import folder_of, patch_between
+from swe_rl.env.kodcode.read import _new_file as kodcode_patch
 from swe_rl.env.patch_files import old_paths, split_patch, touched_paths
 
 
@@ -90,3 +92,14 @@ def test_a_number_of_lines_with_thousands_of_digits_is_none():
 def test_any_text_can_be_read(text):
     split_patch(text)
     split_patch("diff --git a/x b/x\n" + text)
+
+
+@pytest.mark.parametrize("mark", ["\f", "\r", "\u2028"])
+def test_patches_that_are_made_here_are_git_s_too(tmp_path, mark):
+    before, after = {"a.py": f"1{mark}2\n3\n"}, {"a.py": f"1{mark}{mark}4\n3", "b.py": f"{mark}5\n"}
+    folder = folder_of(before, tmp_path / "folder")
+    subprocess.run(["git", "apply", "-"], input=patch_between(before, after).encode(), cwd=folder, check=True)
+    assert {path.name: path.read_bytes().decode() for path in folder.glob("*.py")} == after
+    tests = kodcode_patch("x.py", f"'{mark}'\r\n6\n")
+    subprocess.run(["git", "apply", "-"], input=tests.encode(), cwd=folder, check=True)
+    assert (folder / "x.py").read_bytes().decode() == f"'{mark}'\n6\n"
