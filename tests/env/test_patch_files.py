@@ -100,6 +100,6 @@ def test_patches_that_are_made_here_are_git_s_too(tmp_path, mark):
     folder = folder_of(before, tmp_path / "folder")
     subprocess.run(["git", "apply", "-"], input=patch_between(before, after).encode(), cwd=folder, check=True)
     assert {path.name: path.read_bytes().decode() for path in folder.glob("*.py")} == after
-    tests = kodcode_patch("x.py", f"'{mark}'\r\n6\n")
+    tests = kodcode_patch("x.py", f"'{mark}'\r\n6\r\n")
     subprocess.run(["git", "apply", "-"], input=tests.encode(), cwd=folder, check=True)
     assert (folder / "x.py").read_bytes().decode() == f"'{mark}'\n6\n"
