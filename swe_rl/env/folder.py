@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.env.patch_files import lines_of
 from swe_rl.sandbox.lease import made_aside
 
 Files = Mapping[str, str]  # path below the folder, with slashes, to its text
@@ -51,6 +52,6 @@ def _one_patch(name: str, before: str | None, after: str | None) -> str:
     head = f"diff --git a/{name} b/{name}\n"
     head += "new file mode 100644\n" if before is None else "deleted file mode 100644\n" if after is None else ""
     sides = ("/dev/null" if before is None else f"a/{name}", "/dev/null" if after is None else f"b/{name}")
-    lines = difflib.unified_diff((before or "").splitlines(True), (after or "").splitlines(True), *sides)
+    lines = difflib.unified_diff(lines_of(before or ""), lines_of(after or ""), *sides)
     ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     return head + "".join(ended)

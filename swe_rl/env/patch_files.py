@@ -7,6 +7,7 @@ Invariants:
 
 import re
 from dataclasses import dataclass
+from io import StringIO
 
 _GIT_HEADER = re.compile(r"^diff --git (.+)$")
 _NAMED = re.compile(r"^(?:--- |\+\+\+ |rename from |rename to |copy from |copy to )(.+)$")
@@ -41,10 +42,15 @@ def old_paths(patch: str) -> list[str]:
     return [part.paths[0] for part in split_patch(patch) if not part.is_new]
 
 
+def lines_of(text: str) -> list[str]:
+    """With their ends, which are git's: no line ends at a form feed."""
+    return [*StringIO(text, newline="\n")]
+
+
 def _parts(patch: str) -> list[str]:
     """Cut before each `diff --git`, and before each `--- ` of a plain unified diff that has none."""
     parts: list[list[str]] = []
-    lines = patch.splitlines(keepends=True)
+    lines = lines_of(patch)
     left = 0  # lines of the running hunk, which cannot be headers
     has_hunks = False  # the running part; a plain one ends with the names of the next
     for index, line in enumerate(lines):
@@ -89,7 +95,7 @@ def _read(text: str) -> FilePatch | None:
     added: list[str] = []
     header: list[str] = []
     in_hunks = False
-    for line in text.splitlines():
+    for line in re.split(r"\r?\n", text):
         in_hunks = in_hunks or line.startswith(("@@ ", "GIT binary patch"))
         if in_hunks:
             if line.startswith("+"):

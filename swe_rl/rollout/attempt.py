@@ -33,6 +33,7 @@ from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading.apply import run_whole
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH, collect_patch
@@ -388,7 +389,7 @@ async def _ready(sandbox: Sandbox, instance: Instance) -> str:
     for name, script in (("setup_script", instance.setup_script), ("hide_script", instance.hide_script)):
         if not script:
             continue
-        done = await sandbox.exec(script, timeout_s=_SETUP_S)
+        done = await run_whole(sandbox, script, _SETUP_S)
         if done.exit_code:
             raise SandboxError(
                 f"{instance.instance_id}: its {name} failed with status {done.exit_code}: {done.output[-500:]}"

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.env.folder import folder_of, patch_between
+from swe_rl.env.kodcode.read import _new_file as kodcode_patch
 from swe_rl.env.patch_files import old_paths, split_patch, touched_paths
 
 
@@ -20,7 +22,7 @@ def diff(tmp_path):
                 if path.name != ".git":
                     subprocess.run(["rm", "-rf", path], check=True)
             for name, content in files.items():
-                (tmp_path / name).write_text(content)
+                (tmp_path / name).write_bytes(content.encode())
             if files is before:
                 subprocess.run(
                     "git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm a",
@@ -29,7 +31,7 @@ def diff(tmp_path):
                     check=True,
                 )
         add = "git add -A && git diff --cached --binary -M"
-        return subprocess.run(add, shell=True, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(add, shell=True, cwd=tmp_path, check=True, capture_output=True).stdout.decode()
 
     return make
 
@@ -48,6 +50,19 @@ def test_every_kind_of_change(diff):
     assert parts["a.py"].added == lines
     assert "new.py" not in old_paths(patch) and "a.py" in old_paths(patch)
     assert "".join(part.text for part in split_patch(patch)) == patch
+
+
+@pytest.mark.parametrize("mark", list("\f\v\r\x1c\x1d\x1e\x85\u2028\u2029"))
+def test_a_line_ends_where_git_ends_it(diff, mark):
+    """What stands behind another mark is of the same line, and no header."""
+    line = f"x = 1{mark}diff --git a/y.py b/y.py"
+    patch = diff({"a.py": "1\n2\n", "z.py": "3\n"}, {"a.py": f"{line}\n++ a\n2\n", "z.py": "4\r\n"})
+    assert [(part.paths, part.added) for part in split_patch(patch)] == [
+        (("a.py",), (line, "++ a")),
+        (("z.py",), ("4",)),
+    ]
+    assert "".join(part.text for part in split_patch(patch)) == patch
+    assert touched_paths(patch.replace("\n", "\r\n")) == ["a.py", "z.py"]
 
 
 def test_headers_that_contradict_each_other_count_twice():
@@ -77,3 +92,14 @@ def test_a_number_of_lines_with_thousands_of_digits_is_none():
 def test_any_text_can_be_read(text):
     split_patch(text)
     split_patch("diff --git a/x b/x\n" + text)
+
+
+@pytest.mark.parametrize("mark", ["\f", "\r", "\u2028"])
+def test_patches_that_are_made_here_are_git_s_too(tmp_path, mark):
+    before, after = {"a.py": f"1{mark}2\n3\n"}, {"a.py": f"1{mark}{mark}4\n3", "b.py": f"{mark}5\n"}
+    folder = folder_of(before, tmp_path / "folder")
+    subprocess.run(["git", "apply", "-"], input=patch_between(before, after).encode(), cwd=folder, check=True)
+    assert {path.name: path.read_bytes().decode() for path in folder.glob("*.py")} == after
+    tests = kodcode_patch("x.py", f"'{mark}'\r\n6\r\n")
+    subprocess.run(["git", "apply", "-"], input=tests.encode(), cwd=folder, check=True)
+    assert (folder / "x.py").read_bytes().decode() == f"'{mark}'\n6\n"

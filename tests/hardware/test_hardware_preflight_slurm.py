@@ -145,6 +145,8 @@ ASSOCIATIONS = Completed(0, "lab_a|normal,high\nlab_b|normal\n")
     [
         ({"account": "lab_a"}, ASSOCIATIONS, None),
         ({"account": "lab_c"}, ASSOCIATIONS, "hardware.account"),
+        ({"account": "Lab_A", "qos": "High"}, ASSOCIATIONS, None),
+        ({"account": "Lab_B", "qos": "High"}, ASSOCIATIONS, "hardware.qos"),
         ({"account": "lab_a", "qos": "high"}, ASSOCIATIONS, None),
         ({"account": "lab_b", "qos": "high"}, ASSOCIATIONS, "hardware.qos"),
         ({"qos": "higg"}, ASSOCIATIONS, "hardware.qos"),

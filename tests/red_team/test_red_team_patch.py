@@ -1,9 +1,12 @@
 """Tricks on the repository that the patch is taken from: the true change comes out, or nothing at all."""
 
+import dataclasses
+
 import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
@@ -108,6 +111,24 @@ async def test_a_patch_longer_than_any_argument_may_be(victim, sandboxes, agent)
     assert len(patch) > 2 * 128 * 1024
     verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
     assert verdict.resolved and verdict.patch_applied
+
+
+async def test_an_agent_s_attributes_do_not_keep_its_tests(victim, sandboxes, agent):
+    """Read as UTF-7, the changed test is the known one, of the same size; Python reads a sum that is never 0."""
+    known = f"from victim import twice\n\n\ndef test_sum():\n    # {'日' * 21}\n    assert twice(3) == 6\n"
+    (victim.folder / "tests" / "test_sum.py").write_text(known)
+    tests = {"base_commit": commit_tree(victim.folder), "pass_to_pass": ("tests/test_sum.py::test_sum",)}
+    victim.instance = dataclasses.replace(victim.instance, **tests)
+    changed = known.replace("日" * 21, f"+{'ZeVl5WXl' * 7}").replace("==", "+AD0APQ-")
+    assert len(changed) == len(known.encode()) and changed.encode().decode("utf-7") == known
+    patch, _, _ = await agent(
+        f"{FIX}; sed -i 's/2 . a/7/; 1i import builtins\\nbuiltins.AD0APQ = 0' victim/__init__.py",
+        "echo '/tests/test_sum.py working-tree-encoding=UTF-7' > .gitattributes",
+        f"cat > tests/test_sum.py <<'END'\n{changed.replace('+', '+-')}END",
+    )
+    assert "+AD0APQ- 6" in patch and "working-tree-encoding" in patch
+    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert not verdict.resolved and set(verdict.restored) == {".gitattributes", "tests/test_sum.py"}
 
 
 async def test_no_answer_in_time_is_not_an_empty_patch():

@@ -466,11 +466,13 @@ async def test_an_agent_inside_gets_a_door_and_its_patch_counts(attempt):
     assert used.env.graded[0][0] == used.trajectory.patch == "diff --git a/x b/x"
 
 
-async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left(attempt):
+async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left(attempt, instance):
     asked = []
 
     def respond(command):
         asked.append(command.command)
+        if "mktemp -d)" in command.command:
+            return "/tmp/aside"
         if "swe_rl hidden" in command.command:
             return "noise\nswe_rl hidden 1234abcd"
         return DIFF
@@ -479,8 +481,11 @@ async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left
         def workspace(self, instance):
             return Workspace(image="somebody/image")
 
-    await attempt(ScriptedAgent(["true"]), env=ImageEnv(Grade(True, True)), respond=respond)
-    hidden, acted, taken = asked
+    row = dataclasses.replace(instance(), setup_script="true " + "x" * 200_000)  # longer than a command may be
+    order = Order(row, TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
+    await attempt(ScriptedAgent(["true"]), env=ImageEnv(Grade(True, True)), respond=respond, order=order)
+    _, made, hidden, acted, taken = asked
+    assert "/tmp/aside" in made and len(made) < 200
     assert "swe_rl hidden" in hidden and acted == "true" and "1234abcd" in taken
 
 

@@ -189,6 +189,7 @@ def _count(groups: list[NodeGroup]) -> int:
 
 # SLURM's accounts and qualities of service: what the configuration names is the user's to use.
 # - Silent where the cluster keeps no accounts, or none for this user.
+# - SLURM's controller compares both without case; its database, which sacctmgr prints, keeps them in lower case.
 def account(config: Config, system: System) -> Iterator[Finding]:
     hardware = config.hardware
     if hardware.partition is None or (hardware.account is None and hardware.qos is None):
@@ -197,14 +198,14 @@ def account(config: Config, system: System) -> Iterator[Finding]:
     done = system.run(command)
     if done is None or done.status != 0:
         return
-    rows = [line.split("|") for line in done.stdout.splitlines() if line.strip()]
+    rows = [line.split("|") for line in done.stdout.lower().splitlines() if line.strip()]
     accounts = sorted({row[0] for row in rows if row[0]})
-    if hardware.account is not None and accounts and hardware.account not in accounts:
+    if hardware.account is not None and accounts and hardware.account.lower() not in accounts:
         yield _not_yours("account", hardware.account, accounts)
         return
-    mine = [row for row in rows if len(row) > 1 and hardware.account in (None, row[0])]
+    mine = [row for row in rows if len(row) > 1 and (hardware.account or row[0]).lower() == row[0]]
     levels = sorted({level for row in mine for level in row[1].split(",") if level})
-    if hardware.qos is not None and levels and hardware.qos not in levels:
+    if hardware.qos is not None and levels and hardware.qos.lower() not in levels:
         yield _not_yours("qos", hardware.qos, levels)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from swe_rl.env.grading.pinned import IMPORT_ROOTS, hiding_names
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import ExecResult, Sandbox
+from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError
 
 # Ways of the official harness (run_evaluation.GIT_APPLY_CMDS), used where a grading does not ask the harness itself.
 APPLY_COMMANDS = (
@@ -51,14 +51,21 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
         f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf \'%s\' "$d"', timeout_s=60.0
     )
     if moved.exit_code or not moved.output.startswith("/"):
-        raise GradeError(f"the grader's files cannot be put into the sandbox: {moved.output[-500:]}")
+        raise SandboxError(f"files cannot be put into the sandbox: {moved.output[-500:]}")
     return moved.output
+
+
+async def run_whole(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
+    """`script` of any size, which no command has: as a file that is gone before it runs. Raises SandboxError."""
+    folder = await put_files(sandbox, {"script.sh": script.encode()})
+    command = f'script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
+    return await sandbox.exec(command, timeout_s=timeout_s)
 
 
 async def set_up(sandbox: Sandbox, instance: Instance) -> None:
     """The instance's own preparation of its tree, before anything of the agent is there. Raises GradeError."""
     if instance.setup_script:
-        done = await sandbox.exec(instance.setup_script, timeout_s=_SETUP_S)
+        done = await run_whole(sandbox, instance.setup_script, _SETUP_S)
         if done.exit_code:
             raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
 
@@ -104,13 +111,15 @@ if [ "$applied" = no ]; then
   first=no
   {command} "$patch" && applied=yes
 fi"""
-# The snapshot is an index of its own with nothing but the protected files, as they are before the patch: what an image
-# changed in them without a commit stays.
+# The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
+# image changed in them without a commit stays. Its attributes come before a patch's: it holds bytes, and compares them.
 _SCRIPT = """
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; patch={patch}; applied=no; first=yes
-snapshot() {{ GIT_INDEX_FILE="$d/index" git "$@"; }}
-git rev-parse HEAD >/dev/null || exit 98
+snapshot() {{ GIT_DIR="$d/kept/.git" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$objects" git "$@"; }}
+git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
+git init -q --template= "$d/kept" && mkdir -p "$d/kept/.git/info" || exit 98
+echo '* -text -ident -filter !working-tree-encoding' > "$d/kept/.git/info/attributes"
 roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
 roots > "$d/roots"
 repository() {{ find . \\( -name .git -o -path '*/.git/*' \\) -exec ls -ldic --full-time {{}} + | sort; }}
@@ -122,7 +131,7 @@ if [ "$applied" = no ]; then
   git apply --check --reverse "$patch" >/dev/null 2>&1 && applied=yes
 fi
 [ "$applied" = yes ] || exit 97
-[ -e "$d/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
+[ -e "$d/kept/.git/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
 roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"

@@ -18,6 +18,7 @@ from typing import Any
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.patch_files import lines_of
 from swe_rl.env.records import refuse_duplicates
 from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.dataset import load_rows
@@ -178,7 +179,7 @@ def _statement(question: str, declarations: Sequence[str]) -> str:
 
 def _new_file(path: str, text: str, replaces: str = "") -> str:
     """A diff that makes `path` say `text`; `replaces` is what it says before, nothing for a new file."""
-    added = text.splitlines()
+    added = [line.rstrip("\r\n") for line in lines_of(text)]
     removed = replaces.splitlines()
     head = f"diff --git a/{path} b/{path}\n"
     if not replaces:
