@@ -55,7 +55,7 @@ async def execute(*command, **options):
 
 @pytest.fixture(autouse=True)
 def processes_are_forked(monkeypatch):
-    """Else each start of the gateway's processes imports for half a second; `processes_from_nothing` leaves this out."""
+    """Else each start of a process imports for half a second; `processes_from_nothing` leaves this out."""
     monkeypatch.setattr(asyncio, "create_subprocess_exec", execute)
 
 
