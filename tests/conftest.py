@@ -1,11 +1,13 @@
 """Settings of the whole suite."""
 
+import copy
 import gc
 import importlib.metadata
 import os
 import signal
 import sys
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from hydra._internal.config_repository import ConfigRepository
@@ -19,7 +21,7 @@ from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
 from swe_rl.trainer.ranks import forked
 from tests.support.command import HEAVY, environ_of_session
-from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees
+from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees, copied
 from tests.support.spare import ask_for_each
 
 INTERPRETER = forked._interpreter
@@ -71,6 +73,7 @@ def shared_trees():
     files = SharedFiles()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_tree", SharedTrees())
+        patch.setattr(compose, "copy", SimpleNamespace(deepcopy=copied))
         patch.setattr(ConfigRepository, "load_config", lambda *given, **named: files.load(*given, **named))
         yield
 
@@ -79,6 +82,7 @@ def shared_trees():
 def composed_from_nothing(shared_trees):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_compose_tree", COMPOSE_TREE)
+        patch.setattr(compose, "copy", copy)
         patch.setattr(ConfigRepository, "load_config", LOAD_CONFIG)
         yield
 

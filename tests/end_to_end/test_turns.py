@@ -11,6 +11,7 @@ from swe_rl.config.compose import compose
 from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events, read_jsonl
 from swe_rl.plan.sizes import VLLM_COMMAND
+from tests.end_to_end.conftest import root_list
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,9 @@ def test_a_run_of_two_steps(tmp_path, monkeypatch, way):
             "trainer.steps=2",
             "trainer.check_weights=false",  # the fake servers invent their log-probabilities
             "rollout.eval_n=1",
+            "rollout.prompts_per_step=2",
+            "rollout.n=2",
+            *root_list(tmp_path),
             f"paths.outputs={tmp_path / 'outputs'}",
             f"paths.scratch={tmp_path / 'scratch'}",
             f"paths.cache={tmp_path / 'cache'}",

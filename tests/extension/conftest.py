@@ -1,5 +1,6 @@
 """Packages of somebody else's, written into a folder of the test's own."""
 
+import os
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "theirs"
     folder.mkdir()
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # a folder there makes each later command cold
     monkeypatch.setattr(code, "_USED", [])
     before = set(sys.modules)
 

@@ -1,5 +1,6 @@
 """What the check says of somebody's own code, from its source alone; and that the start says the same."""
 
+import os
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from swe_rl.extension.code import use_code
 from swe_rl.extension.kinds import CONTRACTS
 from swe_rl.extension.make import ExtensionError, require_importable
 from swe_rl.extension.outline import OutlineError, outline
+from tests.support.command import LIGHT, ROOT, warm
 
 GOOD = '''
 from swe_rl.api import Agent
@@ -222,7 +224,8 @@ def test_an_editable_installation_of_a_namespace_is_read_and_not_imported(
         "print(status, refused, sorted({'ns', 'pkg'} & set(sys.modules)));"
         f"importlib.import_module({target!r}).Mine"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm(LIGHT).start([], tmp_path, environ, code).completed(60)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 [] []"), done.stdout + done.stderr
 
 

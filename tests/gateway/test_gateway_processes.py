@@ -81,6 +81,7 @@ async def told(serve, says, processes):
     return heard, traces, summaries
 
 
+@pytest.mark.usefixtures("processes_from_nothing")
 async def test_the_same_rows_and_replies_from_one_process_and_from_two(serve, says, tmp_path):
     heard, traces, summaries = await told(serve, says, 1)
     (tmp_path / "traces.db").rename(tmp_path / "before.db")

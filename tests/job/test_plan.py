@@ -359,7 +359,8 @@ def test_table_and_json(capsys):
 @pytest.mark.slow
 def test_no_number_that_the_rules_refuse_stops_the_plan():
     """Every number of the schema at 0 and at -1: what the rules let pass is planned, the rest is planned in part."""
-    plain = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "job=plan"]).config
+    words = ["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "job=plan", "rollout.n=2"]  # few to simulate
+    plain = compose(words).config
     for group in dataclasses.fields(plain):
         node = getattr(plain, group.name)
         if not dataclasses.is_dataclass(node):

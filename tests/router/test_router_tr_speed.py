@@ -7,7 +7,7 @@ import pytest
 from swe_rl.router.tr import TrPolicy
 from swe_rl.router.tr_settings import TrSettings
 
-PROGRAMS = (1000, 4000, 10_000)
+PROGRAMS = (1000, 10_000)
 
 
 def microseconds_per_event(tr_world, programs, engines):

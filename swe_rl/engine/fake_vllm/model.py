@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from swe_rl.engine.fake_vllm.settings import FakeSettings
 
 Reply = Callable[[Sequence[int]], Sequence[int]]
@@ -123,6 +121,8 @@ def routed_experts(settings: FakeSettings, tokens: Sequence[int], start: int) ->
     """Of all tokens from `start` on but the last: made up of the token, its layer and a number."""
     if not settings.routes:
         return None
+    import numpy as np  # a quarter of a server's start
+
     layers, active, experts = settings.experts
     numbers = np.array(tokens[start:-1])[:, None, None] + np.arange(layers)[None, :, None] + np.arange(active)
     file = io.BytesIO()

@@ -1,14 +1,21 @@
 """The release nearest to a base commit: between the one that lacks the fix and the one that has it."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from swe_rl.env.instance import Instance, Source
-from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build import fetch_program, sdist
+from swe_rl.env.source_build.program import BuildError, run
 from swe_rl.env.source_build.releases import FORWARD, MAX_FETCHED, REVERSE, nearer_releases
 from swe_rl.env.source_build.sdist import versions_of
 from tests.env.source_build.test_source_tree import BASE, FIX, TESTS, archive
+from tests.support.command import ROOT, warm
+
+PIP = ("pip._internal.commands.index", "pip._internal.network.session", "pip._internal.index.package_finder")
+FETCH = "import sys; from swe_rl.env.source_build.fetch_program import main; sys.exit(main(*sys.argv[1:]))"
 
 OLD = {"lib.py": "def f():\n    return 0\n"}  # nothing fits
 BEFORE = {"lib.py": "def f():\n    return 1\n"}
@@ -26,9 +33,23 @@ RELEASES = {  # days in the order of their releases; 0.15.2 was made of an older
 }
 
 
+def fetched(argv, *, what, **more):
+    """As `run`, in a fork of a process that has pip imported: alone, each of a test's many fetches takes half a second.
+    tests/env/source_build/test_source_tree.py fetches as a run does."""
+    if fetch_program.__file__ not in argv:
+        return run(argv, what=what, **more)
+    words = argv[argv.index(fetch_program.__file__) + 1 :]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = warm(PIP).start(list(words), Path.cwd(), environ, FETCH).completed(60)
+    if done.returncode:
+        raise BuildError(f"{what}: {done.stderr}")
+    return done.stdout
+
+
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     """A package index of this machine, as pip sees it."""
+    monkeypatch.setattr(sdist, "run", fetched)
     for version, (files, day) in RELEASES.items():
         setup = {"setup.py": "raise SystemExit('was run')\n", **files}
         archive(tmp_path / "index", setup, f"b-{version}", time=1_600_000_000 + day * 86_400)
