@@ -83,7 +83,7 @@ def with_model_folder(
     start = config.sft.start if config.job.name is JobName.sft else None
     starts = [*_exports(start), None] if start else [None]
     models = product([*_exports(config.model.path), None], starts)
-    earlier = earlier_of([one for pair in models if (one := _with(config, *pair)) is not config])
+    earlier = earlier_of([_with(config, *pair) for pair in models if pair != (None, None)])
     if earlier is not None:
         _export_again(earlier, "model.path", earlier.model.path)
         _export_again(earlier, "sft.start", earlier.sft.start)
@@ -142,8 +142,8 @@ def _exports(path: str) -> list[Path]:
     root, name, wanted = (whole, "*", "step_*") if is_run else (whole.parent.parent, f"{whole.name}-*", whole.name)
     files = (root / _EXPORTS).glob(f"{name}/config.json")
     there = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
-    whole_ones = (one for one in (root / _CHECKPOINTS).glob(wanted) if checkpoint_in(one) == one)
-    return [*dict.fromkeys([*there, *map(_export_folder, whole_ones)])]
+    checkpoints = (path for path in (root / _CHECKPOINTS).glob(wanted) if checkpoint_in(path) == path)
+    return [*dict.fromkeys([*there, *map(_export_folder, checkpoints)])]
 
 
 def _export_folder(checkpoint: Path) -> Path:
