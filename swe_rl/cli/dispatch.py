@@ -38,7 +38,7 @@ from swe_rl.host.terminal import shown
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report
-from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, folder_of_ended, is_continued, remove_untouched
+from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, earlier_of, folder_of_ended, remove_untouched
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictCon
     if config.job.name is JobName.runtime:  # a server has the overrides of its run, but does not resume it
         config = replace(config, trainer=replace(config.trainer, resume="none"))
     given = [mask_text(override) for override in composed.overrides]
-    config = with_model_folder(config, lambda earlier: is_continued(earlier, folder, here, given))
+    config = with_model_folder(config, lambda configs: earlier_of(configs, folder, here, given))
     config = with_meeting(config, folder)
     choose_folder(config, folder, here, given)  # refuses before anything is written there
     _refuse_foreign(folder)

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -72,20 +72,31 @@ def _export_timeline(job: JobConfig) -> int:
     return 0
 
 
-def with_model_folder(config: Config, is_continued: Callable[[Config], bool] = lambda _: False) -> Config:
+def with_model_folder(
+    config: Config, earlier_of: Callable[[Sequence[Config]], Config | None] = lambda _: None
+) -> Config:
     """The same where `model.path` is a model; one with a model's folder where it is a checkpoint or a run.
 
-    So is `sft.start` of a warm start. `is_continued`: whether a start with that configuration goes on with a run, which
-    then keeps the export that it began with. Raises UserError, DiskError.
+    So is `sft.start` of a warm start. `earlier_of`: with which a start goes on with a run, which then keeps the export
+    that it began with. Raises UserError, DiskError.
     """
     start = config.sft.start if config.job.name is JobName.sft else None
     starts = [*_exports(start), None] if start else [None]
-    for model, of_start in product([*_exports(config.model.path), None], starts):
-        earlier = _with(config, model, of_start)
-        if earlier is not config and is_continued(earlier):
-            return earlier
+    models = product([*_exports(config.model.path), None], starts)
+    earlier = earlier_of([_with(config, *pair) for pair in models if pair != (None, None)])
+    if earlier is not None:
+        _export_again(earlier, "model.path", earlier.model.path)
+        _export_again(earlier, "sft.start", earlier.sft.start)
+        return earlier
     config = _with(config, _exported(config, "model.path", config.model.path), None)
     return _with(config, None, _exported(config, "sft.start", start) if start else None)
+
+
+def _export_again(config: Config, key: str, path: str | None) -> None:
+    """Where `path` is an export that was removed, of a checkpoint that was not."""
+    export = Path(path or "")
+    if export.parent.name == _EXPORTS and not (export / "config.json").is_file():
+        _exported(config, key, str(export.parent.parent / _CHECKPOINTS / export.name.rpartition("-")[0]))
 
 
 def _with(config: Config, model: Path | None, start: Path | None) -> Config:
@@ -123,14 +134,16 @@ def checkpoint_in(path: Path) -> Path | None:
 
 
 def _exports(path: str) -> list[Path]:
-    """What was exported of a checkpoint or, where `path` is a run, of any of its; the newest first."""
+    """Of a checkpoint or a run, which `path` is: what was exported, the newest first, and then what can be."""
     whole = Path(path).absolute()
     is_run = (whole / _CHECKPOINTS).is_dir()
     if not is_run and whole.parent.name != _CHECKPOINTS:
         return []
-    root, name = (whole, "*") if is_run else (whole.parent.parent, f"{whole.name}-*")
+    root, name, wanted = (whole, "*", "step_*") if is_run else (whole.parent.parent, f"{whole.name}-*", whole.name)
     files = (root / _EXPORTS).glob(f"{name}/config.json")
-    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+    there = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+    checkpoints = (path for path in (root / _CHECKPOINTS).glob(wanted) if checkpoint_in(path) == path)
+    return [*dict.fromkeys([*there, *map(_export_folder, checkpoints)])]
 
 
 def _export_folder(checkpoint: Path) -> Path:

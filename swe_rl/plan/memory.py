@@ -61,7 +61,7 @@ def bytes_per_weight(config: Config) -> float:
     """Embeddings and scales, which keep more, are left out. Other layers than experts may have a method of their own:
     `experts_int8` leaves them as they are, and a configuration says it of both.
     """
-    given = arguments(config, {})
+    given = arguments(config)
     method = given[WEIGHTS].value if WEIGHTS in given else ""
     said = {part: str(name) for part, name in settings_of(given, WEIGHTS_CONFIG).items()}
     experts = _bytes_of(said.get("moe") or method)
@@ -70,7 +70,7 @@ def bytes_per_weight(config: Config) -> float:
 
 
 def bytes_per_cached_value(config: Config) -> float:
-    return _bytes_of(arguments(config, {}).get(CACHE, Argument("", "")).value)
+    return _bytes_of(arguments(config).get(CACHE, Argument("", "")).value)
 
 
 def _bytes_of(method: str) -> float:
@@ -183,12 +183,12 @@ def tokens_per_gpu(config: Config) -> int:
 def activations_gb(config: Config) -> float:
     """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
     all layers whole; and a chunk of float32 logits with its gradient. A mixture has each token once for each of its
-    experts: as they get it, as they give it, weighted, and put in order; between ranks that share the experts twice as
-    often, as what is sent is not what arrives.
+    experts: as they get it, as they give it, and put in order; between ranks that share the experts twice as often, as
+    what is sent is not what arrives.
     """
     model, tokens = config.model, tokens_per_gpu(config)
     intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
-    times = 8 if config.layout.expert_parallel > 1 else 4
+    times = 6 if config.layout.expert_parallel > 1 else 3
     copies = times * model.active_experts * model.hidden_size
     layer = tokens * (10 * model.hidden_size + copies + 4 * intermediate) * 2
     layers = model.num_layers * tokens * model.hidden_size * 2 + layer

@@ -315,16 +315,16 @@ class Argument(NamedTuple):
     key: str  # of the configuration, where it is written
 
 
-def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
+def arguments(config: Config) -> dict[str, Argument]:
     """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
 
-    The value is empty where none follows.
+    The value is empty where none follows. `config` is `commanded`, or it lacks what the environment's command says.
     """
     engine = config.engine
     if engine.kind is not EngineKind.vllm:
         return {}
     try:
-        command = shlex.split(engine.command or environment.get(VLLM_COMMAND, ""))
+        command = shlex.split(engine.command or "")
     except ValueError:
         command = []  # no server can be started with it, which is said elsewhere
     servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
@@ -341,7 +341,7 @@ def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argum
 
 def commanded(config: Config, environment: Mapping[str, str]) -> Config:
     """With the command that starts its servers, whoever names it."""
-    command = config.engine.command or environment.get(VLLM_COMMAND)
+    command = config.engine.command or environment.get(VLLM_COMMAND, "").strip() or None
     return replace(config, engine=replace(config.engine, command=command))
 
 

@@ -48,14 +48,34 @@ def choose_folder(
     return (RunFolder(fresh), False) if folder is None else (folder, True)
 
 
-def is_continued(config: Config, fresh: Path, here: Allocation | None, given: Sequence[str]) -> bool:
-    """Whether `choose_folder` leads to an earlier run; one that is in use is for the start to tell of."""
-    try:
-        return choose_folder(config, fresh, here, given)[1]
-    except FolderInUse:
-        return True
-    except UserError:
-        return False
+def earlier_of(configs: Sequence[Config], fresh: Path, here: Allocation | None, given: Sequence[str]) -> Config | None:
+    """The first with which `choose_folder` leads to an earlier run, or one in use, of which the start tells.
+
+    They differ in their models alone: all runs are looked at once, and again for a run of one of them only.
+    """
+    if not configs or (configs[0].trainer.resume == "none" and not (here and here.restarts)):
+        return None
+    known = [RunFolder(Path(configs[0].trainer.resume)), *_known(configs[0], fresh, _copied(configs[0], fresh, here))]
+    hashes = {status.config_hash for folder in known if (status := folder.status())}
+    for config in configs:
+        try:
+            if config_hash(config) in hashes and choose_folder(config, fresh, here, given)[1]:
+                return config
+        except FolderInUse:
+            return config
+        except UserError:
+            continue
+    return None
+
+
+def _copied(config: Config, fresh: Path, here: Allocation | None) -> list[Path]:
+    """This job's runs where it was queued again, on what survives a node."""
+    first = copy_folder(config, here, fresh) if here is not None and here.restarts else None
+    return [] if first is None else copies(first)
+
+
+def _known(config: Config, fresh: Path, copied: Sequence[Path]) -> list[RunFolder]:
+    return [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *map(RunFolder, copied)]
 
 
 def _named(config: Config, fresh: Path) -> RunFolder | None:
@@ -129,9 +149,8 @@ def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Se
     """
     if here is None or here.restarts == 0:
         return None
-    first = copy_folder(config, here, fresh)
-    copied = copies(first) if first is not None else []
-    known = [RunFolder(fresh), *runs_of(Path(config.paths.outputs), config.name), *map(RunFolder, copied)]
+    copied = _copied(config, fresh, here)
+    known = _known(config, fresh, copied)
     candidates = [folder for folder in known if continues(read_record(folder.requeue_json), here)]
     same = [folder for folder in candidates if _is_of(folder, config)]
     given = RunFolder(fresh).overrides() if given is None else list(given)

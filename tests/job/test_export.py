@@ -26,7 +26,8 @@ from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
 from swe_rl.report.card import _SHOWN, hub_id, model_card
-from swe_rl.run.which_folder import choose_folder, is_continued
+from swe_rl.run import which_folder
+from swe_rl.run.which_folder import choose_folder, earlier_of
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -236,16 +237,32 @@ def test_a_continued_run_keeps_the_export_that_it_began_with(run_folder, tmp_pat
     fresh = folder.path.parent / "new"
 
     def start(config):
-        return export.with_model_folder(config, lambda earlier: is_continued(earlier, fresh, None, []))
+        return export.with_model_folder(config, lambda configs: earlier_of(configs, fresh, None, []))
 
     again = start(compose(command).config)
     assert again == began and choose_folder(again, fresh)[0].path == folder.path
+    shutil.rmtree(run_folder / "exports")
+    assert start(compose(command).config) == began and load_model(began.model) is not None
     named = start(compose([*command[:-1], f"trainer.resume={folder.path}"]).config)
     assert named.model == began.model and choose_folder(named, fresh)[1]
     with folder.acquire():
         assert start(named) == named, "in use: for the start to tell of"
     anew = start(compose(command[:-1]).config)
     assert "step_000002" in anew.model.path and not choose_folder(anew, fresh)[1]
+
+
+def test_runs_are_looked_at_once_for_all_exports(run_folder, tmp_path, monkeypatch):
+    command = ["model=folder", f"model.path={run_folder}", f"paths.outputs={tmp_path}", "trainer.resume=auto"]
+    config = compose(command).config
+    for step in range(10, 30):
+        export_folder = run_folder / "exports" / f"step_{step:06}-0"
+        export_folder.mkdir(parents=True)
+        (export_folder / "config.json").write_text("{}")
+    looks = []
+    monkeypatch.setattr(which_folder, "runs_of", lambda *asked: looks.append(asked) or [])
+    monkeypatch.setattr(which_folder, "find_unfinished", lambda *asked: looks.append(asked))
+    export.with_model_folder(config, lambda configs: earlier_of(configs, tmp_path / "new", None, []))
+    assert len(looks) == 1
 
 
 def test_a_checkpoint_is_exported_once_and_anew_when_it_is_another(config, run_folder):
