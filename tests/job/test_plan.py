@@ -137,7 +137,7 @@ def test_a_mixture_stores_all_experts_and_computes_some():
     assert memory.checkpoint_gb(config) == pytest.approx(30.53 * 12)
     assert memory.weights_gb(config.model) == pytest.approx(30.53 * 2)
     tokens, hidden, inner, active = 4096, 2048, 768, 8
-    layer = tokens * (10 * hidden + 3 * active * hidden + 4 * active * inner) * 2
+    layer = tokens * (10 * hidden + 4 * active * hidden + 4 * active * inner) * 2
     expected = 48 * tokens * hidden * 2 + layer + 1024 * 151936 * 4 * 2
     assert memory.activations_gb(config) == pytest.approx(expected / 1e9)
     dense = compose([*words, "model.active_params_b=30.53"]).config
@@ -155,7 +155,7 @@ def test_ranks_that_share_experts_gather_their_part_and_hold_what_arrives():
     assert memory.experts_b(shared.model) == pytest.approx(experts)
     assert memory.gathered_gb(whole) == pytest.approx(2 * 2 * 30.53 / 48)
     assert memory.gathered_gb(shared) == pytest.approx(2 * 2 * (30.53 - experts + experts / 4) / 48)
-    more_gb = 4096 * 3 * 8 * 2048 * 2 / 1e9
+    more_gb = 4096 * 4 * 8 * 2048 * 2 / 1e9
     assert memory.activations_gb(shared) - memory.activations_gb(whole) == pytest.approx(more_gb)
     assert memory.states_gb_per_gpu(shared) == memory.states_gb_per_gpu(whole)
     assert memory.experts_b(compose([]).config.model) == 0

@@ -5,7 +5,6 @@ import multiprocessing
 import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
 from swe_rl.trainer.send.wire import announced
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
-from swe_rl.trainer.sharded.experts import _by_element, _experts_forward, _products, use_sharded_experts
+from swe_rl.trainer.sharded.experts import _by_element, _products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import layer_weights
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.mesh import make_mesh
@@ -40,23 +39,6 @@ from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 LORA = replace(CONFIG, lr=1e-2, lora_rank=3)
 SAVED = {"step": 1, "weight_version": 1, "data_order": [], "config": {}}
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_of_a_token_s_copies_backward_keeps_what_experts_get_alone(compiled):
-    """Neither results, weighted or not, nor their order; `memory.activations_gb` counts on it."""
-    gated, summed = _by_element(torch.nn.functional.silu, compiled)
-    width, inner, active, experts = 96, 40, 4, 8
-    hidden, counts = torch.randn(16, width, requires_grad=True), torch.rand(16, active, requires_grad=True)
-    layer = SimpleNamespace(num_experts=experts, expert_ranks=1, gated=gated, summed=summed)
-    layer.gate_up_proj = torch.randn(experts, 2 * inner, width, requires_grad=True)
-    layer.down_proj = torch.randn(experts, width, inner, requires_grad=True)
-    of_weights = {one.data_ptr() for one in layer.down_proj}
-    kept = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.setdefault(id(one), one), lambda one: one):
-        _experts_forward(layer, hidden, torch.rand(16, experts).topk(active).indices, counts)
-    rows = [one for one in kept.values() if one.shape[1:] == (width,) and one.data_ptr() not in of_weights]
-    assert sum(map(len, rows)) == 16 * active
 
 
 def local(saved, config=CONFIG, algo=None):
