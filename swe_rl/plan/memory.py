@@ -183,8 +183,8 @@ def tokens_per_gpu(config: Config) -> int:
 def activations_gb(config: Config) -> float:
     """Of one micro-batch on one GPU, in bfloat16: with checkpointing one hidden state a layer and one layer whole, else
     all layers whole; and a chunk of float32 logits with its gradient. A mixture has each token once for each of its
-    experts: as they get it, as they give it, weighted, and put in order; between ranks that share the experts twice as
-    often, as what is sent is not what arrives.
+    experts: as they get it, as they give it, put in order, and a gradient; between ranks that share the experts twice
+    as often, as what is sent is not what arrives.
     """
     model, tokens = config.model, tokens_per_gpu(config)
     intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size

@@ -161,6 +161,17 @@ def test_ranks_that_share_experts_gather_their_part_and_hold_what_arrives():
     assert memory.experts_b(compose([]).config.model) == 0
 
 
+@pytest.mark.parametrize(("expert_parallel", "peak_gb"), [(1, 38.9), (2, 41.5)])
+def test_a_mixture_takes_at_most_what_is_estimated(expert_parallel, peak_gb):
+    """Measured on two H200 (docs/benchmarks/mixtures.md): 4 layers and as small a part of the words."""
+    words = ["model=qwen3_coder_30b_a3b", "layout=dp4", "layout.engines=1", "layout.trainer_gpus=2"]
+    words += ["layout.sequence_parallel=1", "hardware=h200x8", "trainer.max_tokens_per_micro_batch=65536"]
+    config = compose([*words, "rollout.max_trajectory_tokens=8192"]).config
+    model = dataclasses.replace(config.model, num_layers=4, vocab_size=12672, params_b=2.54)
+    layout = dataclasses.replace(config.layout, expert_parallel=expert_parallel)
+    assert peak_gb < memory.trainer_gb_per_gpu(dataclasses.replace(config, model=model, layout=layout)) < 1.2 * peak_gb
+
+
 def test_each_replica_holds_all_states_and_a_rank_its_share_of_them():
     words = ["model=qwen3_14b", "layout=dp8_tp2_2nodes", "hardware=a100x16"]
     whole, two, offloaded, whole_offloaded = (
