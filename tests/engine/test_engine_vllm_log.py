@@ -87,7 +87,7 @@ def test_a_log_of_one_endless_line_is_shortened():
 def test_progress():
     assert last_line("INFO 11-21 11:38:50 [a.py:1] Loading weights\n\n") == "Loading weights"
     assert last_line("Loading shards:  25%\rLoading shards:  50%\n") == "Loading shards:  50%"
-    assert last_line("") == ""
+    assert last_line("") == "no output"
     assert last_line(f"with config: {'x' * 500}") == f"with config: {'x' * 87}..."  # a terminal has no room for it
 
 

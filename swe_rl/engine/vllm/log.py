@@ -12,7 +12,6 @@ from pathlib import Path
 
 _TAIL_BYTES = 256 * 1024
 _SHOWN_CHARS = 300
-_PROGRESS_CHARS = 100
 _SHOWN_LINES = 4
 _PREFIX = re.compile(
     r"^(\(\w[\w .:-]* pid=\d+\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) [\d-]+ [\d:.]+ )?(\[[\w./]+:\d+\]\s?)?"
@@ -84,8 +83,8 @@ def diagnose(text: str) -> Diagnosis:
 
 
 def last_line(text: str) -> str:
-    """For progress: the last line that says anything."""
-    return next((_shorten(line, _PROGRESS_CHARS) for line in map(_plain, reversed(text.splitlines())) if line), "")
+    """For progress: the last line that says anything, as far as a terminal shows it."""
+    return next((_shorten(line, 100) for line in map(_plain, reversed(text.splitlines())) if line), "no output")
 
 
 def read_tail(path: Path, since_bytes: int = 0) -> str:

@@ -154,8 +154,7 @@ class VllmServer:
                     )
                 if now_s - told_s >= _TELL_EVERY_S:
                     told_s = now_s
-                    said = last_line(self._tail()) or "no output"
-                    self._say(f"{self._name} starts, {now_s - started_s:.0f} s: {said}")
+                    self._say(f"{self._name} starts, {now_s - started_s:.0f} s: {last_line(self._tail())}")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _LOOK_S)
         finally:
