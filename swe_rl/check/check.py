@@ -42,7 +42,6 @@ from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import Range, within, wrong_numbers
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_value
-from swe_rl.plan.sizes import commanded
 
 _FILES = (
     batch,
@@ -95,7 +94,7 @@ def check(config: Config, origins: Origins | None = None, host: Host | None = No
     host = replace(host or _host(origins), answers=config.job.name in ASKING)
     config, started = asked(config), starts(config)
     wrong = list(numbers(config, host))
-    sound = commanded(within(config), host.environment)
+    sound = within(config)
     others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
     findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {number.key for number in wrong}))]
     findings += _clashes(origins) if origins else []

@@ -10,7 +10,6 @@ Invariants:
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -121,7 +120,6 @@ def compare(
     config: Config, *, capacity_tokens: int | None = None, routers: Sequence[Arm] | None = None
 ) -> dict[str, Any]:
     """Arms with mean and spread (standard deviation over the loads) of every metric; keys name their units."""
-    digest, config = config_hash(config), sizes.commanded(config, os.environ)
     loads = loads_of(config)
     workloads = loads.workloads
     capacity = capacity_tokens or capacity_of(config)
@@ -131,7 +129,7 @@ def compare(
     programs = [program for load in workloads for step in load.steps for program in step]
     rollouts = _step_rollouts(config, compared[label_of(config.router)], len(workloads))
     made = {
-        "config_hash": digest,
+        "config_hash": config_hash(config),
         "workload": {
             **loads.origin,
             "programs": sizes.trajectories_per_step(config),

@@ -61,7 +61,7 @@ def bytes_per_weight(config: Config) -> float:
     """Embeddings and scales, which keep more, are left out. Other layers than experts may have a method of their own:
     `experts_int8` leaves them as they are, and a configuration says it of both.
     """
-    given = arguments(config)
+    given = arguments(config, {})
     method = given[WEIGHTS].value if WEIGHTS in given else ""
     said = {part: str(name) for part, name in settings_of(given, WEIGHTS_CONFIG).items()}
     experts = _bytes_of(said.get("moe") or method)
@@ -70,7 +70,7 @@ def bytes_per_weight(config: Config) -> float:
 
 
 def bytes_per_cached_value(config: Config) -> float:
-    return _bytes_of(arguments(config).get(CACHE, Argument("", "")).value)
+    return _bytes_of(arguments(config, {}).get(CACHE, Argument("", "")).value)
 
 
 def _bytes_of(method: str) -> float:

@@ -315,16 +315,16 @@ class Argument(NamedTuple):
     key: str  # of the configuration, where it is written
 
 
-def arguments(config: Config) -> dict[str, Argument]:
+def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
     """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
 
-    The value is empty where none follows. `config` is `commanded`, or it lacks what the environment's command says.
+    The value is empty where none follows.
     """
     engine = config.engine
     if engine.kind is not EngineKind.vllm:
         return {}
     try:
-        command = shlex.split(engine.command or "")
+        command = shlex.split(engine.command or environment.get(VLLM_COMMAND, ""))
     except ValueError:
         command = []  # no server can be started with it, which is said elsewhere
     servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
@@ -341,7 +341,7 @@ def arguments(config: Config) -> dict[str, Argument]:
 
 def commanded(config: Config, environment: Mapping[str, str]) -> Config:
     """With the command that starts its servers, whoever names it."""
-    command = config.engine.command or environment.get(VLLM_COMMAND, "").strip() or None
+    command = config.engine.command or environment.get(VLLM_COMMAND)
     return replace(config, engine=replace(config.engine, command=command))
 
 

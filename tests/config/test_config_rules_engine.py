@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.check.check import check
 from swe_rl.check.findings import Host, Severity
 from swe_rl.check.rules.engine import (
     READ_AGAIN,
@@ -17,10 +16,11 @@ from swe_rl.check.rules.engine import (
     quantised_rollouts,
     quantised_weights,
 )
+from swe_rl.check.rules.memory import engine_memory
 from swe_rl.config.choices import Correction, EngineKind, LoraServing, WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
-from swe_rl.plan.sizes import VLLM_COMMAND, arguments, commanded
+from swe_rl.plan.sizes import VLLM_COMMAND, arguments
 
 HOST = Host(environment={})
 GPUS = LayoutConfig(name="dp4", engines=4, trainer_gpus=4, colocated=False)
@@ -33,17 +33,17 @@ def config_of(*extra, command=PYTHON, layout=GPUS, kind=EngineKind.vllm, correct
 
 
 def found(rule, config, host=HOST):
-    return [(one.severity, one.key, one.value) for one in rule(commanded(config, host.environment), host)]
+    return [(one.severity, one.key, one.value) for one in rule(config, host)]
 
 
 def settings_of(*extra, command=PYTHON):
-    asked = drafting(arguments(commanded(config_of(*extra, command=command), HOST.environment)))
+    asked = drafting(arguments(config_of(*extra, command=command), HOST.environment))
     return asked and dict(asked.settings)
 
 
 def test_the_last_of_a_flag_wins_and_the_commands_come_first():
     config = config_of("--quantization=mxfp8", "--block-size", "32", command="vllm serve -q awq --async-scheduling -x")
-    given = arguments(commanded(config, HOST.environment))
+    given = arguments(config, HOST.environment)
     assert given["--quantization"] == ("mxfp8", "engine.extra_arguments")
     assert given["--block-size"] == ("32", "engine.extra_arguments")
     assert given["--async-scheduling"] == ("", "engine.command")
@@ -51,7 +51,7 @@ def test_the_last_of_a_flag_wins_and_the_commands_come_first():
 
 @pytest.mark.parametrize("command", ["srun --overlap -q normal /opt/bin/python", "docker run -q image vllm serve"])
 def test_flags_of_what_starts_the_server_are_not_the_servers(command):
-    assert arguments(commanded(config_of(command=command), HOST.environment)) == {}
+    assert arguments(config_of(command=command), HOST.environment) == {}
 
 
 def test_the_command_may_come_from_the_environment():
@@ -65,9 +65,8 @@ def test_the_command_may_come_from_the_environment():
 def test_memory_is_counted_by_the_command_of_the_environment():
     given = ["job=eval", "model=qwen3_32b", "layout=dp4", "hardware=h100x8", "engine.gpu_memory_utilization=0.8"]
     config = compose(given).config
-    hosts = [Host(environment={VLLM_COMMAND: f"vllm serve{flags}"}) for flags in ("", " -q fp8_per_tensor")]
-    said = [{finding.rule_id for finding in check(config, host=host)} for host in hosts]
-    assert "engine_memory" in said[0] and "engine_memory" not in said[1]
+    assert [finding.rule_id for finding in engine_memory(config, HOST)] == ["engine_memory"]
+    assert not list(engine_memory(config, Host(environment={VLLM_COMMAND: "vllm serve -q fp8_per_tensor"})))
 
 
 @pytest.mark.parametrize(

@@ -41,15 +41,6 @@ def test_every_router_on_the_same_workloads(compared):
     assert default["preemptions"]["mean"] > 0
 
 
-def test_the_command_of_the_environment_counts(published, monkeypatch):
-    small = replace(published, rollout=replace(published.rollout, prompts_per_step=2, n=1))
-    before = job.compare(small)
-    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", "vllm serve --kv-cache-dtype fp8")
-    after, tokens = job.compare(small), "kv_tokens_per_engine"
-    assert after["engines"][tokens] == pytest.approx(2 * before["engines"][tokens], rel=0.01)
-    assert after["config_hash"] == before["config_hash"]
-
-
 def test_the_configured_router_comes_second_and_once(published):
     shipped = compose(["router=cap"]).config.router
     labels = [arm.label for arm in job.arms(replace(published, router=replace(shipped, max_programs_per_engine=7)))]

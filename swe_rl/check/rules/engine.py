@@ -145,13 +145,13 @@ def drafting(given: Mapping[str, Argument]) -> Drafting | None:
 
 
 @about(Part.engines)
-def cpu_drafts(config: Config, _: Host) -> Iterator[Finding]:
+def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
     """Two faults of vLLM without Triton, seen in 0.32. `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`, equal
     in 0.26) gives drafted tokens their request's temperature, top_k and top_p, but writes into a copy: what is no int64
     is lost, and logits are divided by memory that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a
     step without drafts, so that the first request with top_k ends the server. Greedy requests need neither.
     """
-    asked = drafting(arguments(config))
+    asked = drafting(arguments(config, host.environment))
     if asked and uses_no_gpu(config.layout):
         yield error(
             "cpu_drafts",
@@ -164,11 +164,11 @@ def cpu_drafts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.engines, Part.evaluation)
-def inexact_drafts(config: Config, _: Host) -> Iterator[Finding]:
+def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
     """`rejection_sample_method=synthetic` (`vllm/config/speculative.py`) accepts drafted tokens at a given rate,
     whatever the model thinks of them; `standard` and `block` sample what the model alone would sample.
     """
-    asked = drafting(arguments(config))
+    asked = drafting(arguments(config, host.environment))
     method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
     if asked and method not in EXACT_ACCEPTANCE:
         yield error(
@@ -182,11 +182,11 @@ def inexact_drafts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.engines, Part.trainer)
-def draft_weights(config: Config, _: Host) -> Iterator[Finding]:
+def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
     """New weights are loaded into the target alone (`reload_weights` and the weight transfer of `gpu_worker.py`), and
     `sleep` at level 2 gives the memory of both away. Drafts from old weights are still verified by the new ones.
     """
-    asked = drafting(arguments(config))
+    asked = drafting(arguments(config, host.environment))
     drafter = asked and (asked.settings.get("method") or asked.settings.get("model"))
     method = str(drafter or "").strip("[]")
     if not asked or not method or method in DRAFTS_WITHOUT_WEIGHTS:
@@ -201,11 +201,11 @@ def draft_weights(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.engines, Part.trainer)
-def quantised_rollouts(config: Config, _: Host) -> Iterator[Finding]:
+def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
     """Engines with fewer bits than the trainer sample from another policy than the one that is trained. NeMo-RL asks
     for its correction too, where engines are FP8 (its pages on FP8).
     """
-    given, algo = arguments(config), config.algo
+    given, algo = arguments(config, host.environment), config.algo
     flags = [flag for flag in (WEIGHTS, sizes.WEIGHTS_CONFIG) if flag in given]
     flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
     traced = config.rollout.capture is Capture.traced
@@ -228,14 +228,14 @@ def quantised_rollouts(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.engines, Part.trainer)
-def quantised_weights(config: Config, _: Host) -> Iterator[Finding]:
+def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
     """The trainer sends plain weights, by whatever `trainer.weight_sync`. vLLM quantises them again, layer by layer
     (`model_loader/reload/layerwise.py`), where the method does so at the start (`ONLINE_QUANT_SHORTHAND_NAMES` of
     `config/quantization.py`, and `experts_int8`). Most other methods have parameters for weights that somebody
     quantised before. bitsandbytes (0.26) has a loader of its own without `get_all_weights`, which a reload from a
     folder calls.
     """
-    given = arguments(config)
+    given = arguments(config, host.environment)
     method = given[WEIGHTS].value if WEIGHTS in given else _ON_ARRIVAL
     if method not in QUANTISED_ON_ARRIVAL and not serves_adapter(config):
         yield error(
@@ -253,7 +253,7 @@ def load_format(config: Config, host: Host) -> Iterator[Finding]:
     server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
     A server that was started again gets weights by folder, whatever trainer.weight_sync is (`restore` of an engine).
     """
-    given = arguments(config).get(LOADER, Argument("", ""))
+    given = arguments(config, host.environment).get(LOADER, Argument("", ""))
     way = wanted_sync(config, host.environment)
     name, by_folder = given.value.lower(), way is WeightSync.disk  # in small letters, as vLLM reads it
     if not name or name in READ_AGAIN or serves_adapter(config) or not (by_folder or name in READ_ONCE):

@@ -14,6 +14,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.plan import memory
 from swe_rl.plan.sizes import (
+    commanded,
     divisors,
     replica_ranks,
     replicas,
@@ -89,7 +90,8 @@ def _narrowest(config: Config) -> Config:
 
 
 @about(Part.engines)
-def engine_memory(config: Config, _: Host) -> Iterator[Finding]:
+def engine_memory(config: Config, host: Host) -> Iterator[Finding]:
+    config = commanded(config, host.environment)
     if not _known(config) or config.engine.kind != EngineKind.vllm:
         return
     budget = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
@@ -138,7 +140,8 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @between(Part.engines, Part.rollouts)
-def cache_crowded(config: Config, _: Host) -> Iterator[Finding]:
+def cache_crowded(config: Config, host: Host) -> Iterator[Finding]:
+    config = commanded(config, host.environment)
     tokens = memory.kv_tokens_per_engine(config)
     if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded"):
         return
