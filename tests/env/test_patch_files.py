@@ -103,3 +103,6 @@ def test_patches_that_are_made_here_are_git_s_too(tmp_path, mark):
     tests = kodcode_patch("x.py", f"'{mark}'\r\n6\r\n")
     subprocess.run(["git", "apply", "-"], input=tests.encode(), cwd=folder, check=True)
     assert (folder / "x.py").read_bytes().decode() == f"'{mark}'\n6\n"
+    gold = kodcode_patch("x.py", f"7{mark}8\n", f"'{mark}'\n6\n")
+    subprocess.run(["git", "apply", "-"], input=gold.encode(), cwd=folder, check=True)
+    assert (folder / "x.py").read_bytes().decode() == f"7{mark}8\n"

@@ -57,8 +57,8 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
 
 async def run_whole(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
     """`script` of any size, which no command has: as a file that is gone before it runs. Raises SandboxError."""
-    folder = await put_files(sandbox, {"script.sh": script.encode()})
-    command = f'script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
+    folder = shlex.quote(await put_files(sandbox, {"script.sh": script.encode("utf-8", "replace")}))
+    command = f'unset script; script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
     return await sandbox.exec(command, timeout_s=timeout_s)
 
 
