@@ -82,7 +82,7 @@ def engine_secrets(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "engine_secret",
             "engine.command" if flag in (engine.command or "") else "engine.extra_arguments",
-            "everybody on the machine could read what follows it, on a command line or in a file",
+            "everybody on the machine could read what follows it, and it would be written to config.yaml",
             f"leave it out, and set {_SECRET_FLAGS_INSTEAD[flag]} in the environment",
             value=flag,
         )
