@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swe_rl.agent.protocol import Turn
-from swe_rl.config.choices import JobName
+from swe_rl.agent.protocol import Exit, Turn
+from swe_rl.config.choices import JobName, OutcomeReward, RewardKind
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import options
 from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
+from swe_rl.env.protocol import Grade
 from swe_rl.rollout.batch import rollout_numbers
 from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.outcome import FAILURE_REWARD, reward_of, status_of
 from swe_rl.rollout.pass_rates import PassRates
 from swe_rl.rollout.prefixes import replay_numbers
 from swe_rl.rollout.rows import Mismatch
@@ -292,6 +294,14 @@ def test_the_page_of_the_trainer_names_files_of_the_trainer():
 def test_the_failure_table_is_the_default_configuration():
     words = {True: "yes", False: "no"}
     outcomes = compose().config.rollout.outcomes
+    unsubmitted = {status_of(exit, "a change", None).value for exit in Exit if exit is not Exit.SUBMITTED}
+    graded = [status for status, row in outcomes.items() if row.reward is OutcomeReward.graded]
+    rewards = {status: row.reward.value for status, row in outcomes.items()}
+    rewards |= {status: "graded if submitted, else failure" for status in graded if status in unsubmitted}
+    half = Grade(resolved=False, patch_applied=True, fail_to_pass={"a": True, "b": False}, pass_to_pass={})
+    kind = RewardKind.fail_to_pass_fraction
+    assert {reward_of(Status(status), half, outcomes, kind) for status in graded if status != "resolved"} == {0.5}
+    assert {reward_of(Status(status), None, outcomes, kind) for status in graded} == {FAILURE_REWARD[kind]}
     infra_retries = compose().config.rollout.infra_retries
     found = {}
     page = (ROOT / "docs" / "failure_policy.md").read_text()
@@ -299,7 +309,7 @@ def test_the_failure_table_is_the_default_configuration():
         number = infra_retries if retries == "`rollout.infra_retries`" else int(retries)
         found[status.strip("`")] = (reward, trained, in_baseline, number)
     assert found == {
-        status: (row.reward.value, words[row.trained], words[row.in_baseline], row.retries)
+        status: (rewards[status], words[row.trained], words[row.in_baseline], row.retries)
         for status, row in outcomes.items()
     }
     assert set(found) == set(Status)
