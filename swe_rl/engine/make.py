@@ -9,14 +9,14 @@ Invariants:
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.external import external_engines
-from swe_rl.engine.protocol import Engine, EngineError, LossTeller, Record
+from swe_rl.engine.protocol import Engine, EngineError, EngineState, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions, command_of
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
@@ -54,18 +54,18 @@ def make_engines(
     environ: Mapping[str, str] | None = None,
     options: VllmOptions | None = None,
     record: Record | None = None,
+    restarts: MutableMapping[str, int] | None = None,
 ) -> Sequence[Engine]:
-    """engine0, engine1, ..., not started; one without a model where no agent asks it.
+    """engine0, engine1, ..., not started; one without a model where no agent asks it. Raises UserError.
 
-    `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers.
-
-    Raises UserError.
+    `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers. `restarts`: those
+    so far of servers that the run had up before.
     """
     environ = os.environ if environ is None else environ
     if not asks_model(config):
         return [ScriptedEngine(_nobody_asks, name="engine0")]
     if config.engine.kind is EngineKind.vllm:
-        return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record)
+        return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record, restarts)
     if config.engine.kind is EngineKind.external:
         weights = weight_folders(config, folders.weights) if read_elsewhere(config) else None
         external = external_engines(config, environ, weights, say)
@@ -98,10 +98,12 @@ def options_of(engine: EngineConfig) -> VllmOptions:
 
 
 async def start_engines(engines: Sequence[Engine]) -> None:
-    """At the same time; raises the first failure, after all were closed."""
+    """At the same time; raises the first failure, after all were closed. Some may be gone then, but not all."""
     tasks = [asyncio.ensure_future(engine.start()) for engine in engines]
     try:
         await asyncio.gather(*tasks)
+        if all(engine.state is EngineState.gone for engine in engines):
+            raise EngineError("; ".join(str(engine.why_lost) for engine in engines))
     except BaseException:
         for task in tasks:
             task.cancel()

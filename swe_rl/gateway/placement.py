@@ -56,6 +56,8 @@ class Placement:
     def start(self) -> None:
         for name, engine in self._engines.items():
             engine.on_change = partial(self._changed, name)
+            if engine.state is EngineState.gone:  # it did not come up again with the others
+                self._changed(name, False)
         if self._router.tick_s is not None:
             self._look()  # capacities before the first request
             self._ticks = asyncio.get_running_loop().create_task(self._tick(self._router.tick_s))
@@ -69,12 +71,7 @@ class Placement:
 
     @contextlib.asynccontextmanager
     async def place(
-        self,
-        program_id: str,
-        request_id: str,
-        prompt_tokens: int,
-        group_id: str | None = None,
-        turn: int | None = None,
+        self, program_id: str, request_id: str, prompt_tokens: int, group_id: str | None = None, turn: int | None = None
     ) -> AsyncIterator[Placed]:
         """Waits until the router lets the request go, and tells it when the block is left."""
         # Two ends: a caller that is cancelled while its request is held never had an engine, and still is finished.

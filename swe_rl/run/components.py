@@ -13,7 +13,7 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -271,14 +271,12 @@ async def _started_engines(
         pad_token_id=pad,
         say=session.progress.message,
         record=session.record,
+        restarts=session.engine_restarts,
     )
     for engine in engines:
         stack.push_async_callback(engine.close)
-    if embedded:
+    with nullcontext() if embedded else session.progress.phase("start_engines"):
         await start_engines(engines)
-    else:
-        with session.progress.phase("start_engines"):
-            await start_engines(engines)
     return engines
 
 

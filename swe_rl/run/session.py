@@ -123,6 +123,7 @@ class Session:
     started_s: float
     reports: bool = True  # whether it ends in a summary and a report
     summary: dict[str, Any] = field(default_factory=dict)
+    engine_restarts: dict[str, int] = field(default_factory=dict)  # of each of our servers that was up once
     end_signal: EndSignal = field(default_factory=EndSignal)
     survival: Survival | None = None  # inside a SLURM job
     copies: Rounds | None = None  # with paths.sync_to

@@ -14,6 +14,7 @@ import pytest
 from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.sandbox.lease import reap_stale
 from tests.end_to_end.conftest import FEW, ranks_of
+from tests.support import dying_server
 from tests.support.waiting import alive, gone
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -128,6 +129,26 @@ def test_a_server_that_fails_by_itself_ends_the_ranks(command, fake):
     done = command.run(*TWO)
     assert done.exit_status == 1 and "Engine `engine0` ended with status 3: RuntimeError: of its own" in done.stderr
     assert "Traceback" not in done.stderr and "Rank " not in done.stderr, done.stderr
+    nothing_stays(command, [])
+
+
+def test_a_server_that_dies_while_a_lost_rank_is_replaced_is_started_again(command, fake, monkeypatch):
+    """The first start of a run is another matter: see the test before."""
+    fake()
+    deaths = command.root / "deaths"
+    deaths.mkdir()
+    monkeypatch.setenv(VLLM_COMMAND, shlex.join([sys.executable, dying_server.__file__, str(deaths)]))
+    process = command.start(*TWO, "trainer.steps=3", "trainer.max_restarts=1")
+    command.wait_for_step(process, 1)
+    (deaths / "start").touch()
+    ranks_of(process.pid)[1].kill()
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0 and "Traceback" not in stderr, stdout + stderr
+    assert "ended with status 3" in stdout and "restart 1 of 3" in stdout
+    events = [event["event"] for event in command.read(command.folder() / "events.jsonl")]
+    story = [event for event in events if event in ("engine_lost", "engine_back", "trainer_restart")]
+    assert story == ["engine_lost", "engine_back", "trainer_restart"]
+    assert [step["step"] for step in command.steps()] == [1, 2, 3]
     nothing_stays(command, [])
 
 

@@ -17,6 +17,7 @@ from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import DiskError
+from tests.support import dying_server
 from tests.support.waiting import alive, until
 
 COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
@@ -30,7 +31,7 @@ async def make(tmp_path):
     made = []
     with engine_scratch(tmp_path / "scratch") as scratch:
 
-        def build(engines=1, options=None, environ=None, trainer=None, **fake):
+        def build(engines=1, options=None, environ=None, trainer=None, restarts=None, record=None, **fake):
             layout = LayoutConfig(engines=engines)
             config = Config(
                 layout=layout,
@@ -46,6 +47,8 @@ async def make(tmp_path):
                 say=said.append,
                 environ={**os.environ, "FAKE_VLLM": json.dumps(fake), **(environ or {})},
                 options=VllmOptions(**{"command": COMMAND, "stop_timeout_s": 2.0, **(options or {})}),
+                record=record,
+                restarts=restarts,
             )
             made.extend(found)
             return found, said
@@ -159,6 +162,72 @@ async def test_a_restart_that_fails_is_followed_by_the_next(make, failures, rest
     )
     assert any("the restart failed: no memory; restart 2 of 3" in line for line in said) is (restarts > 1)
     assert up or str(engine.why_lost).endswith("the restart failed: no memory")
+
+
+@pytest.fixture
+def deaths(tmp_path):
+    """deaths(*names) -> the command of a server of which so many next starts die (see `dying_server`)."""
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+
+    def plan(*names):
+        for number, name in enumerate(names):
+            (folder / f"{number}{name}").touch()
+        return {"command": (sys.executable, dying_server.__file__, str(folder))}
+
+    return plan
+
+
+@pytest.mark.parametrize("how", ["start", "probe"])
+async def test_a_first_start_that_dies_is_not_tried_again(make, deaths, how):
+    """It would die once more: it has the same settings."""
+    (engine,), said = make(options=deaths(how))
+    with pytest.raises(EngineError, match=f"ended with status 3: .*CUDA out of memory .0{how}"):
+        await engine.start()
+    assert sum("starts on" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("how", ["start", "probe"])
+async def test_a_restart_that_dies_before_it_is_up_is_followed_by_the_next(make, deaths, how):
+    (engine,), said = make(options=deaths())
+    await engine.start()
+    deaths(how, how)
+    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    await until(lambda: engine.restarts == 3 and engine.state is EngineState.up, 30)
+    assert sum("CUDA out of memory" in line for line in said) == 2
+
+
+async def test_engines_that_are_made_anew_count_their_deaths_on(make, deaths):
+    """As after a lost rank of the trainer: once a server was up, one that dies at its start is a fault like others."""
+    restarts, events = {}, []
+    (engine,), _ = make(restarts=restarts, options=deaths())
+    await start_engines([engine])
+    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
+    await engine.close()
+    record = lambda event, _: events.append(event)  # noqa: E731
+    (engine,), said = make(restarts=restarts, record=record, options=deaths("start", "probe"))
+    await start_engines([engine])
+    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
+    assert engine.restarts == 3 and events == ["engine_lost", "engine_back"]
+    assert any("(0start)" in line and "restart 2 of 3" in line for line in said)
+    assert any("(1probe)" in line and "restart 3 of 3" in line for line in said)
+    await engine.close()
+    (engine,), said = make(restarts=restarts, record=record, options=deaths("start"))
+    with pytest.raises(EngineError, match=r"\(0start\).*it was restarted 3 times already"):
+        await start_engines([engine])
+    assert sum("starts on" in line for line in said) == 1 and not psutil.pid_exists(engine.server.pid)
+
+
+async def test_an_engine_that_does_not_come_up_again_leaves_the_others(make, deaths):
+    restarts = {"engine0": 3, "engine1": 3}
+    engines, _ = make(engines=2, restarts=restarts, options=deaths("start"))
+    await start_engines(engines)
+    assert sorted(engine.state.name for engine in engines) == ["gone", "up"]
+    up, gone = sorted(engines, key=lambda engine: engine.state is EngineState.gone)
+    assert (await up.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
+    with pytest.raises(EngineError, match="CUDA out of memory"):
+        await gone.generate(PROMPT, SamplingParams(1), request_id="a")
 
 
 async def test_no_compiler_is_answered_with_eager_mode(make):

@@ -92,6 +92,17 @@ async def test_a_failing_request_is_finished(held):
     assert policy.events[-1] == RequestFinished("p", "r", 7)
 
 
+async def test_an_engine_that_is_gone_from_the_start_gets_nothing():
+    engines = [ScriptedEngine(lambda prompt: [1], name=f"e{i}") for i in range(2)]
+    engines[0].state = EngineState.gone
+    placement = Placement(Router(DefaultPolicy(), ["e0", "e1"]), engines)
+    placement.start()
+    for number in range(3):
+        async with placement.place(f"p{number}", "r", 7) as placed:
+            assert placed.engine.name == "e1"
+    await placement.close()
+
+
 async def test_what_is_held_goes_to_a_failed_engine_when_none_will_serve_again():
     """There it fails with the reason, rather than wait for its client's patience to end."""
     engines = [ScriptedEngine(lambda prompt: [1], name=f"e{i}") for i in range(2)]

@@ -23,11 +23,7 @@ class DeviceError(UserError):
 
 
 def visible_devices(
-    gpus: Sequence[Gpu],
-    environ: Mapping[str, str],
-    *,
-    mig: bool = False,
-    list_devices: Callable[[], str] | None = None,
+    gpus: Sequence[Gpu], environ: Mapping[str, str], *, mig: bool = False, list_devices: Callable[[], str] | None = None
 ) -> str:
     """The value of CUDA_VISIBLE_DEVICES for a server on `gpus` of this node. Raises DeviceError.
 

@@ -2,20 +2,20 @@
 
 Invariants:
 - When the server dies, what waits for it fails at once with the reason from its log; later requests wait for the
-  restart, which is tried `max_restarts` times in the engine's life, and fail when there is none left.
+  restart, which is tried `max_restarts` times in a run, and fail when there is none left.
+- A server that dies before it is up fails `start`; where the run had one up before, it is a death like any other.
 - A restarted server serves only with the weights that the dead one had, or newer ones; otherwise it stays down.
 - New weights reach a server that dies while it takes them once it is back.
 - A server that dies between `sleep` and `may_wake` leaves its GPUs free until `may_wake`; one that is started anew
   while it waits for weights gets them by the next update, and serves nobody before.
 - A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
   one that does not understand the name of a MIG slice is given the slice's number.
-- Of a restart that failed no process is left, whatever went wrong.
-- `close` ends the process and everything below it.
+- `close` ends the process and everything below it. Of a restart that failed no process is left, whatever went wrong.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -58,7 +58,8 @@ class Maker(Protocol):
 
 
 class VllmEngine(Engine):
-    """`say` and `record` (for `events.jsonl`, see `loss`) are told when it is lost, and when it serves again."""
+    """`say` and `record` (for `events.jsonl`, see `loss`) are told when it is lost, and when it serves again. `ledger`:
+    restarts so far of each of the run's engines that was up once, by name; those that are made later go on with it."""
 
     def __init__(
         self,
@@ -70,9 +71,10 @@ class VllmEngine(Engine):
         say: Callable[[str], None],
         weights: WeightFolders | None = None,
         record: Record | None = None,
+        ledger: MutableMapping[str, int] | None = None,
     ) -> None:
         super().__init__(name)
-        self.restarts = 0
+        self._ledger = {} if ledger is None else ledger
         self._maker = maker
         self._model_path = model_path
         self._max_restarts = max_restarts
@@ -88,11 +90,15 @@ class VllmEngine(Engine):
         self._down = asyncio.Event()
         self._may_start = asyncio.Event()
         self._may_start.set()
-        self._death: ServerDiedError | None = None
+        self._death: EngineError | None = None
         self._failure: EngineError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._before = EngineStats(0, 0, 0, 0, 0)  # totals of earlier lives of the server
+
+    @property
+    def restarts(self) -> int:
+        return self._ledger.get(self.name, 0)
 
     @property
     def state(self) -> EngineState:
@@ -110,13 +116,21 @@ class VllmEngine(Engine):
 
     async def start(self) -> None:
         """Raises UserError for a server that cannot serve this run, or EngineError; nothing is left running then."""
+        death = None
         try:
-            await self._launch(self._model_path)
+            try:
+                await self._launch(self._model_path)
+                self._up.set()
+            except EngineError as error:
+                if self._server is None or self.name not in self._ledger:  # its settings would let it die again
+                    raise
+                self._http, death = self._maker.client(self._server.url), error  # with nothing in flight
+            self._ledger.setdefault(self.name, 0)
+            self._keeper = asyncio.get_running_loop().create_task(self._keep(death))
+            await self._up.wait()
         except BaseException:
             await self.close()
             raise
-        self._up.set()
-        self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
@@ -247,9 +261,12 @@ class VllmEngine(Engine):
         http = self._maker.client(server.url)
         try:
             await http.start()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):  # what a server answers that is about to end says nothing of its features
+                with contextlib.suppress(TimeoutError):
+                    error = await asyncio.wait_for(server.wait(), _DEATH_S)
             await server.stop()
-            raise
+            raise error
         if self._paused:  # by somebody who does not hear of the restart
             await http.pause()
         http.on_change = self._seen
@@ -273,10 +290,11 @@ class VllmEngine(Engine):
             f"engine.enforce_eager=true), which is slower. {error}"
         )
 
-    async def _keep(self) -> None:
+    async def _keep(self, death: EngineError | None) -> None:
+        """`death`: before it was up."""
         while self._server is not None:
-            error = await self._server.wait()
-            self._death = error
+            self._death = error = death or await self._server.wait()
+            death = None
             self._up.clear()  # before anybody is told: who asks then waits for the restart, and misses the dead server
             self._lost(error)
             await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
@@ -284,18 +302,22 @@ class VllmEngine(Engine):
             try:
                 await self._start_again(error)
             except EngineError as failure:
-                self._give_up(failure)
+                self._failure = failure
+                self._say(str(failure))
+                self._up.set()  # whoever waits learns of it
+                self._tell(False)
                 return
             self._down.clear()
             self._up.set()
-            self._back()
+            self._teller.back()
+            self._tell(True)
 
-    async def _start_again(self, error: ServerDiedError) -> None:
+    async def _start_again(self, error: EngineError) -> None:
         """As often as restarts are left. Raises EngineError, whatever went wrong: nobody waits for this task."""
         assert self._http is not None
         lost, failure = self._http, EngineError(f"{error}; it was restarted {self.restarts} times already")
         while self.restarts < self._max_restarts:
-            self.restarts += 1
+            self._ledger[self.name] = self.restarts + 1
             try:
                 await self._may_start.wait()  # until then the trainer has the GPUs
                 await self._restart(error, lost)
@@ -316,7 +338,7 @@ class VllmEngine(Engine):
         if self._server is not None:
             await self._server.stop()
 
-    def _lost(self, error: ServerDiedError) -> None:
+    def _lost(self, error: EngineError) -> None:
         assert self._http is not None
         self._http.lose(str(error))
         left = self._max_restarts - self.restarts
@@ -325,19 +347,15 @@ class VllmEngine(Engine):
         self._teller.lost(str(error), self._http.in_flight.loss, then)
         self._tell(False)
 
-    def _back(self) -> None:
-        self._teller.back()
-        self._tell(True)
-
-    async def _restart(self, error: ServerDiedError, lost: HttpEngine) -> None:
+    async def _restart(self, error: EngineError, lost: HttpEngine) -> None:
         version = lost.weight_version
         if self._http is lost:
             self._before = self.stats()  # totals only grow, and the new server begins at 0
             self._http = None
             await lost.close()
-        if error.cause is Cause.no_compiler and not self._eager:
+        if isinstance(error, ServerDiedError) and error.cause is Cause.no_compiler and not self._eager:
             self._go_eager(error)
-        folder = self._folder(version)
+        folder = self._weights.find(version) if self._weights is not None else None
         adapter = self._weights is not None and self._weights.adapter is not None
         await self._launch(str(folder) if folder and not adapter else self._model_path)
         assert self._http is not None
@@ -358,16 +376,7 @@ class VllmEngine(Engine):
         if self._http.weight_version < version:
             raise WeightsGoneError(f"nothing has the weights of step {version} for it")
 
-    def _folder(self, version: int) -> Path | None:
-        return self._weights.find(version) if self._weights is not None else None
-
     def _seen(self, up: bool) -> None:
         """A server that hangs, or holds half of an update, is ended: `_keep` then starts it again."""
         if not up and self.state is EngineState.up and self._server is not None:
             self._ending = asyncio.get_running_loop().create_task(self._server.stop())
-
-    def _give_up(self, error: EngineError) -> None:
-        self._failure = error
-        self._say(str(error))
-        self._up.set()
-        self._tell(False)

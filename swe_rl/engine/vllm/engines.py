@@ -10,7 +10,7 @@ import logging
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,12 +103,7 @@ class _Maker:
             devices = slice_number(devices or "", plan.environ)
         choice = ServerChoice(self.index, free_port(), model_path, devices, eager)
         environment = server_environment(
-            config,
-            choice,
-            plan.environ,
-            cache=plan.folders.cache,
-            api_key=plan.api_key,
-            extension=plan.extension,
+            config, choice, plan.environ, cache=plan.folders.cache, api_key=plan.api_key, extension=plan.extension
         )
         # By this mark the next run finds what a killed one left (sandbox/lease).
         environment[MARKER] = f"{plan.folders.scratch}/{self.name}/"
@@ -162,6 +157,7 @@ def vllm_engines(
     environ: Mapping[str, str],
     options: VllmOptions,
     record: Record | None = None,
+    restarts: MutableMapping[str, int] | None = None,
 ) -> list[VllmEngine]:
     """Not started. Raises UserError."""
     if not options.command:
@@ -186,6 +182,7 @@ def vllm_engines(
             say=say,
             weights=weights,
             record=record,
+            ledger=restarts,
         )
         for maker in makers
     ]
