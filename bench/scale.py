@@ -24,7 +24,7 @@ from swe_rl.router.simulation.workload import MINI_SWE, WorkloadParameters, draw
 
 ROUTER_MS = 0.039  # "Routers": a decision with 10,000 programs, at most
 EVENTS_PER_CALL = 2  # of the router: a request comes, and is answered
-DRIVER_GB = 0.44  # "The driver": without a trajectory
+DRIVER_GB = 0.40  # "The driver": of a small run
 ROW_BYTES_PER_TOKEN = 10  # "The driver": 0.64 MB a row of 64k tokens
 ROW_MS = 3.1  # ... 2.0 ms to make and 1.1 ms to write one
 TRACE_BYTES = 730  # "A long run's folder": 3 GB of 4.1 million traces, and ids of new tokens beside
@@ -77,49 +77,53 @@ def needs(run: Run) -> Iterator[Need]:
         "gateway",
         f"{run.calls_per_s:.0f} calls/s of {call_ms:.2f} ms: {gateway:.2f} cores",
         gateway / USE,
-        f"{ceil(gateway / USE)} of them",
+        "none needed: one gateway process is enough" if gateway <= USE else f"{ceil(gateway / USE)} gateway processes",
     )
     router = run.calls_per_s * EVENTS_PER_CALL * ROUTER_MS / 1000
-    yield Need("router", f"{router:.3f} cores", router / USE, "one, for all gateways")
+    yield Need("router", f"{router:.3f} cores", router / USE, "one router serves all gateways")
     rows = run.per_step * ROW_MS / 1000
     yield Need(
-        "rows of a step", f"{rows:.1f} s of one thread each {run.outcome.step_s:.0f} s", rows / run.outcome.step_s, "-"
+        "rows of a step",
+        f"{rows:.1f} s of one thread in each step of {run.outcome.step_s:.0f} s",
+        rows / run.outcome.step_s,
+        "-",
     )
     held = run.trajectories * run.total_tokens / 2 * SESSION_BYTES_PER_TOKEN / 1e9
     rows_gb = run.per_step * run.total_tokens * ROW_BYTES_PER_TOKEN / 1e9
     yield Need(
         "driver's memory",
-        f"{DRIVER_GB + held + rows_gb:.1f} GB: {held:.1f} of sessions, {rows_gb:.1f} of a step's rows",
+        f"{DRIVER_GB + held + rows_gb:.1f} GB, of which {held:.1f} for sessions and {rows_gb:.1f} for a step's rows",
         (DRIVER_GB + held + rows_gb) / 64,
-        "of 64 GB",
+        "limit: 64 GB",
     )
     connections = 3 * run.trajectories
     yield Need(
         "connections",
         f"{connections:,}: from agents, to engines, to sandbox servers",
         connections / 2**20,
-        "of 1,048,576 open files, a common hard limit",
+        "limit: 1,048,576 open files, a common hard limit",
     )
     writes = run.new_tokens_per_s * ID_BYTES + run.calls_per_s * TRACE_BYTES
-    yield Need("traces on disk", f"{writes / 1e6:.2f} MB/s", writes / 100e6, "of 100 MB/s")
+    yield Need("traces on disk", f"{writes / 1e6:.2f} MB/s", writes / 100e6, "limit: 100 MB/s")
     rank_nodes = run.nodes - run.engine_nodes
     yield Need(
         "rows to ranks",
         f"{rows_gb * rank_nodes:.0f} GB a step from one file to {rank_nodes} nodes",
         rows_gb * rank_nodes / FILES_GB_PER_S / run.outcome.step_s,
-        "each rank reads its rows only",
+        "each rank reads only its rows",
     )
     by_files_s = run.weights_gb * (1 + run.engine_nodes) / FILES_GB_PER_S
     yield Need(
         "weights through a folder",
-        f"{run.weights_gb:.0f} GB to {run.engine_nodes} nodes, each once: {by_files_s:.0f} s an update",
+        f"{run.weights_gb:.0f} GB are written once, and read once by each of {run.engine_nodes} nodes: "
+        f"{by_files_s:.0f} s an update",
         by_files_s / run.outcome.step_s,
         "NCCL",
     )
     wire_s = GATHER_S + run.weights_gb / WIRE_GB_PER_S
     yield Need(
         "weights over NCCL",
-        f"a pipelined broadcast, each node sends it on once: {wire_s:.1f} s an update",
+        f"a pipelined broadcast (each node passes the weights on once): {wire_s:.1f} s an update",
         wire_s / run.outcome.step_s,
         "-",
     )
@@ -202,7 +206,7 @@ def division_table(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def needs_table(run: Run) -> Iterator[str]:
-    yield "| what | needed | load | way out |"
+    yield "| what | needed | load | way out, or limit |"
     yield "|---|---|---|---|"
     for need in sorted(needs(run), key=lambda need: need.load, reverse=True):
         yield f"| {need.what} | {need.figure} | {need.load:.2g} | {need.way_out} |"

@@ -21,7 +21,7 @@ CALL_MS: Points = ((1_024, 1.25), (8_192, 1.37), (16_384, 1.54), (65_536, 1.55),
 DRIVER_MS = 0.62
 PROCESS_MS: Points = ((8_192, 1.52), (65_536, 1.98))
 USE = 0.6  # of a core, beyond which an event loop is late
-SESSION_BYTES_PER_TOKEN = 17  # "The driver": 1.54 GB with 1,000 trajectories of 64k tokens, 0.44 GB without
+SESSION_BYTES_PER_TOKEN = 17  # "The driver": 1.54 GB with 1,000 trajectories of 64k tokens, 0.40 GB in a small run
 PROCESS_GB = 0.07  # resident at its start, with the tiny model's tokenizer
 
 
