@@ -48,7 +48,7 @@ class Storm:
         out.mkdir(parents=True, exist_ok=True)
         self.lines = out / "kills.jsonl"
         self._data = write_data(out / "data")
-        self._references: dict[str, tuple[float, Facts]] = {}
+        self._references: dict[str, tuple[tuple[float, float], Facts]] = {}
         self._names = iter(range(sys.maxsize))
         self._allocation = Allocation()
         self._lock = threading.Lock()
@@ -103,9 +103,9 @@ class Storm:
 
     def _run(self, job: Job, kills: list[Kill], starts: Starts, writer: JsonlWriter) -> list[Kill]:
         """Returns the kills that came too late."""
-        whole_s, reference = self._reference(job, starts)
+        times_s, reference = self._reference(job, starts)
         root = self._fresh(job)
-        outcome = Run(job, root, self._data, starts, whole_s, self._allocation).go(kills, reference)
+        outcome = Run(job, root, self._data, starts, times_s, self._allocation).go(kills, reference)
         for kill, survived in outcome.killed:
             writer.append(line_of(kill, job, survived, outcome, root.name))
         missed = [kill for kill in kills if kill not in {one for one, _ in outcome.killed}]
@@ -118,19 +118,20 @@ class Storm:
             shutil.rmtree(root, ignore_errors=True)
         return [] if missed and missed[0].point else missed
 
-    def _reference(self, job: Job, starts: Starts) -> tuple[float, Facts]:
-        """What an uninterrupted run takes in seconds, and what it leaves. Raises RuntimeError where it fails."""
+    def _reference(self, job: Job, starts: Starts) -> tuple[tuple[float, float], Facts]:
+        """For how long an uninterrupted run starts, and samples, and what it leaves. Raises RuntimeError."""
         with self._lock:
             kept = self._out / f"reference_{job.name}.pickle"
             if job.name not in self._references and kept.is_file():
                 self._references[job.name] = pickle.loads(kept.read_bytes())
             if job.name not in self._references:
                 root = self._fresh(job)
-                outcome = Run(job, root, self._data, starts, 0.0, self._allocation).go([], None)
-                if outcome.violations or outcome.facts is None:
+                outcome = Run(job, root, self._data, starts, (0.0, 0.0), self._allocation).go([], None)
+                if outcome.violations or outcome.facts is None or not outcome.start_s:
                     raise RuntimeError(f"an uninterrupted run of {job.name}, {root}: {outcome.violations}")
                 shutil.rmtree(root, ignore_errors=True)
-                self._references[job.name] = outcome.took_s, outcome.facts
+                times_s = (outcome.start_s, outcome.took_s - outcome.start_s)
+                self._references[job.name] = times_s, outcome.facts
                 kept.write_bytes(pickle.dumps(self._references[job.name]))
             return self._references[job.name]
 
@@ -153,6 +154,7 @@ def line_of(kill: Kill, job: Job, survived: bool, outcome: Outcome, run: str) ->
         "point": kill.point,
         "job": job.name,
         "at": round(kill.at, 4),
+        "in_start": kill.in_start,
         "survived": survived,
         "run": run,
         "starts": outcome.starts,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bench.storm.jobs import JOBS, OF_TARGET
 from bench.storm.runs import Kill
-from bench.storm.targets import waits_for_update
+from bench.storm.targets import lives_in_a_start, waits_for_update
 from swe_rl.host.kill_point import POINTS
 
 # How often each target is drawn: the driver holds most of what can be lost.
@@ -24,6 +24,7 @@ _SHARES |= {
 }
 DEFAULT_TARGETS = ("driver", "store", "engine", "rank", "guard", "grader", "runtime")
 _UNTIL_AN_UPDATE = 0.4  # of the run: the kill is at the update that follows
+_IN_A_START = 0.25  # of the kills
 # Points that a run comes to often: which time is drawn from as many.
 _TIMES = {"file_aside": 8, "sandbox_made": 20, "traces_inserted": 40, "traces_committed": 40, "checkpoint_files": 8}
 _TIMES |= {"checkpoint_aside": 2, "checkpoint_named": 2, "checkpoint_discarded": 1, "trained": 3, "weights_synced": 3}
@@ -42,7 +43,8 @@ def random_kills(seed: int, number: int, targets: Sequence[str]) -> list[Kill]:
     for index in range(number):
         chance = random.Random(f"{seed}/{index}")
         [target] = chance.choices(targets, shares)
-        found.append(Kill(index, target, chance.random() * (_UNTIL_AN_UPDATE if waits_for_update(target) else 1.0)))
+        at = chance.random() * (_UNTIL_AN_UPDATE if waits_for_update(target) else 1.0)
+        found.append(Kill(index, target, at, lives_in_a_start(target) and chance.random() < _IN_A_START))
     return found
 
 

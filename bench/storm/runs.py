@@ -20,7 +20,7 @@ from bench.storm.allocation import Allocation, step_processes
 from bench.storm.check import Facts, Violation, leftover_files, read_facts, violations
 from bench.storm.jobs import Job, environment, server_words, words
 from bench.storm.starts import Starts
-from bench.storm.targets import POLL_S, candidates, is_under_way, part, stamp, updates, waits_for_update
+from bench.storm.targets import POLL_S, candidates, is_under_way, part, samplings, stamp, updates, waits_for_update
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder, RunState
@@ -37,11 +37,13 @@ _TAIL_CHARS = 600
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`at`: of the time that an uninterrupted run takes. `point`: of kill_point, with its count, in place of both."""
+    """`at`: of the time for which an uninterrupted run samples, from when it begins to; where `in_start`, of the time
+    until then, from the start or the kill before. `point`: of kill_point, with its count, in place of all three."""
 
     number: int
     target: str
     at: float = 0.0
+    in_start: bool = False
     point: str | None = None
 
 
@@ -52,21 +54,23 @@ class Outcome:
     killed: list[tuple[Kill, bool]] = field(default_factory=list)
     starts: int = 0
     took_s: float = 0.0
+    start_s: float = 0.0  # of it until the run began to sample; 0 where it was killed
     violations: list[Violation] = field(default_factory=list)
     facts: Facts | None = None
 
 
 class Run:
-    """`whole_s`: what an uninterrupted run takes. Raises RuntimeError where its job needs SLURM, and none starts."""
+    """`times_s`: for which an uninterrupted run starts, and samples. Raises RuntimeError where its job needs SLURM, and
+    none starts."""
 
     def __init__(
-        self, job: Job, root: Path, data: Path, starts: Starts, whole_s: float, allocation: Allocation
+        self, job: Job, root: Path, data: Path, starts: Starts, times_s: tuple[float, float], allocation: Allocation
     ) -> None:
-        self._job, self._root, self._data, self._starts, self._whole_s = job, root, data, starts, whole_s
+        self._job, self._root, self._data, self._starts, self._times_s = job, root, data, starts, times_s
         held = allocation.environment() if job.on_nodes else {}
         self._environment = {**environment(job, root), **held}
         self._log = root / "run.txt"
-        self._pid = self._server = 0
+        self._pid = self._server = self._samplings = 0
         self._until_s = 0.0
         self._outcome = Outcome()
 
@@ -76,6 +80,8 @@ class Run:
         try:
             self._serve()
             self._start(kills[0].point if kills else None)
+            if reference is None and self._samples():
+                self._outcome.start_s = time.monotonic() - began_s
             for kill, following in zip(kills, [*kills[1:], None], strict=False):
                 if not self._strike(kill, following.point if following else None):
                     break
@@ -109,6 +115,7 @@ class Run:
 
     def _start(self, point: str | None = None) -> None:
         self._outcome.starts += 1
+        self._samplings = samplings(self._root / "outputs")
         environment = {**self._environment, **({VARIABLE: point} if point else {})}
         self._pid = self._starts.start(words(self._job, self._root, self._data), environment, self._root, self._log)
         self._until_s = time.monotonic() + self._job.patience_s
@@ -140,7 +147,9 @@ class Run:
         return True
 
     def _kill_at_random(self, kill: Kill) -> bool:
-        until_s = time.monotonic() + kill.at * self._whole_s
+        if not kill.in_start and not self._samples():
+            return False
+        until_s = time.monotonic() + kill.at * self._times_s[not kill.in_start]
         while time.monotonic() < until_s:
             if self._status() is not None:
                 return False
@@ -158,6 +167,14 @@ class Run:
             return False
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _samples(self) -> bool:
+        """Once this start has begun to sample; False where it ends before."""
+        while samplings(self._root / "outputs") <= self._samplings:
+            if self._status() is not None:
+                return False
+            time.sleep(_LOOK_S)
         return True
 
     def _meets_update(self, chance: random.Random) -> bool:

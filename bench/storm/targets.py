@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from swe_rl.engine.fake_vllm.server import HAS_TAKEN, TAKES
+from swe_rl.logger.jsonl import read_events
 
 POLL_S = 0.004
 TARGETS = {
@@ -32,6 +33,17 @@ def part(target: str) -> str:
 
 def waits_for_update(target: str) -> bool:
     return target.removeprefix(_STREAM).startswith(_MEMORY)
+
+
+def lives_in_a_start(target: str) -> bool:
+    """Before anything is sampled."""
+    lasts = part(target) in ("driver", "engine", "engine_cpu", "rank", "runtime", "step")
+    return lasts and not waits_for_update(target)
+
+
+def samplings(folder: Path) -> int:
+    """How often the runs of `folder` have given their engines weights: each start does so before it samples."""
+    return sum(len(read_events(path, "weights")) for path in folder.glob("*/*/events.jsonl"))
 
 
 def command_line(pid: int) -> list[str]:

@@ -178,6 +178,9 @@ def test_the_seed_decides_and_every_target_and_point_is_drawn():
     assert kills == random_kills(7, 200, DEFAULT_TARGETS) != random_kills(8, 200, DEFAULT_TARGETS)
     assert random_kills(7, 50, DEFAULT_TARGETS) == kills[:50]  # a longer storm goes on with a shorter one's
     assert {one.target for one in kills} == set(DEFAULT_TARGETS) and all(0 <= one.at < 1 for one in kills)
+    early = {one.target for one in kills if one.in_start}
+    assert early == {"driver", "engine", "rank", "runtime"}  # what is there before anything is sampled
+    assert 0.15 < sum(one.in_start for one in kills) / sum(one.target in early for one in kills) < 0.35
     runs = chunks(kills, 4)
     assert sorted(one.number for _, part in runs for one in part) == list(range(200))
     assert all(len(part) <= 4 and {OF_TARGET[one.target].name for one in part} == {name} for name, part in runs)
