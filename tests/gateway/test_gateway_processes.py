@@ -175,6 +175,40 @@ class Unlikely(ScriptedEngine):
         return replace(completion, logprobs=(None,) * len(completion.token_ids))
 
 
+async def test_a_full_process_refuses_calls_for_load_and_the_other_one_takes_them(serve, says):
+    """Each takes its share of `gateway.max_calls`; who is refused waits by the driver's clock until it comes again."""
+    engine = ScriptedEngine(says("It is done."), token_delay_s=60.0)
+    async with serve(engine, **settings_of(2, max_calls=2)) as (gateway, _, _), contextlib.AsyncExitStack() as stack:
+        for name in "abcd":
+            gateway.open_session(name, SETTINGS)
+        ports = {name: gateway.session_url(name).split("/")[2] for name in "abcd"}
+        [neighbour] = [name for name in "bcd" if ports[name] == ports["a"]]
+        other = next(name for name in "bcd" if ports[name] != ports["a"])
+        agents = {name: await stack.enter_async_context(agent_of(gateway, name)) for name in "abcd"}
+
+        def ask(name):
+            return agents[name].chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Go on."}])
+
+        calls = [asyncio.create_task(ask("a"))]
+        await until(lambda: engine.stats().running == 1)
+        with pytest.raises(InternalServerError, match="overloaded") as refused:
+            await ask(neighbour)
+        assert (refused.value.status_code, refused.value.response.headers["Retry-After"]) == (503, "1")
+        calls.append(asyncio.create_task(ask(other)))
+        await until(lambda: engine.stats().running == 2)
+        await until(lambda: gateway.waited_s(neighbour) >= 0.2)  # it backs off
+        assert (await gateway.close_session("a")).failed == ""
+        engine.token_delay_s = 0.0
+        await ask(neighbour)  # there is a place again
+        waited_s = gateway.waited_s(neighbour)
+        await asyncio.sleep(0.3)
+        assert gateway.waited_s(neighbour) == waited_s
+        assert (await gateway.close_session(neighbour)).failed == ""
+        await gateway.close_session(other)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(end, APIStatusError) for end in ends)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 async def test_an_error_that_nobody_foresaw_is_an_answer_and_no_silence(serve, says, processes):
     async with serve(Unlikely(says("It is done.")), **settings_of(processes)) as (gateway, _, _):
