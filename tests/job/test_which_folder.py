@@ -16,7 +16,8 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.jobs import allocation
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
-from swe_rl.run.which_folder import choose_folder
+from swe_rl.run import which_folder
+from swe_rl.run.which_folder import choose_folder, earlier_of
 from tests.support.ended_runs import leave, status, warn
 
 
@@ -234,6 +235,32 @@ def test_a_run_is_continued_by_its_own_job_only(make, fresh, older):
             choose_folder(make("job=eval", named, f"trainer.resume={old}"), fresh("c"))
         with pytest.raises(UserError, match="earlier run"):
             choose_folder(make("job=eval", named, "trainer.resume=auto"), old)
+
+
+@pytest.mark.parametrize("resume", ["auto", "named", "none"])
+def test_exports_are_looked_for_in_all_places_that_a_start_looks_at(make, fresh, slurm, tmp_path, monkeypatch, resume):
+    """`earlier_of` asks for a run of each export only where it saw one: a place that it misses would hide a run."""
+    sync, looked = f"paths.sync_to={tmp_path / 'there'}", set()
+    arms = ["first", "sweep/0", "../multirun/train/sweep/0"]
+    for seed, arm in enumerate(arms):
+        warn(make(sync, f"trainer.seed={seed}"), fresh(arm))
+    named = leave(make("trainer.seed=3"), fresh("../elsewhere/run")).folder.path
+    seed = 3 if resume == "named" else 9
+    word = f"trainer.resume={named if resume == 'named' else resume}"
+    config, other = (make(sync, word, f"trainer.seed={number}") for number in (seed, 8))
+    slurm(1)
+    here, new = allocation(os.environ), fresh("new")
+    status_of, record_of = RunFolder.status, which_folder.read_record
+    monkeypatch.setattr(RunFolder, "status", lambda self: looked.add(self.path.resolve()) or status_of(self))
+    monkeypatch.setattr(which_folder, "read_record", lambda path: looked.add(path.parent.resolve()) or record_of(path))
+    choose_folder(config, new, here, ["trainer.seed=9"])
+    of_a_start = set(looked)
+    looked.clear()
+    assert earlier_of([other], new, here, []) is None
+    copies = {path.resolve() for path in (tmp_path / "there").iterdir()}
+    runs = {(tmp_path / "train" / arm).resolve() for arm in arms}
+    assert len(copies) == 3 and {new, *copies, *runs} <= of_a_start <= looked
+    assert (named.resolve() in of_a_start) == (resume == "named")
 
 
 def test_a_script_with_several_runs_starts_those_that_it_had_not_begun(make, fresh, slurm, tmp_path):
