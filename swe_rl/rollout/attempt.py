@@ -33,7 +33,6 @@ from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading.apply import run_whole
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH, collect_patch
@@ -47,7 +46,7 @@ from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.outcome import findings_of, needs_grading, reward_of, status_of, tricks_of, unanswered
 from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited
+from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited, run_whole
 
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0

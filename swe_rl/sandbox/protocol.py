@@ -10,6 +10,8 @@ Invariants:
 """
 
 import asyncio
+import secrets
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -146,3 +148,24 @@ async def close_all(sandboxes: Iterable[Sandbox], say: Callable[[str], None]) ->
             say(str(result))
         elif isinstance(result, BaseException):
             raise result
+
+
+async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
+    """Writes `files` through the working folder into one outside of it; returns that folder. Raises SandboxError."""
+    aside = f".swe_rl_{secrets.token_hex(8)}"
+    for name, content in files.items():
+        await sandbox.write_file(f"{aside}/{name}", content)
+    # Not below the working folder: the harness cleans that up with git between its tries.
+    moved = await sandbox.exec(
+        f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf \'%s\' "$d"', timeout_s=60.0
+    )
+    if moved.exit_code or not moved.output.startswith("/"):
+        raise SandboxError(f"files cannot be put into the sandbox: {moved.output[-500:]}")
+    return moved.output
+
+
+async def run_whole(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
+    """`script` of any size, which no command has: as a file that is gone before it runs. Raises SandboxError."""
+    folder = shlex.quote(await put_files(sandbox, {"script.sh": script.encode("utf-8", "replace")}))
+    command = f'unset script; script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
+    return await sandbox.exec(command, timeout_s=timeout_s)

@@ -53,7 +53,7 @@ async def test_a_script_with_a_reader_of_the_data_sets_own(env, sandboxes):
         fail_to_pass=tuple(test.split("::", 1)[1].replace("::", ".") for test in known.fail_to_pass),
         pass_to_pass=(),
         log_parser="r2e_gym",
-        setup_script=f"set -e # \ud800\necho {'x' * 200_000} | cat > made_by_setup\n",  # longer than a command may be
+        setup_script=f"set -e\necho {'x' * 200_000} | cat > made_by_setup\n",  # longer than a command may be
         eval_script=(
             f"#!/bin/bash\nset -uxo pipefail\n{EXPORTED}ls made_by_setup || exit 1\n"
             f"git apply <<'EOF_1'\n{known.test_patch}\nEOF_1\n"

@@ -18,7 +18,16 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.door import direct_url
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Toolchain, Workspace
+from swe_rl.sandbox.protocol import (
+    Door,
+    Sandbox,
+    SandboxError,
+    SandboxProvider,
+    Toolchain,
+    Workspace,
+    put_files,
+    run_whole,
+)
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.server import ServerOptions, serving
@@ -171,6 +180,21 @@ async def test_a_cancelled_command_is_gone(sandbox: Sandbox):
 async def test_a_command_that_cannot_be_is_a_result(sandbox: Sandbox, command: str):
     result = await sandbox.exec(command, timeout_s=20)
     assert result.exit_code == 126 and result.output.startswith("bash: ")
+
+
+async def test_a_script_longer_than_a_command_may_be_runs_whole(sandbox: Sandbox):
+    """Half of a surrogate pair, which nothing encodes, in it; the file is gone before it runs."""
+    script = f"""echo {"x" * 200_000} | wc -c; pwd # \ud800\nls $TMPDIR; git status --short; cat; exit 3\n"""
+    before = (await sandbox.exec("ls $TMPDIR", timeout_s=20)).output
+    result = await run_whole(sandbox, script, 20)
+    assert (result.output, result.exit_code) == (f"200001\n{sandbox.workdir}\n{before}", 3)
+
+
+async def test_files_are_put_beside_the_working_folder(sandbox: Sandbox):
+    folder = await put_files(sandbox, {"a.txt": b"a\n", "b": b"\0\xff"})
+    assert not folder.startswith(f"{sandbox.workdir}/")
+    found = await sandbox.exec(f"cat {folder}/*; git status --short", timeout_s=20)
+    assert found.output == "a\n\0\ufffd"
 
 
 async def test_files_of_every_size_go_in_and_out(sandbox: Sandbox):

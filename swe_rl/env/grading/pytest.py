@@ -11,7 +11,7 @@ Invariants:
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from swe_rl.env.grading.apply import Applied, apply_patch, put_files, set_up
+from swe_rl.env.grading.apply import Applied, apply_patch, set_up
 from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.session import (
     MAX_OUTPUT_BYTES,
@@ -22,7 +22,7 @@ from swe_rl.env.grading.session import (
 )
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, Session
-from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
 _LOG_TAIL_CHARS = 2000

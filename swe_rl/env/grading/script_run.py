@@ -10,13 +10,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, put_files, set_up
+from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, set_up
 from swe_rl.env.grading.log_check import mark_script
 from swe_rl.env.grading.pinned import WATCHED, own_packages, protected
 from swe_rl.env.grading.testimony import Testimony, Witness, hear, install, with_witness
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.protocol import ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 MAX_LOG_BYTES = 32 * 1024**2
 _APPLY_S = 300.0
