@@ -156,9 +156,8 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
     for name, content in files.items():
         await sandbox.write_file(f"{aside}/{name}", content)
     # Not below the working folder: the harness cleans that up with git between its tries.
-    moved = await sandbox.exec(
-        f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf \'%s\' "$d"', timeout_s=60.0
-    )
+    move = f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf %s "$d"'
+    moved = await sandbox.exec(move, timeout_s=60.0)
     if moved.exit_code or not moved.output.startswith("/"):
         raise SandboxError(f"files cannot be put into the sandbox: {moved.output[-500:]}")
     return moved.output

@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
-from swe_rl.config.choices import GradingKind
+from swe_rl.config.choices import GradingKind, Isolation
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.make import GRADERS, VerdictCache, grade_by_tests
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
+from swe_rl.sandbox import base
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
 from tests.support.pytest_alone import EXPORTED
@@ -68,6 +69,21 @@ async def test_a_script_with_a_reader_of_the_data_sets_own(env, sandboxes):
     broken = dataclasses.replace(instance, setup_script="exit 3")
     with pytest.raises(GradeError, match="setup_script fails"):
         await grade_by_eval_script(broken, known.patch, env.workspace(known), sandboxes, 60)
+
+
+@pytest.mark.parametrize("kind", [GradingKind.pytest, GradingKind.eval_script])
+async def test_a_tmpdir_with_blanks_and_a_variable_that_is_called_script(env, tmp_path, monkeypatch, kind):
+    monkeypatch.setitem(base._GIT, "script", "of the image")  # of every command
+    known = env.instances("train")[0]
+    script = (
+        f"git apply <<'EOF_1'\n{known.test_patch}\nEOF_1\npython -m pytest -rA -p no:cacheprovider # {'x' * 200_000}\n"
+    )
+    instance = dataclasses.replace(known, eval_script=script if kind is GradingKind.eval_script else "")
+    provider = make_provider(SandboxConfig(isolation=Isolation.none), tmp_path / "with  blanks", print)
+    gold = await GRADERS[kind](instance, known.patch, env.workspace(known), provider, 60)
+    noop = await GRADERS[kind](instance, "", env.workspace(known), provider, 60)
+    await provider.close()
+    assert gold.resolved and not noop.resolved and noop.patch_applied, noop.log_tail
 
 
 async def test_a_row_without_a_script_is_refused(env):

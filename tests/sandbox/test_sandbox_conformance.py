@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
 import time
@@ -188,6 +189,21 @@ async def test_a_script_longer_than_a_command_may_be_runs_whole(sandbox: Sandbox
     before = (await sandbox.exec("ls $TMPDIR", timeout_s=20)).output
     result = await run_whole(sandbox, script, 20)
     assert (result.output, result.exit_code) == (f"200001\n{sandbox.workdir}\n{before}", 3)
+
+
+async def test_a_script_runs_below_names_with_blanks_and_beside_a_variable_of_its_name(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+):
+    """Exported, the script would be in the environment of its programs: too long for any of them to start."""
+    folder = f"{sandbox.workdir}/with  blanks"
+    await sandbox.write_file("with  blanks/kept", b"")
+    env = {"TMPDIR": folder, "script": "the image's"}
+    monkeypatch.setattr(sandbox, "exec", functools.partial(sandbox.exec, env=env))
+    result = await run_whole(sandbox, f": {'x' * 200_000}\nls 'with  blanks'; env | grep -c ^script=\n", 20)
+    assert result.output == "kept\n0\n"
+    put = await put_files(sandbox, {"a": b"a\n"})
+    assert put.startswith(f"{folder}/")
+    assert (await sandbox.exec(f"cat '{put}/a'", timeout_s=20)).output == "a\n"
 
 
 async def test_files_are_put_beside_the_working_folder(sandbox: Sandbox):

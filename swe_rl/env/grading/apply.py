@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from swe_rl.env.grading.pinned import IMPORT_ROOTS, hiding_names
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import ExecResult, Sandbox, run_whole
+from swe_rl.sandbox.protocol import Sandbox, run_whole
 
 # Ways of the official harness (run_evaluation.GIT_APPLY_CMDS), used where a grading does not ask the harness itself.
 APPLY_COMMANDS = (
@@ -69,17 +69,14 @@ async def apply_patch(
     )
     done = await sandbox.exec(script, timeout_s=timeout_s, max_output_bytes=_MAX_LISTED_BYTES)
     if done.exit_code not in (_APPLIED, _NOT_APPLIED):
-        raise GradeError(f"the patch could not be tried in a fresh sandbox: {_why(done)}")
+        why = "out of time" if done.timed_out else f"status {done.exit_code}: {done.output[-500:]}"
+        raise GradeError(f"the patch could not be tried in a fresh sandbox: {why}")
     restored = tuple(_RESTORED.findall(done.output))
     return Applied(done.exit_code == _APPLIED, restored, done.output, done.duration_s)
 
 
 def _with_git_kept(command: str) -> str:
     return command if command.startswith("git ") else f"with_git_kept {command}"
-
-
-def _why(done: ExecResult) -> str:
-    return "out of time" if done.timed_out else f"status {done.exit_code}: {done.output[-500:]}"
 
 
 # Every try after the first starts from a clean tree; `applied` also when the tries left it applied but complained.

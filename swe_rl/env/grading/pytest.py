@@ -9,6 +9,7 @@ Invariants:
 """
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 
 from swe_rl.env.grading.apply import Applied, apply_patch, set_up
@@ -87,7 +88,8 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
     if not applied.ok:
         return _verdict(instance, Session(log=applied.output), applied, 0.0)
     if instance.test_patch.strip():
-        tests = await sandbox.exec(f"git apply --whitespace=nowarn {folder}/test.patch", timeout_s=_APPLY_S)
+        command = f"git apply --whitespace=nowarn {shlex.quote(folder)}/test.patch"
+        tests = await sandbox.exec(command, timeout_s=_APPLY_S)
         if tests.exit_code:
             words = tests.output[-_LOG_TAIL_CHARS:]
             raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")

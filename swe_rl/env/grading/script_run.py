@@ -7,6 +7,7 @@ Invariants:
 """
 
 import secrets
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,8 +25,9 @@ _APPLY_S = 300.0
 # environment: with the sandbox's GIT_CONFIG_GLOBAL=/dev/null the script's `git config --global` would, as root, put a
 # file in the place of /dev/null.
 _RUN_SCRIPT = (
-    "for name in $(compgen -e GIT_) $(compgen -e PYTHON); do unset $name; done; "
-    "{ cat %s/eval.sh; rm -rf %s; } | bash -c 'script=$(cat); exec </dev/null; eval \"$script\"'"
+    "set -- %s; for name in $(compgen -e GIT_) $(compgen -e PYTHON); do unset $name; done; "
+    '{ cat "$1/eval.sh"; rm -rf "$1"; } | '
+    "bash -c 'unset script; script=$(cat); exec </dev/null; eval \"$script\"'"
 )
 _UNTOUCHED = Applied(True, (), "", 0.0)
 
@@ -81,7 +83,7 @@ async def _run(
         applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S, commands)
         if not applied.ok:
             return ScriptRun(applied, None, nonce)
-    result = await sandbox.exec(_RUN_SCRIPT % (folder, folder), timeout_s=timeout_s, max_output_bytes=MAX_LOG_BYTES)
+    result = await sandbox.exec(_RUN_SCRIPT % shlex.quote(folder), timeout_s=timeout_s, max_output_bytes=MAX_LOG_BYTES)
     if witness is None or result.timed_out:
         return ScriptRun(applied, result, nonce, witness is not None)
     return ScriptRun(applied, result, nonce, True, await _heard(sandbox, instance, witness, result))
