@@ -87,14 +87,16 @@ if [ "$applied" = no ]; then
   {command} "$patch" && applied=yes
 fi"""
 # The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
-# image changed in them without a commit stays. Its attributes come before a patch's: it holds bytes, and compares them.
+# image changed in them without a commit stays. It reads the repository's objects, and has a folder for
+# its own: those may be another user's. Its attributes come before a patch's: it holds bytes, and compares them.
 _SCRIPT = """
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
-d={folder}; patch={patch}; applied=no; first=yes
-snapshot() {{ GIT_DIR="$d/kept/.git" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$objects" git "$@"; }}
+d={folder}; own="$d/kept/.git"; patch={patch}; applied=no; first=yes
+snapshot() {{ GIT_DIR="$own" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$own/objects" git "$@"; }}
 git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
-git init -q --template= "$d/kept" && mkdir -p "$d/kept/.git/info" || exit 98
-echo '* -text -ident -filter !working-tree-encoding' > "$d/kept/.git/info/attributes"
+git init -q --template= "$d/kept" && mkdir -p "$own/info" || exit 98
+readlink -f "$objects" > "$own/objects/info/alternates" || exit 98
+echo '* -text -ident -filter !working-tree-encoding' > "$own/info/attributes"
 roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
 roots > "$d/roots"
 repository() {{ find . \\( -name .git -o -path '*/.git/*' \\) -exec ls -ldic --full-time {{}} + | sort; }}
@@ -102,11 +104,8 @@ with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$
 snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
 {tries}
-if [ "$applied" = no ]; then
-  git apply --check --reverse "$patch" >/dev/null 2>&1 && applied=yes
-fi
-[ "$applied" = yes ] || exit 97
-[ -e "$d/kept/.git/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
+[ "$applied" = yes ] || git apply --check --reverse "$patch" >/dev/null 2>&1 || exit 97
+[ -e "$own/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
 roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"
