@@ -11,11 +11,14 @@ import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.make import VerdictCache
+from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.session import read_session
 from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.sandbox.base import MAX_COMMAND_BYTES
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
 from tests.support.scripted_sandbox import ScriptedProvider
@@ -231,3 +234,15 @@ async def test_a_policy_that_filled_its_disk_has_no_patch_and_breaks_nothing(env
     taken = await collect_patch(sandbox, instance.base_commit, 10)
     assert taken.text == "" and "over its limits" in taken.note
     await sandbox.close()
+
+
+async def test_a_row_that_names_thousands_of_paths(env, sandboxes):
+    """They are more than a command can hold."""
+    instance = env.instances("train")[0]
+    theirs = {f"data/{number:031}.txt": "theirs\n" for number in range(6000)}
+    workspace = env.workspace(instance)
+    instance = dataclasses.replace(instance, test_patch=instance.test_patch + patch_between({}, theirs))
+    assert len(" ".join(protected(instance))) > 2 * MAX_COMMAND_BYTES
+    mine = {min(theirs): "mine\n", "data/other.txt": "mine\n"}
+    verdict = await grade_by_pytest(instance, instance.patch + patch_between({}, mine), workspace, sandboxes, 60.0)
+    assert verdict.resolved and verdict.restored == (min(theirs),), verdict.log_tail

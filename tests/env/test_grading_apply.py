@@ -7,7 +7,7 @@ import pytest
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.folder import patch_between
-from swe_rl.env.grading.apply import apply_patch
+from swe_rl.env.grading.apply import apply_patch, files_to_apply
 from swe_rl.sandbox.protocol import Workspace, put_files
 from swe_rl.sandbox.provider import make_provider
 
@@ -50,8 +50,8 @@ async def test_repositories_of_every_kind(sandbox, kind):
     before = await sandbox.exec(prepare, timeout_s=30)
     assert before.exit_code == 0 and before.output.endswith(" M tests/test_code.py\n"), before.output
     patch = patch_between(FILES | {"tests/test_code.py": IMAGES}, AGENTS)
-    folder = await put_files(sandbox, {"model.patch": patch.encode()})
-    applied = await apply_patch(sandbox, folder, [":(top,glob)tests/**"], 30)
+    folder = await put_files(sandbox, files_to_apply(patch, [":(top,glob)tests/**"]))
+    applied = await apply_patch(sandbox, folder, 30)
     assert applied.ok and set(applied.restored) == {"tests/test_code.py", "tests/[x] \u00e4.txt", "tests/new.py"}
     for name, text in {**FILES, "code.py": "10\n", "tests/test_code.py": IMAGES}.items():
         assert await sandbox.read_file(name) == text.encode()

@@ -48,21 +48,21 @@ async def set_up(sandbox: Sandbox, instance: Instance) -> None:
             raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
 
 
+def files_to_apply(patch: str, specs: Sequence[str]) -> dict[str, bytes]:
+    """What `apply_patch` reads. `specs` of what is put back may be thousands: more than a command can hold."""
+    texts = {"model.patch": patch, "protected": "".join(f"{spec}\0" for spec in specs)}
+    return {name: text.encode("utf-8", "surrogateescape") for name, text in texts.items()}
+
+
 async def apply_patch(
-    sandbox: Sandbox,
-    folder: str,
-    specs: Sequence[str],
-    timeout_s: float,
-    commands: Sequence[str] = APPLY_COMMANDS,
+    sandbox: Sandbox, folder: str, timeout_s: float, commands: Sequence[str] = APPLY_COMMANDS
 ) -> Applied:
-    """`folder`/model.patch into the tree; each further way starts from a clean tree, as the harness does.
+    """`folder`, with `files_to_apply`, into the tree; each further way starts from a clean tree, as the harness does.
 
     Raises GradeError when git itself does not work in the fresh sandbox.
     """
     script = _SCRIPT.format(
-        patch=shlex.quote(f"{folder}/model.patch"),
         folder=shlex.quote(folder),
-        specs=" ".join(shlex.quote(spec) for spec in specs),
         tries="\n".join(_TRY.format(command=_with_git_kept(command)) for command in commands),
         roots=" ".join(shlex.quote(root or "./") for root in IMPORT_ROOTS),
         hiding="|".join(hiding_names()),
@@ -91,7 +91,8 @@ fi"""
 # its own: those may be another user's. Its attributes come before a patch's: it holds bytes, and compares them.
 _SCRIPT = """
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
-d={folder}; own="$d/kept/.git"; patch={patch}; applied=no; first=yes
+d={folder}; own="$d/kept/.git"; patch=$d/model.patch; applied=no; first=yes; specs=()
+while IFS= read -r -d '' spec; do specs+=("$spec"); done < "$d/protected"
 snapshot() {{ GIT_DIR="$own" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$own/objects" git "$@"; }}
 git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
 git init -q --template= "$d/kept" && mkdir -p "$own/info" || exit 98
@@ -101,13 +102,13 @@ roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done 
 roots > "$d/roots"
 repository() {{ find . \\( -name .git -o -path '*/.git/*' \\) -exec ls -ldic --full-time {{}} + | sort; }}
 with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$before" ] || exit 97; return $status; }}
-snapshot ls-files -o -z -- {specs} | snapshot update-index --add -z --stdin || exit 98
+snapshot ls-files -o -z -- "${{specs[@]}}" | snapshot update-index --add -z --stdin || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
 {tries}
 [ "$applied" = yes ] || git apply --check --reverse "$patch" >/dev/null 2>&1 || exit 97
 [ -e "$own/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
-snapshot ls-files -o -z -- {specs} > "$d/made" || exit 98
+snapshot ls-files -o -z -- "${{specs[@]}}" > "$d/made" || exit 98
 roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"
 xargs -0 -r rm -rf -- < "$d/made" || exit 98
 snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98

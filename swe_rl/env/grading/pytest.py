@@ -12,7 +12,7 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 
-from swe_rl.env.grading.apply import Applied, apply_patch, set_up
+from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.session import (
     MAX_OUTPUT_BYTES,
@@ -80,11 +80,11 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
         sandbox,
         {
             **programs,
-            "model.patch": patch.encode("utf-8", "surrogateescape"),
+            **files_to_apply(patch, protected(instance, _TEST_FOLDERS)),
             "test.patch": instance.test_patch.encode("utf-8", "surrogateescape"),
         },
     )
-    applied = await apply_patch(sandbox, folder, protected(instance, _TEST_FOLDERS), _APPLY_S, _STRICT)
+    applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
     if not applied.ok:
         return _verdict(instance, Session(log=applied.output), applied, 0.0)
     if instance.test_patch.strip():

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, set_up
+from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.log_check import mark_script
 from swe_rl.env.grading.pinned import WATCHED, own_packages, protected
 from swe_rl.env.grading.testimony import Testimony, Witness, hear, install, with_witness
@@ -76,11 +76,11 @@ async def _run(
 ) -> ScriptRun:
     witness = await install(sandbox, script, WATCHED.get(instance.repo, ()))
     marked = mark_script(with_witness(script, witness) if witness else script, nonce)
-    text = (patch or "").encode("utf-8", "surrogateescape")
-    folder = await put_files(sandbox, {"model.patch": text, "eval.sh": marked.encode()})
+    files = files_to_apply(patch or "", protected(instance))
+    folder = await put_files(sandbox, {**files, "eval.sh": marked.encode()})
     applied = _UNTOUCHED
     if patch is not None:
-        applied = await apply_patch(sandbox, folder, protected(instance), _APPLY_S, commands)
+        applied = await apply_patch(sandbox, folder, _APPLY_S, commands)
         if not applied.ok:
             return ScriptRun(applied, None, nonce)
     result = await sandbox.exec(_RUN_SCRIPT % shlex.quote(folder), timeout_s=timeout_s, max_output_bytes=MAX_LOG_BYTES)
