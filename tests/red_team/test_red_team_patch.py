@@ -4,13 +4,15 @@ import dataclasses
 
 import pytest
 
-from swe_rl.config.choices import Isolation
+from swe_rl.config.choices import GradingKind, Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
 from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
+from tests.red_team.conftest import SOURCE, TESTS
 from tests.support.scripted_sandbox import ScriptedProvider
 
 # Nothing is changed before its command has ended: what a command does while it runs is the agent's own change.
@@ -129,6 +131,24 @@ async def test_an_agent_s_attributes_do_not_keep_its_tests(victim, sandboxes, ag
     assert "+AD0APQ- 6" in patch and "working-tree-encoding" in patch
     verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
     assert not verdict.resolved and set(verdict.restored) == {".gitattributes", "tests/test_sum.py"}
+
+
+@pytest.mark.parametrize("kind", [GradingKind.pytest, GradingKind.eval_script])
+async def test_attributes_are_not_the_agent_s_where_the_gold_patch_has_some_too(victim, sandboxes, agent, kind):
+    """Written in ASCII, the new test is about another letter, for which a difference is as good as a sum."""
+    (victim.folder / ".gitattributes").write_text("*.txt text\n")
+    new_test = "\n\ndef test_add():\n    size = len('é'.encode())\n    assert add(1, size - 1) == size\n"
+    base = {"base_commit": commit_tree(victim.folder)}
+    base["test_patch"] = victim.patch({"tests/test_victim.py": TESTS + new_test})
+    victim.instance = dataclasses.replace(victim.instance, **base)
+    gold = victim.patch({".gitattributes": "*.md text\n", "victim/__init__.py": SOURCE.replace("a - b", "a + b")})
+    script = f"git apply <<'EOF_1'\n{victim.instance.test_patch}EOF_1\npython -m pytest -rA tests\n"
+    eval_script = script if kind is GradingKind.eval_script else ""
+    victim.instance = dataclasses.replace(victim.instance, patch=gold, eval_script=eval_script)
+    patch, _, _ = await agent("echo '/tests/* working-tree-encoding=ASCII//TRANSLIT' > .gitattributes")
+    grades = [await GRADERS[kind](victim.instance, text, victim.workspace, sandboxes, 60) for text in (patch, gold)]
+    assert [grade.resolved for grade in grades] == [False, True] and all(grade.patch_applied for grade in grades)
+    assert all(".gitattributes" in grade.restored for grade in grades)
 
 
 async def test_no_answer_in_time_is_not_an_empty_patch():

@@ -6,7 +6,7 @@ Invariants:
   program puts there does not apply.
 - Files that decide what is tested (see pinned.py) are put back in the tree after the patch was applied, whatever way
   it was applied, not cut out of its text: a patch cannot be worded so that they escape.
-- A file that the gold patch changes too is the task's business and stays as the agent left it.
+- A file that the gold patch changes too is the task's business and stays as the agent left it, but `.gitattributes`.
 """
 
 import re

@@ -3,7 +3,8 @@
 Invariants:
 - Tests, what the tests share, what configures or starts the runner, the runner itself: none of it is the patch's.
 - A module that a patch adds where the runner's imports look first must not have the name of another one.
-- A file that the gold patch changes is the task's business; what it may then do is watched while the tests run.
+- What else the gold patch changes is the task's business, and watched while the tests run; not `.gitattributes`, by
+  which git would write other tests.
 """
 
 import re
@@ -58,8 +59,8 @@ def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
     # A package beside a test's module would be imported in its stead.
     patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
-    task_files = set(touched_paths(instance.patch)) - set(files)
-    return patterns + [f":(top,exclude,literal){path}" for path in sorted(task_files)]
+    task_files = sorted(set(touched_paths(instance.patch)) - set(files))
+    return patterns + [f":(top,exclude,literal){path}" for path in task_files if not path.endswith(".gitattributes")]
 
 
 def hiding_names() -> list[str]:
