@@ -42,9 +42,10 @@ def old_paths(patch: str) -> list[str]:
     return [part.paths[0] for part in split_patch(patch) if not part.is_new]
 
 
-def lines_of(text: str) -> list[str]:
-    """With their ends, which are git's: no line ends at a form feed."""
-    return [*StringIO(text, newline="\n")]
+def lines_of(text: str, ends: bool = True) -> list[str]:
+    """As git cuts them, at no form feed and at no lone CR; with `ends`, else without their `\\n` or `\\r\\n`."""
+    lines = [*StringIO(text, newline="\n")]
+    return lines if ends else [line.removesuffix("\r\n").removesuffix("\n") for line in lines]
 
 
 def _parts(patch: str) -> list[str]:
@@ -95,7 +96,7 @@ def _read(text: str) -> FilePatch | None:
     added: list[str] = []
     header: list[str] = []
     in_hunks = False
-    for line in re.split(r"\r?\n", text):
+    for line in lines_of(text, ends=False):
         in_hunks = in_hunks or line.startswith(("@@ ", "GIT binary patch"))
         if in_hunks:
             if line.startswith("+"):

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.env.bugs.generate import _hide_tests
 from swe_rl.env.folder import folder_of, patch_between
 from swe_rl.env.kodcode.read import _new_file as kodcode_patch
-from swe_rl.env.patch_files import old_paths, split_patch, touched_paths
+from swe_rl.env.patch_files import lines_of, old_paths, split_patch, touched_paths
 
 
 @pytest.fixture
@@ -106,3 +107,23 @@ def test_patches_that_are_made_here_are_git_s_too(tmp_path, mark):
     gold = kodcode_patch("x.py", f"7{mark}8\n", f"'{mark}'\n6\n")
     subprocess.run(["git", "apply", "-"], input=gold.encode(), cwd=folder, check=True)
     assert (folder / "x.py").read_bytes().decode() == f"7{mark}8\n"
+    hidden = f"\n\ndef test_b():\n    b = '''{mark}'''\n"
+    (folder / "c.py").write_text(f"a = '''{mark}'''\n{hidden}")
+    whole = (folder / "c.py").read_text()
+    bug = _hide_tests(folder, ["c.py::test_b"])
+    assert "test_b" not in (folder / "c.py").read_text()
+    subprocess.run(["git", "apply", "-"], input=bug.encode(), cwd=folder, check=True)
+    assert (folder / "c.py").read_bytes().decode() == whole
+    parts = [part for text in (patch_between(before, after), tests, bug) for part in split_patch(text)]
+    assert {part.paths[-1]: part.added for part in parts} == {
+        "a.py": (f"1{mark}{mark}4", "3"),
+        "b.py": (f"{mark}5",),
+        "x.py": (f"'{mark}'", "6"),
+        "c.py": tuple(hidden.replace("\r", "\n").split("\n")[:-1]),
+    }
+
+
+def test_lines_are_git_s_with_and_without_their_ends():
+    text = "a\r\r\nb\fc\rd\u2028e\n\nx\r"
+    assert lines_of(text) == ["a\r\r\n", "b\fc\rd\u2028e\n", "\n", "x\r"]
+    assert lines_of(text, ends=False) == ["a\r", "b\fc\rd\u2028e", "", "x\r"]

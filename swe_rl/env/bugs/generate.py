@@ -7,7 +7,6 @@ Invariants:
 """
 
 import ast
-import difflib
 import os
 import random
 import re
@@ -22,6 +21,7 @@ from swe_rl.env.bugs.edit import usable_sites
 from swe_rl.env.bugs.mutation import Site, split_swaps
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
+from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.session import ENVIRONMENT
 from swe_rl.env.instance import Instance
 
@@ -119,7 +119,7 @@ def build(candidate: Candidate, number: int, seed: int) -> Instance | None:
                 path=candidate.module,
                 line=line,
             ),
-            patch=_diff(candidate.module, buggy, sound),
+            patch=patch_between({candidate.module: buggy}, {candidate.module: sound}),
             test_patch=test_patch,
             fail_to_pass=tuple(failing),
             pass_to_pass=tuple(passing),
@@ -176,12 +176,5 @@ def _hide_tests(tree: Path, failing: list[str]) -> str:
                 del lines[node.lineno - 1 : end]
         shown = "\n".join(lines).rstrip("\n") + "\n"
         path.write_text(shown, encoding="utf-8")
-        patch += _diff(name, shown, whole)
+        patch += patch_between({name: shown}, {name: whole})
     return patch
-
-
-def _diff(path: str, before: str, after: str) -> str:
-    header = f"diff --git a/{path} b/{path}\n"
-    return header + "".join(
-        difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{path}", f"b/{path}")
-    )

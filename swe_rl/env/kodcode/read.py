@@ -179,8 +179,8 @@ def _statement(question: str, declarations: Sequence[str]) -> str:
 
 def _new_file(path: str, text: str, replaces: str = "") -> str:
     """A diff that makes `path` say `text`; `replaces` is what it says before, nothing for a new file."""
-    added = [line.rstrip("\r\n") for line in lines_of(text)]
-    removed = [line.rstrip("\r\n") for line in lines_of(replaces)]
+    added = lines_of(text, ends=False)
+    removed = lines_of(replaces, ends=False)
     head = f"diff --git a/{path} b/{path}\n"
     if not replaces:
         head += f"new file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +{_span(added)} @@\n"
