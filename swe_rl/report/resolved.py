@@ -11,7 +11,7 @@ from typing import Any
 
 from swe_rl.logger.progress_text import span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.statistics import clustered_interval, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, difference, paired_interval, wilson_interval
 
 Record = Mapping[str, Any]
 Counts = Mapping[str, tuple[int, int]]  # instance: resolved attempts, valid attempts
@@ -30,7 +30,8 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The rate after less the rate before, over the `num_instances` that both have; `unpaired` has one side alone."""
+    """The rate after less the rate before, over the `num_instances` that both have; `unpaired` a side lacks. Of the
+    gains of two runs: the second less the first, over what all evaluations of both have."""
 
     before: float
     after: float
@@ -75,15 +76,17 @@ def of_counts(counts: Counts) -> Resolved | None:
     return Resolved(total / samples, *interval, samples, len(counts))
 
 
-def change(before: Counts, after: Counts) -> Change | None:
-    """None where no instance is on both sides."""
-    shared = [name for name in before if name in after]
-    sides = [[counts[name] for name in shared] for counts in (before, after)]
+def change(*counts: Counts) -> Change | None:
+    """Before and after; of four, from what the first two differ by to what the last two do. None where no instance is
+    on all sides."""
+    shared = [name for name in counts[0] if all(name in side for side in counts)]
+    sides = [[side[name] for name in shared] for side in counts]
     interval = paired_interval(*sides)
     if interval is None:
         return None
     rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in sides]
-    return Change(rates[0], rates[1], *interval, len(shared), len(before.keys() ^ after.keys()))
+    ends = rates if len(rates) == 2 else [difference(rates[:2]), difference(rates[2:])]
+    return Change(ends[0], ends[1], *interval, len(shared), len(set().union(*counts)) - len(shared))
 
 
 def gain(evals: Sequence[Record]) -> Change | None:

@@ -59,30 +59,35 @@ def clustered_interval(counts: Sequence[tuple[float, int]]) -> Interval | None:
     return wilson_interval(rate * independent, independent, t_975(max(1, instances - 1)))
 
 
-def paired_interval(before: Sequence[tuple[float, int]], after: Sequence[tuple[float, int]]) -> Interval | None:
-    """Of the rate after less the rate before, for (solved, samples) of the same instances in the same order.
+def paired_interval(*sides: Sequence[tuple[float, int]]) -> Interval | None:
+    """Of the rate after less the rate before, for (solved, samples) of the same instances in the same order; of four
+    sides, of what the last two differ by less what the first two do.
 
     What makes an instance easy or hard is in both rates, so that it cancels: a t-interval over the instances' parts in
     the difference (Cochran 1977, section 2.11, two ratios of one sample). It is never narrower than for half an
     instance that went either way: instances that all stay as they were give no width of 0. None without instances.
     Raises ValueError where an instance has no sample on a side, or the lengths differ.
     """
-    pairs = list(zip(before, after, strict=True))
-    if not pairs:
+    instances = len(list(zip(*sides, strict=True)))
+    if not instances:
         return None
-    if any(samples < 1 for pair in pairs for _, samples in pair):
+    if any(samples < 1 for side in sides for _, samples in side):
         raise ValueError("an instance without a sample cannot be paired")
-    instances = len(pairs)
-    rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in (before, after)]
-    means = [sum(samples for _, samples in side) / instances for side in (before, after)]
+    rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in sides]
+    means = [sum(samples for _, samples in side) / instances for side in sides]
     parts = [
         [(solved - rate * samples) / mean for solved, samples in side]
-        for side, rate, mean in zip((before, after), rates, means, strict=True)
+        for side, rate, mean in zip(sides, rates, means, strict=True)
     ]
-    variance = sum((late - early) ** 2 for early, late in zip(*parts, strict=True)) / max(1, instances - 1)
+    variance = sum(difference(part) ** 2 for part in zip(*parts, strict=True)) / max(1, instances - 1)
     half = t_975(max(1, instances - 1)) * max(sqrt(variance / instances), 1 / (instances + 2))
-    delta = rates[1] - rates[0]
-    return max(-1.0, delta - half), min(1.0, delta + half)
+    delta, most = difference(rates), len(sides) / 2
+    return max(-most, delta - half), min(most, delta + half)
+
+
+def difference(values: Sequence[float]) -> float:
+    """The second less the first; of four, the difference of the last two less that of the first two."""
+    return values[1] - values[0] if len(values) == 2 else difference(values[2:]) - difference(values[:2])
 
 
 def t_975(freedom: int) -> float:

@@ -9,7 +9,12 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.job import compare as job
+from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import read_evals
+from swe_rl.logger.summary import write_summary
 from swe_rl.report.compare.read import CompareError
+from swe_rl.report.page import build_payload
+from swe_rl.report.resolved import summary_of
 
 REPORT = Path(__file__).parent.parent / "report"
 LOGS = [REPORT / "skyrl_logs" / f"slurm-{number}.err" for number in (25609, 25610)]
@@ -208,16 +213,45 @@ def test_repeats_of_a_sweep_are_one_arm_each(start, tmp_path):
     assert any(line.startswith("- 95 % interval of the average's delta %: -") for line in lines)  # 15 and 25
 
 
-def test_held_out_gains_are_read(start, tmp_path):
-    for name, after in (("a", 2), ("b", 3)):
-        folder = write_run(tmp_path / name, [100.0], router=name)
+def test_a_run_s_gain_is_one_figure_everywhere(start, tmp_path):
+    """By pooled attempts: an instance of which infrastructure broke three attempts weighs less than the others."""
+    alike = {f"bug-{number}": [1, 4] for number in range(10)} | {"no valid attempt": [0, 0]}
+    afters = {"a": alike | {"bug-0": [1, 1]}, "b": alike}
+    for name, after in afters.items():
+        folder = RunFolder(write_run(tmp_path / name, [100.0], router=name))
         evals = [
-            {"event": "eval", "split": "heldout", "step": step, "by_instance": {"i": [solved, 4], "j": [0, 0]}}
-            for step, solved in ((0, 1), (5, after))
+            {"event": "eval", "split": "heldout", "step": step, "by_instance": table, "num_samples": 1}
+            for step, table in ((0, alike), (5, after))
         ]
-        (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in evals))
+        folder.events_jsonl.write_text("".join(f"{json.dumps(event)}\n" for event in evals))
+        write_summary(folder, wall_s=1.0, extra=summary_of(read_evals(folder)))
+    gains = {"a": 100 * (10 / 37 - 1 / 4), "b": 0.0}
+    for first, second in ("ab", "ba"):
+        printed = start(baseline=tmp_path / first, candidate=tmp_path / second, output=tmp_path / f"{first}{second}")
+        delta = f"{gains[first]:.1f} vs {gains[second]:.1f} points, delta {gains[second] - gains[first]:.1f}"
+        assert f"- held-out gain (paired, 10 instances): {delta} (95 %: -" in printed
+        written = json.loads((tmp_path / f"{first}{second}" / "compare.json").read_text())
+        [pair] = written["pairs"]
+        in_points = pair["held_out_gain_points"]
+        assert [in_points["baseline"], in_points["candidate"]] == pytest.approx([gains[first], gains[second]])
+        for name, arm in zip((first, second), written["arms"], strict=True):
+            of_run = arm["runs"][0]["held_out"]["gain"]
+            summary = json.loads((tmp_path / name / "summary.json").read_text())
+            assert 100 * (of_run["after"] - of_run["before"]) == pytest.approx(gains[name])
+            assert 100 * summary["resolved_gain"] == pytest.approx(gains[name])
+            assert (summary["resolved_gain_low"], summary["resolved_gain_high"]) == (of_run["low"], of_run["high"])
+            assert f"| {gains[name]:+.1f} | {100 * of_run['low']:+.1f} to {100 * of_run['high']:+.1f}" in printed
+            tiles = {tile["label"]: tile["value"] for tile in build_payload(RunFolder(tmp_path / name))["figures"]}
+            assert tiles["Gain in points"] == f"{gains[name]:+.1f}"
+
+
+def test_two_runs_in_which_nothing_changed_are_no_certain_difference(start, tmp_path):
+    for name in "ab":
+        folder = RunFolder(write_run(tmp_path / name, [100.0], router=name))
+        event = {"event": "eval", "split": "heldout", "by_instance": {f"bug-{number}": [1, 4] for number in range(10)}}
+        folder.events_jsonl.write_text("".join(f"{json.dumps(event | {'step': step})}\n" for step in (0, 5)))
     printed = start(baseline=tmp_path / "a", candidate=tmp_path / "b")
-    assert "- held-out gain (paired, 1 instances): 25.0 vs 50.0 points, delta 25.0 (95 %: N/A, within" in printed
+    assert "0.0 vs 0.0 points, delta 0.0 (95 %: -18.9 to 18.9, over the instances of these runs)" in printed
 
 
 def write_job(folder, job, rates):

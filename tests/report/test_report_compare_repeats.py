@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
+from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare, held_out
 from swe_rl.report.compare.text import ONE_RUN, arms_table, text
 
 RECORDED = (784.4, 755.5, 655.8)  # response tokens/s of its steps
@@ -85,14 +85,19 @@ def test_what_is_printed_names_its_unit(order):
         assert "- spread of the runs' averages: " in printed
 
 
+def evaluated(name, *tables):
+    evals = [{"split": "e", "step": step, "by_instance": table} for step, table in enumerate(tables)]
+    return Measured(name, {1: StepRate(1.0)}, held_out=held_out(evals))
+
+
 def test_held_out_gains_are_paired_by_instance():
-    before = Measured("a", {1: StepRate(1.0)}, gains={"x": 0.5, "y": 0.0, "only_a": 1.0})
-    after = Measured("b", {1: StepRate(1.0)}, gains={"x": 0.75, "y": 0.25})
+    before = evaluated("a", {"x": [0, 4], "y": [1, 4], "only_a": [0, 4]}, {"x": [2, 4], "y": [1, 4], "only_a": [4, 4]})
+    after = evaluated("b", {"x": [0, 4], "y": [1, 4]}, {"x": [3, 4], "y": [2, 4]})
     made = compare([Arm("a", "a", {"": before}), Arm("b", "b", {"": after})])
     gain = made.pairs[0].gain
-    assert (gain.runs, gain.instances, gain.baseline, gain.candidate, gain.interval) == (1, 2, 25.0, 50.0, (25.0, 25.0))
-    assert "held-out gain (paired, 2 instances): 25.0 vs 50.0 points, delta 25.0" in text(made)
-    assert "within this run, over its instances" in text(made)
+    assert (gain.runs, gain.instances, gain.unpaired, gain.baseline, gain.candidate) == (1, 2, 1, 25.0, 50.0)
+    assert "held-out gain (paired, 2 instances, 1 not shared): 25.0 vs 50.0 points, delta 25.0" in text(made)
+    assert "over the instances of these runs" in text(made)
     runs = [{"repeat=0": first, "repeat=1": second} for first, second in ((before, before), (after, before))]
     several = compare([Arm("a", "a", runs[0]), Arm("b", "b", runs[1])]).pairs[0].gain
     assert several.runs == 2 and several.candidate - several.baseline == pytest.approx(12.5)

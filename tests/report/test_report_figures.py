@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.figures import eval_points, figures, instance_rows
-from swe_rl.report.statistics import clustered_interval, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, mean_interval, paired_interval, wilson_interval
 
 
 @pytest.mark.parametrize(("instances", "samples", "shape"), [(32, 4, 0.5), (100, 8, 0.3), (20, 4, 2.0), (64, 1, 0.5)])
@@ -51,6 +51,16 @@ def test_a_paired_interval_covers_what_it_says(instances, samples, shape, move):
         wide += (b - a + d - c) / (high - low)
     assert 0.93 <= covered / draws <= 0.985
     assert samples == 1 or wide / draws > 1.05  # what the two intervals say apart is wider: instances cancel
+
+
+def test_the_interval_of_two_gains_is_that_of_each_instance_s_difference():
+    rng = random.Random(0)
+    sides = [[(rng.randint(0, 8), 8) for _ in range(30)] for _ in range(4)]
+    by_instance = [((d - c) - (b - a)) / 8 for (a, _), (b, _), (c, _), (d, _) in zip(*sides, strict=True)]
+    assert paired_interval(*sides) == pytest.approx(mean_interval(by_instance))
+    low, high = paired_interval(*[[(1, 4)] * 10] * 4)
+    assert (low, high) == paired_interval(*[[(1, 4)] * 10] * 2) and high > 0  # nothing moved: no width of 0
+    assert paired_interval([(4, 4)], [(0, 4)], [(0, 4)], [(4, 4)])[1] == 2.0
 
 
 def test_a_paired_interval_at_its_edges():

@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.resolved import Change, Resolved, change, counts_of, gain, part_of, resolved
+from swe_rl.report.resolved import Change, Counts, Resolved, change, counts_of, gain, part_of, resolved
 from swe_rl.report.statistics import Interval, Paired, mean_interval, paired
 
 Record = Mapping[str, Any]
@@ -24,14 +24,14 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A run's evaluations: the first, and the latest where there is another; `counts` are those of the latest."""
+    """A run's evaluations: the first, and the latest where there is another; `counts` are of the same."""
 
     split: str
     part: str  # `100 of 500 instances`; empty for a whole split
     before: Resolved
     after: Resolved | None
     gain: Change | None
-    counts: Mapping[str, tuple[int, int]]
+    counts: tuple[Counts, ...]
 
     @property
     def latest(self) -> Resolved:
@@ -40,14 +40,14 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPair:
-    """Two arms by the latest evaluations of their runs; rates in per cent, the interval in points."""
+    """Two arms by the latest evaluations of their runs, or by the gains of these; in per cent or points."""
 
     runs: int
-    instances: int  # that both have, of all pairs of runs
-    unpaired: int  # that one side alone has
+    instances: int  # that all compared evaluations have, of all pairs of runs
+    unpaired: int  # that one of them lacks
     baseline: float | None  # None where they share no instance
     candidate: float | None
-    interval: Interval | None
+    interval: Interval | None  # of the difference: over pairs of runs, or over the instances of the only one
 
 
 def held_out(evals: Sequence[Record]) -> HeldOut | None:
@@ -58,16 +58,17 @@ def held_out(evals: Sequence[Record]) -> HeldOut | None:
         return None
     latest = last if after else first
     part = part_of(latest.get("num_instances"), latest.get("split_instances"))
-    return HeldOut(str(latest.get("split")), part, before, after, gain(evals), counts_of(latest))
+    counts = tuple(counts_of(event) for event in ((first, last) if after else (first,)))
+    return HeldOut(str(latest.get("split")), part, before, after, gain(evals), counts)
 
 
-def held_out_pair(pairs: Sequence[tuple[HeldOut | None, HeldOut | None]]) -> HeldOutPair | None:
-    """Of runs that belong together, the baseline's first; None where no pair was evaluated on both sides."""
-    both = [(before.counts, after.counts) for before, after in pairs if before is not None and after is not None]
-    if not both:
+def held_out_pair(pairs: Sequence[tuple[Counts, ...]]) -> HeldOutPair | None:
+    """Of evaluations that belong together, the baseline's first: two, or for gains the first and the latest of either
+    side. None without any."""
+    if not pairs:
         return None
-    unpaired = sum(len(before.keys() ^ after.keys()) for before, after in both)
-    diffs = [diff for before, after in both if (diff := change(before, after)) is not None]
+    unpaired = sum(len(set().union(*counts)) - len(set(counts[0]).intersection(*counts[1:])) for counts in pairs)
+    diffs = [diff for counts in pairs if (diff := change(*counts)) is not None]
     if not diffs:
         return HeldOutPair(0, 0, unpaired, None, None, None)
     interval: Interval | None = (100 * diffs[0].low, 100 * diffs[0].high)
@@ -125,7 +126,6 @@ class Measured:
     incomplete: int = 0
     num_trajectories: int | None = None
     wall_s: float | None = None
-    gains: Mapping[str, float] = field(default_factory=dict)  # held-out instance: its resolved rate after less before
     held_out: HeldOut | None = None
     status: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -171,17 +171,6 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """Held-out gains in points, over the instances that both runs of each pair evaluated before and after."""
-
-    runs: int
-    instances: int  # of all runs
-    baseline: float
-    candidate: float
-    interval: Interval | None  # of the difference: over pairs of runs, or over the instances of the only one
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """A candidate against the baseline over `keys`, the steps that both have; `tokens` is of those with two rates."""
 
@@ -189,7 +178,7 @@ class Pair:
     candidate: Arm
     keys: tuple[Key, ...]
     tokens: Paired | None
-    gain: Gain | None = None
+    gain: HeldOutPair | None = None
     held_out: HeldOutPair | None = None
 
     def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
@@ -235,27 +224,15 @@ def pair(baseline: Arm, candidate: Arm) -> Pair:
     runs = [[key for key in timed if key[0] == name] for name in dict.fromkeys(name for name, _ in timed)]
     sides = ([_speeds(rates[key] for key in run) for run in runs] for rates in (before, after))
     names = [name for name in baseline.runs if name in candidate.runs]
-    held_out = held_out_pair([(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names])
-    return Pair(baseline, candidate, keys, paired(*sides), _gain(baseline, candidate), held_out)
+    runs_of = [(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names]
+    both = [(before.counts, after.counts) for before, after in runs_of if before and after]
+    gain = held_out_pair([(*before, *after) for before, after in both if len(before) == len(after) == 2])
+    held_out = held_out_pair([(before[-1], after[-1]) for before, after in both])
+    return Pair(baseline, candidate, keys, paired(*sides), gain if gain and gain.runs else None, held_out)
 
 
 def _speeds(rates: Iterable[StepRate]) -> list[float]:
     return [rate.tokens_per_s for rate in rates if rate.tokens_per_s is not None]
-
-
-def _gain(baseline: Arm, candidate: Arm) -> Gain | None:
-    """None where no two runs evaluated the same instance before and after."""
-    both = [(run.gains, candidate.runs[name].gains) for name, run in baseline.runs.items() if name in candidate.runs]
-    pairs = [[(before[name], after[name]) for name in before if name in after] for before, after in both]
-    pairs = [run for run in pairs if run]
-    if not pairs:
-        return None
-    sides = [[100 * fmean(values[side] for values in run) for run in pairs] for side in (0, 1)]
-    differences = [after - before for before, after in zip(*sides, strict=True)]
-    if len(pairs) == 1:
-        differences = [100 * (after - before) for before, after in pairs[0]]
-    instances = sum(len(run) for run in pairs)
-    return Gain(len(pairs), instances, fmean(sides[0]), fmean(sides[1]), mean_interval(differences))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

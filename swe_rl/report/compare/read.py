@@ -19,9 +19,8 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import before_and_after, finite, rates_of
+from swe_rl.logger.summary import finite, rates_of
 from swe_rl.report.compare.compare import Measured, StepRate, held_out
-from swe_rl.report.resolved import counts_of
 
 
 class CompareError(UserError):
@@ -69,7 +68,7 @@ def _run(folder: RunFolder) -> Measured:
     tokens_per_s = rates_of([*records.values()], "tokens_per_s")
     measured_steps = zip(records.items(), tokens_per_s, strict=True)
     rates = {step: rate for (step, record), mean in measured_steps if (rate := _rate(record, mean)) is not None}
-    status, evals = folder.status(), read_evals(folder)
+    status = folder.status()
     under_way = status is not None and status.status is RunState.running  # its summary is that of an earlier start
     return Measured(
         source=str(folder.path),
@@ -77,8 +76,7 @@ def _run(folder: RunFolder) -> Measured:
         incomplete=len(records) - len(rates),
         num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
         wall_s=None if under_way else finite(read_json(folder.summary_json).get("wall_s")),
-        gains=_gains(evals),
-        held_out=held_out(evals),
+        held_out=held_out(read_evals(folder)),
         status=status.status.value if status else None,
         overrides=_by_key(folder.overrides()),
         values=_yaml(folder.config_yaml),
@@ -89,13 +87,6 @@ def _rate(record: Mapping[str, Any], tokens_per_s: float | None) -> StepRate | N
     names = ("reward_mean", "avg_response_length", "loss", *(() if tokens_per_s is None else ("generate_s", "step_s")))
     rate = StepRate(tokens_per_s, **{name: finite(record.get(name)) for name in names})
     return None if tokens_per_s is None and rate.avg_response_length is None else rate
-
-
-def _gains(evals: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of held-out instances that were evaluated before and after."""
-    before, after = (counts_of(event) for event in before_and_after(evals))
-    rates = [{name: solved / valid for name, (solved, valid) in counts.items()} for counts in (before, after)]
-    return {name: rates[1][name] - rate for name, rate in rates[0].items() if name in rates[1]}
 
 
 def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:

@@ -23,8 +23,8 @@ from swe_rl.logger.progress_text import span
 from swe_rl.report.compare.compare import (
     Arm,
     Comparison,
-    Gain,
     HeldOut,
+    HeldOutPair,
     Key,
     Measured,
     Pair,
@@ -170,12 +170,13 @@ def _certainty(pair: Pair, tokens: Paired) -> Iterator[str]:
     yield f"- within this run: {certainty}; it says nothing about another run. {_REPEAT}"
 
 
-def _gain(gain: Gain) -> str:
-    over = "over the pairs of runs" if gain.runs > 1 else "within this run, over its instances"
-    difference = number(gain.candidate - gain.baseline)
+def _gain(gain: HeldOutPair) -> str:
+    over = "over the pairs of runs" if gain.runs > 1 else "over the instances of these runs"
+    delta = number(_difference(gain.baseline, gain.candidate))
+    only = f", {gain.unpaired} not shared" if gain.unpaired else ""
     return (
-        f"- held-out gain (paired, {gain.instances} instances): {number(gain.baseline)} vs {number(gain.candidate)} "
-        f"points, delta {difference} (95 %: {interval(gain.interval)}, {over})"
+        f"- held-out gain (paired, {gain.instances} instances{only}): {number(gain.baseline)} vs "
+        f"{number(gain.candidate)} points, delta {delta} (95 %: {interval(gain.interval)}, {over})"
     )
 
 
