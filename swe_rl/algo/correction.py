@@ -80,4 +80,5 @@ def _inside(log_ratio: Tensor, sequences: Sequences, algo: AlgoConfig) -> Tensor
         log_ratio = sequences.mean(log_ratio)
     elif algo.mask_level is MaskLevel.sequence:
         log_ratio = sequences.sum(log_ratio)
-    return (log_ratio >= math.log(max(algo.mask_low, 1e-12))) & (log_ratio <= math.log(algo.mask_high))
+    low = math.log(algo.mask_low) if algo.mask_low > 0.0 else -math.inf
+    return (log_ratio >= low) & (log_ratio <= math.log(algo.mask_high))

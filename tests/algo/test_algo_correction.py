@@ -140,3 +140,17 @@ def test_what_needs_the_engine_and_what_needs_the_whole_trajectory():
     assert weighs_sequences(bounded(0.5, 2.0, MaskLevel.geometric))
     assert weighs_sequences(dataclasses.replace(tis, policy_loss=PolicyLoss.gspo))
     assert not weighs_sequences(dataclasses.replace(tis, policy_loss=PolicyLoss.gspo_token))
+
+
+def test_a_lower_bound_of_zero_masks_nothing_however_long_a_trajectory_is():
+    """A token's rounding by bfloat16 is 0.0015 nats; the quotient of 20,000 of them is below 1e-13, and above 0."""
+    rollout = torch.full((20_000,), -1.0)
+    long = Sequences(torch.zeros(20_000, dtype=torch.int64), 1)
+    for level in MaskLevel:
+        assert correction_weights(rollout - 0.0015, rollout, long, bounded(0.0, 2.0, level)).tolist() == [1.0] * 20_000
+    below = correction_weights(rollout - 0.0015, rollout, long, bounded(1e-12, 2.0, MaskLevel.sequence))
+    assert not below.any()
+    ends = torch.tensor([-torch.inf, torch.nan, 1.0])
+    for level in MaskLevel:  # a quotient of 0 is inside, one that nobody knows is not
+        each = Sequences(torch.arange(3), 3)
+        assert correction_weights(ends, torch.zeros(3), each, bounded(0.0, 2.0, level)).tolist() == [1.0, 0.0, 0.0]
