@@ -6,7 +6,7 @@ Invariants:
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
 - `resolved_rate` counts what infrastructure broke neither as solved nor as a sample, as `reward_mean` does.
 - `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
-  what the policy sampled.
+  what the policy sampled, superseded replies too.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from swe_rl.algo.protocol import Advantage as Estimator
 from swe_rl.algo.protocol import RewardGroup
 from swe_rl.config.choices import FOUND_BY_TRAINER, INFRA_STATUSES, Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
-from swe_rl.gateway.trace import Trace
+from swe_rl.gateway.trace import Trace, superseded
 from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
@@ -182,14 +182,17 @@ def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float
 
 
 def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
-    """Fills in prompt and response lengths from the longest chain of traces. A prefix is part of the response."""
+    """Fills in prompt and response lengths from the longest chain of traces. A prefix is part of the response, a reply
+    that a retry superseded is not."""
     if not traces:
         return
     if trajectory.beginning[0]:
         trajectory.prefix_tokens = traces[0].prompt_tokens - trajectory.prompt_tokens
     else:
         trajectory.prompt_tokens = traces[0].prompt_tokens
-    trajectory.response_tokens = max(trace.tokens for trace in traces) - trajectory.prompt_tokens
+    left_out = superseded(traces)  # never the last turn
+    longest = max(trace.tokens for trace in traces if trace.turn not in left_out)
+    trajectory.response_tokens = longest - trajectory.prompt_tokens
 
 
 def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from swe_rl.agent.protocol import AgentResult, Exit
 from swe_rl.config.choices import Advantage, DynamicSampling
 from swe_rl.config.schema import AlgoConfig
+from swe_rl.gateway.trace import Break
 from swe_rl.rollout.batch import count_tokens, groups_of, rollout_numbers, set_advantages
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows, weighed
@@ -208,3 +209,18 @@ def test_rows_that_were_made_before_get_the_advantages_and_masks_of_now(trajecto
     assert weighed(rows, [cut, learned]) == [row for one in (learned, cut) for row in traced_rows(one, traces)]
     [masked] = weighed([dataclasses.replace(rows[0], trained=False)], [learned])
     assert not masked.trained and set(masked.advantage) == {0.5}
+
+
+def test_a_reply_that_a_retry_superseded_is_no_length(trajectory, trace):
+    """It is in no row: of two equal solutions none is charged for a reply that its client asked for twice."""
+    again = [trace(0, [1] * 10, [7] * 90), trace(1, [1] * 10, [7] * 5, chain=1, break_kind=Break.duplicate)]
+    once, short = [trace(0, [1] * 10, [7] * 5)], [trace(0, [1] * 10, [7] * 4)]
+    group = [trajectory("a", 0, Status.resolved), trajectory("a", 1, Status.resolved), trajectory("a", 2)]
+    for one, traces in zip(group, (again, once, short), strict=True):
+        count_tokens(one, traces)
+        assert one.response_tokens == sum(row.sampled_tokens for row in traced_rows(one, traces))
+    set_advantages(group, dataclasses.replace(MEAN_ONLY, overlong_share=0.5), max_trajectory_tokens=100)
+    assert group[0].advantage == group[1].advantage == pytest.approx(1 / 3)
+    on = [*again, trace(2, [2], [3], base_turn=0, base_tokens=100)]  # went on from the older one
+    count_tokens(group[0], on)
+    assert group[0].response_tokens == 92
