@@ -76,9 +76,13 @@ def set_advantages(
     for group in groups:
         (left_out if filters and _is_degenerate(group) else kept).append(group)
     charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
+    pays_turns = pays(turns) or any(any(trajectory.own_turn_rewards) for trajectory in trajectories)
+    if pays_turns:  # also of what is left out: it is recorded
+        for trajectory in trajectories:
+            trajectory.turn_rewards = _turn_rewards(trajectory, turns)
     if algo.advantage in FOUND_BY_TRAINER:
         for group, (rewards, _) in zip(kept, charged, strict=True):
-            _leave_to_trainer(group, rewards, algo, turns)
+            _leave_to_trainer(group, rewards, algo)
         _leave_out(left_out)
         return len(left_out)
     graded = [[trajectory.reward for trajectory in group] for group in kept]
@@ -90,10 +94,10 @@ def set_advantages(
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
             trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
-    if pays(turns) or any(any(trajectory.own_turn_rewards) for group in kept for trajectory in group):
+    if pays_turns:
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
             before = [trajectory.reward for trajectory in group]
-            _set_turn_advantages(group, turns, algo, group_scale(rewards, in_baseline, algo, before))
+            _set_turn_advantages(group, algo, group_scale(rewards, in_baseline, algo, before))
     _leave_out(left_out)
     return sum(not any(_teaches(member) for member in group) for group in groups_of(trajectories).values())
 
@@ -104,15 +108,11 @@ def _leave_out(groups: Iterable[Sequence[Trajectory]]) -> None:
             trajectory.advantage, trajectory.turn_advantages, trajectory.trained = 0.0, [], False
 
 
-def _leave_to_trainer(
-    group: Sequence[Trajectory], rewards: Sequence[float | None], algo: AlgoConfig, table: TurnRewardsConfig
-) -> None:
+def _leave_to_trainer(group: Sequence[Trajectory], rewards: Sequence[float | None], algo: AlgoConfig) -> None:
     for trajectory, reward in zip(group, rewards, strict=True):
         trajectory.advantage = None
         trajectory.charged_reward = reward if algo.advantage is Advantage.gae else None
         trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
-        if pays(table) or any(trajectory.own_turn_rewards):
-            trajectory.turn_rewards = _turn_rewards(trajectory, table)
 
 
 def pays(table: TurnRewardsConfig) -> bool:
@@ -136,9 +136,7 @@ def _turn_rewards(trajectory: Trajectory, table: TurnRewardsConfig) -> list[floa
     return [turn_reward(turn, table) + paid for turn, paid in zip(turns, by_code, strict=True)]
 
 
-def _set_turn_advantages(group: Sequence[Trajectory], table: TurnRewardsConfig, algo: AlgoConfig, scale: float) -> None:
-    for trajectory in group:
-        trajectory.turn_rewards = _turn_rewards(trajectory, table)
+def _set_turn_advantages(group: Sequence[Trajectory], algo: AlgoConfig, scale: float) -> None:
     rewards = [trajectory.turn_rewards for trajectory in group]
     for trajectory, values in zip(group, turn_advantages(rewards, _in_baseline(group), algo, scale), strict=True):
         trajectory.turn_advantages = values

@@ -62,6 +62,20 @@ def test_a_group_of_equal_rewards_teaches_by_its_turns(trajectory):
     assert set_advantages(solved, filtering, turns=TABLE) == 1 and not any(one.trained for one in solved)
 
 
+@pytest.mark.parametrize("advantage", [Advantage.grpo, Advantage.gae])
+@pytest.mark.parametrize("sampling", list(DynamicSampling))
+def test_the_mean_of_turn_rewards_is_over_all_trajectories(trajectory, sampling, advantage):
+    """A group of equal rewards that is left out of training has brought what it brought."""
+    step = [trajectory("a", 0, Status.resolved, turns=[DONE]), trajectory("a", 1, turns=[FAILED])]
+    step += [trajectory("b", 0, turns=[WRONG, DONE]), trajectory("b", 1, turns=[FAILED, SUBMITS])]
+    set_advantages(step, AlgoConfig(advantage=advantage, dynamic_sampling=sampling), turns=TABLE)
+    assert [one.turn_rewards for one in step] == [[0.125], [-0.25], [-0.5, 0.125], [-0.25, 0.0]]
+    assert turn_numbers(step) == {"turn_reward_mean": pytest.approx((0.125 - 0.25 - 0.375 - 0.25) / 4)}
+    is_left_out = sampling is not DynamicSampling.none
+    assert [one.trained for one in step] == [True, True, not is_left_out, not is_left_out]
+    assert not (is_left_out and any(one.turn_advantages for one in step[2:]))
+
+
 def test_a_reward_of_ones_own_adds_to_the_table_or_pays_alone(trajectory):
     group = [
         trajectory("a", 0, Status.resolved, turns=[DONE, SUBMITS], own_turn_rewards=[0.5, -1.0]),
