@@ -57,7 +57,7 @@ class Run:
         self._trainer = asyncio.Lock()  # held while it learns, or its weights are read
         self._owes_checkpoint = False
         self._is_learning = False  # the weights are changing, or an end that did not wait tore that off
-        self._sync_s = self._checkpoint_s = 0.0  # of the last one of each
+        self._sync_s = self._checkpoint_s = 0.0  # since the step before; of the last one
         self._step_began_s = 0.0
         self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that were done here
 
@@ -147,7 +147,6 @@ class Run:
 
     async def _finish_alone(self, step: int, item: Sampled) -> None:
         async with self._trainer:
-            item.sync_s, self._sync_s = self._sync_s, 0.0  # since the step before
             await self._finish(step, item, ahead=False)
 
     @property
@@ -176,7 +175,7 @@ class Run:
 
     async def sample(self, step: int) -> Sampled:
         """The step's rollouts, with the weights that the engines hold."""
-        return await self._rollouts.sample(step, self._sync_s)
+        return await self._rollouts.sample(step)
 
     async def learn(self, step: int, item: Sampled) -> None:
         """Trains on rollouts of older weights, while others are sampled."""
@@ -185,7 +184,7 @@ class Run:
 
     async def refresh(self) -> None:
         """The weights of the last step into the engines, unless they have them."""
-        self._sync_s = await self._learner.refresh(self.step)
+        self._sync_s += await self._learner.refresh(self.step)
 
     @property
     def served(self) -> int:
@@ -217,14 +216,14 @@ class Run:
         record |= mismatch | await learner.train(rows, step)
         self._is_learning = False
         self.step, self._order = step, item.order
-        sync_s = item.sync_s
         if self._stream is not None:
             self._stream.flow.trained()
             record |= token_staleness(rows, learner.version(step - 1))
         if not ahead and self._evaluating is None:
-            sync_s += await learner.refresh(step)
+            self._sync_s += await learner.refresh(step)
             if self._stream is not None:
                 self._stream.flow.sent()
+        sync_s, self._sync_s = self._sync_s, 0.0
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")

@@ -57,7 +57,6 @@ class Sampled:
     collected: Collected
     order: SamplerState  # of the instances, after this step took its conversation
     times_s: dict[str, float]
-    sync_s: float  # what the update of the engines' weights before them took
     facts: dict[str, Any] = field(default_factory=dict)  # more of the step's record
 
 
@@ -116,7 +115,7 @@ class Rollouts:
             if trajectory.trajectory_id in sources:
                 self._prefix_files.put(trajectory, self.parts.store.traces(trajectory.trajectory_id))
 
-    async def sample(self, step: int, sync_s: float) -> Sampled:
+    async def sample(self, step: int) -> Sampled:
         """A step's, with the weights that the engines hold. Where it fails, the order of the instances is as before."""
         started_s, before = time.monotonic(), self.sampler.state()
         try:
@@ -135,7 +134,7 @@ class Rollouts:
         except BaseException:
             self.sampler.restore(before)
             raise
-        return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, sync_s, facts)
+        return Sampled(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, facts)
 
     async def _generate(self, indices: Sequence[int], step: int) -> Collected:
         config, session, instances = self._config, self.session, [self.instances[index] for index in indices]

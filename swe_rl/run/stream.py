@@ -181,7 +181,7 @@ class Stream:
         }
         if self._earlier.intersection(facts["groups"]):  # this start spent no time on them
             facts |= {"tokens_per_s": None, "sampled_tokens_per_s": None}
-        return Sampled(taken.collected, taken.order, times_s, 0.0, facts)
+        return Sampled(taken.collected, taken.order, times_s, facts)
 
     @property
     def flow(self) -> Flow:

@@ -338,6 +338,25 @@ async def test_sampled_a_step_ahead(started, monkeypatch):
     assert [one for one in asked if one[0] == "train"] == [one for one in other.rollouts.asked if one[0] == "train"]
 
 
+async def test_a_step_has_the_seconds_of_all_weights_that_were_sent_since_the_one_before(started, monkeypatch):
+    """An evaluation's, too: the next rollouts find the engines up to date."""
+
+    async def hand_over(learner, step):
+        await asyncio.sleep(0.05)
+        return await real(learner, step)
+
+    real = Learner._hand_over
+    monkeypatch.setattr(Learner, "_hand_over", hand_over)
+    with started("trainer.steps=4", "trainer.eval_every_steps=1", AHEAD) as run:
+        await run.loop.run()
+        assert [version for version, _ in run.engine.updates] == [0, 1, 2, 3, 4]
+        phases = read_events(run.folder.events_jsonl, "phase")
+        took_s = [phase["took_s"] for phase in phases if phase["name"] == "sync_weights"]
+        # The first weights are sent before the steps, the last ones after them.
+        sent_s = [record["weight_sync_s"] for record in steps(run)]
+        assert sent_s == pytest.approx([0.0, *took_s[1:4]], abs=0.02) and min(sent_s[1:]) > 0.05
+
+
 async def test_a_run_ahead_is_resumed_at_the_step_that_was_learnt(started, monkeypatch):
     monkeypatch.setattr("swe_rl.check.rules.trainer.takes_turns", lambda config: False)
     options = ("trainer.steps=4", "trainer.checkpoint_every_steps=1", AHEAD)
