@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.algo.row import Logprobs, Row
+from swe_rl.config.choices import FOUND_BY_TRAINER, KlPlace
 from swe_rl.config.schema import ModelConfig
 from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.trace import Trace, TraceStoreError
@@ -32,6 +33,7 @@ MOST_TOKENS = 4000  # of a page
 _MOST_PROMPT_TOKENS = 20_000  # shown of a prompt
 _TURN, _END = "<|im_start|>", "<|im_end|>"
 _BYTES_OF_A_CHARACTER = 4
+_BY_TRAINER = "The trainer computed the advantages; they are not kept. "
 
 
 def token_page(
@@ -50,19 +52,19 @@ def token_page(
     mask = row.loss_mask[part].tolist()
     first = int(row.loss_mask[: part.start].sum())
     ids = row.token_ids[part].tolist()
-    text = _Text.of(config)
+    text, by_trainer = _Text.of(config), _algo(config).get("advantage") in FOUND_BY_TRAINER
     return {
-        "rows": [_described(each) for each in rows],
+        "rows": [_described(each, config) for each in rows],
         "row": place,
         "start": part.start,
         "total": len(row.token_ids),
         "source": source,
-        "note": text.note,
+        "note": f"{_BY_TRAINER if by_trainer else ''}{text.note}".strip(),
         "ids": ids,
         "texts": text.of_tokens(ids),
         "sampled": mask,
         "logprobs": _where(mask, row.rollout_logprobs, part),
-        "advantages": _spread(row.advantage.tolist(), mask, first),
+        "advantages": _spread([] if by_trainer else row.advantage.tolist(), mask, first),
         "versions": _spread(row.weight_versions.tolist(), mask, first),
     }
 
@@ -128,8 +130,21 @@ def _trajectory(record: Record) -> Trajectory:
         raise ViewError(f"The trajectory's record is of another version: {error}.") from error
 
 
-def _described(row: Row) -> dict[str, Any]:
-    return {"tokens": len(row.token_ids), "sampled": row.sampled_tokens, "in_loss": row.trained and row.teaches}
+def _described(row: Row, config: Record) -> dict[str, Any]:
+    return {"tokens": len(row.token_ids), "sampled": row.sampled_tokens, "in_loss": in_loss(row, config)}
+
+
+def in_loss(row: Row, config: Record) -> bool:
+    """As `trainer/minibatch` has it, without torch: by its advantages, or where they do not decide."""
+    algo = _algo(config)
+    by_kl = bool(algo.get("kl_coef")) and algo.get("kl_in") == KlPlace.loss
+    counts = by_kl or algo.get("entropy_coef") or algo.get("balance_coef") or algo.get("advantage") in FOUND_BY_TRAINER
+    return row.trained and (row.teaches or bool(counts))
+
+
+def _algo(config: Record) -> Record:
+    algo = config.get("algo")
+    return algo if isinstance(algo, Mapping) else {}
 
 
 def _where(mask: Sequence[bool], values: Logprobs | None, part: slice) -> list[float | None]:

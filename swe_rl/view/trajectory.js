@@ -66,7 +66,7 @@ async function tokenPage(at) {
   return [
     crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set)), anchor(id, { run, set, trajectory: id })),
     el("h1", {}, "Tokens"),
-    note(`From ${page.source}. ${inLoss ? "Sampled tokens are in the loss." : "This row is not in the loss: it is masked, or its advantage is 0."}`),
+    note(`From ${page.source}. ${inLoss ? "Sampled tokens are in the loss." : "This row is not in the loss: it is masked, or nothing in it has an advantage."}`),
     page.note ? note(page.note) : null,
     el("p", { class: "doors" }, rows),
     el("div", { class: "controls" }, choice("by", at, "colour of sampled tokens", Object.entries(TOKEN_COLORS).map(([key, one]) => [key === "logprob" ? "" : key, `colour by ${one.text}`]))),

@@ -1,13 +1,20 @@
+import dataclasses
+import json
 import sqlite3
 
 import numpy as np
 import pytest
 
+from swe_rl.algo.loss import zero_advantage_contributes
+from swe_rl.algo.row import Row
+from swe_rl.config.choices import Advantage, KlPlace
+from swe_rl.config.schema import AlgoConfig
 from swe_rl.config.yaml_text import read
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json
 from swe_rl.rollout.rows import traced_rows, weighed
 from swe_rl.rollout.trajectory import Trajectory
+from swe_rl.trainer.minibatch import mini_batches
 from swe_rl.trainer.ranks.rows_file import keep
 from swe_rl.view import tokens
 from swe_rl.view.answers import Answers
@@ -43,6 +50,35 @@ def test_tokens_are_those_of_the_row_that_is_trained(folder, traced, config):
     ]
     assert "".join(page["texts"]) == TOKENIZER.decode(page["ids"], skip_special_tokens=False)
     assert "ünï 😀<|im_end|>" in "".join(page["texts"])
+
+
+@pytest.mark.parametrize("advantage", [Advantage.gae, Advantage.teacher])
+def test_an_advantage_that_the_trainer_finds_is_not_shown_as_zero(folder, traced, config, advantage):
+    """It is in no file: the record has none, and the row's zeros are no advantages."""
+    record = traced | {"advantage": None, "turn_advantages": [], "charged_reward": 1.0}
+    (row,) = trainers_rows(folder, record)
+    assert row.trained and not row.teaches
+    page = token_page(folder, config | {"algo": config.get("algo", {}) | {"advantage": advantage.value}}, record, 0, 0)
+    assert page["advantages"] == [None] * len(page["ids"]) and page["rows"][0]["in_loss"]
+    assert "The trainer computed the advantages; they are not kept." in page["note"]
+    left_out = token_page(folder, {"algo": {"advantage": advantage.value}}, record | {"trained": False}, 0, 0)
+    assert not left_out["rows"][0]["in_loss"]
+    assert not token_page(folder, config, traced | {"advantage": 0.0, "turn_advantages": []}, 0, 0)["rows"][0][
+        "in_loss"
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kl_coef": 0.1}, {"kl_coef": 0.1, "kl_in": KlPlace.reward}, {"entropy_coef": 0.1}, {"balance_coef": 0.1}],
+)
+def test_a_row_of_no_advantage_is_in_the_loss_where_the_trainer_has_it_there(changes):
+    algo = AlgoConfig(**changes)
+    for trained in (False, True):
+        row = Row("t", "g", [1, 2, 3], [False, True, True], [0, -1, -1], 0.0, [0, 0], trained=trained)
+        feeds = bool(mini_batches([row], algo, 1, 0))
+        written = json.loads(encode_json(dataclasses.asdict(algo)))
+        assert tokens.in_loss(row, {"algo": written}) == feeds == (trained and zero_advantage_contributes(algo))
 
 
 def test_pages_join_to_the_whole(folder, traced, config, monkeypatch):
