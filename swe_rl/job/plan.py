@@ -216,6 +216,10 @@ def _time(config: Config) -> dict[str, Any]:
     )
     if sizes.uses_no_gpu(config.layout) and trains(config):
         assumed = "no time for training: a CPU's is not estimated"
+    if trains(config):
+        assumed += "; evaluations and checkpoints are not counted"
+    elif config.job.think_s:
+        assumed += f"; {duration.text(config.job.think_s)} of waiting between two steps"
     return {
         "rollouts_s_per_step": _round(rollouts.seconds),
         "rollouts_from": rollouts.source,

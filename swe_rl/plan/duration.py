@@ -92,7 +92,8 @@ def sync_s(config: Config) -> float:
 
 
 def step_s(config: Config, rollouts_s: float | None = None) -> float:
-    """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least."""
+    """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least. No
+    evaluation, checkpoint or pause (`job.think_s`)."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
     learning_s = train_s(config) + sync_s(config) if trains(config) else 0.0
     work = (rollout_s(config) if rollouts_s is None else rollouts_s, learning_s)
@@ -114,7 +115,8 @@ def first_checkpoint_s(config: Config) -> float:
 
 
 def run_s(config: Config, rollouts_s: float | None = None) -> float:
-    return of_steps(config, step_s(config, rollouts_s))
+    pauses_s = 0.0 if trains(config) else (config.trainer.steps - 1) * config.job.think_s
+    return of_steps(config, step_s(config, rollouts_s)) + pauses_s
 
 
 def of_steps(config: Config, step_s: float) -> float:

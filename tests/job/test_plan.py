@@ -209,6 +209,22 @@ def test_time_of_a_step_by_hand(published):
     assert [duration.text(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
 
 
+def test_thinking_is_time_of_a_run_and_what_is_not_counted_is_said(planned):
+    """Between two steps, on GPUs that are held."""
+    rollouts = [
+        compose(["+experiment=dp4_tr_atw01", "job=rollout", "trainer.steps=4", f"job.think_s={think_s}"]).config
+        for think_s in (0, 7200)
+    ]
+    assert duration.run_s(rollouts[1]) - duration.run_s(rollouts[0]) == pytest.approx(3 * 7200)
+    made = plan(rollouts[1])["time"]
+    run_s = duration.run_s(rollouts[1], simulate.step_rollouts(rollouts[1]).seconds)
+    assert made["gpu_hours"] == pytest.approx(sizes.gpus_needed(rollouts[1]) * run_s / 3600, rel=0.01)
+    assert "evaluations" not in made["assuming"] and "2.0 h of waiting between two steps" in made["assuming"]
+    assert "evaluations and checkpoints are not counted" in planned["time"]["assuming"]
+    on_a_cpu = plan(compose([]).config)["time"]["assuming"]
+    assert "evaluations and checkpoints are not counted" in on_a_cpu
+
+
 def test_a_critic_and_a_teacher_take_time_by_hand(published):
     """A pass takes 2, an update 8 where activations are computed twice; a teacher of 30 billion passes once."""
     base = duration.train_s(published)
