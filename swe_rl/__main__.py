@@ -32,7 +32,12 @@ def main() -> int:
         keep_warnings()
         from swe_rl.cli.launch import start
     except ModuleNotFoundError as error:
-        return _not_installed(error)
+        from swe_rl.host.packages import not_installed
+
+        if str(error.name).startswith("swe_rl"):
+            raise
+        print(f"error: {not_installed(str(error.name).partition('.')[0])}", file=sys.stderr)
+        return 2
     return start(arguments)
 
 
@@ -63,17 +68,6 @@ def _help(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return shown(0)
-
-
-def _not_installed(error: ModuleNotFoundError) -> int:
-    """A checkout that was never installed, or for another Python."""
-    from swe_rl.host.packages import pip_command
-
-    if str(error.name).startswith("swe_rl"):
-        raise error
-    way_out = f"{pip_command()} install -e '.[cpu]' in the folder of its pyproject.toml"
-    print(f"error: swe_rl is not installed for this Python, which has no {error.name}: {way_out}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

@@ -4,17 +4,20 @@ Most are forked from a process that has the imports done. `cold` ones start from
 of imports and time, one mistake, one run with its folder.
 """
 
+import importlib.util
 import json
 import os
 import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from swe_rl.__main__ import _spelled_out
+from swe_rl.host.packages import REQUIRED
 from tests.support.command import LIGHT, warm
 
 HEAVY = ("torch", "transformers", "ray", "aiohttp", "vllm", "datasets", "wandb", "numpy")
@@ -201,11 +204,41 @@ def test_completion_and_json_pipe(tmp_path):
     assert told["ok"] is True
 
 
-def test_a_checkout_that_nobody_installed(tmp_path):
-    """For a Python without the packages that it requires: one line, no traceback."""
+@pytest.mark.parametrize("arguments", [[], ["job=check"]])
+def test_a_checkout_that_nobody_installed(arguments, tmp_path):
+    """For a Python without the packages that it requires: one paragraph, no traceback."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     python, root = tmp_path / "venv" / "bin" / "python", Path(__file__).parent.parent
     environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([python, "-m", "swe_rl"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-m", "swe_rl", *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "swe_rl is not installed for this Python" in done.stderr and "install -e '.[cpu]'" in done.stderr
+    is_the_way_out(done.stderr, "venv/bin/python")
+
+
+@pytest.mark.parametrize(("module", "package"), REQUIRED.items())
+def test_a_package_that_swe_rl_requires_is_missing(module, package):
+    """Where the first module that needs it is imported, early or late."""
+    code = (
+        "import sys; from swe_rl.logger.failure import report; sys.exit(report(ModuleNotFoundError(name=sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{module}.part"], cwd="/usr", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "fault of swe_rl" not in done.stderr
+    is_the_way_out(done.stderr, sys.executable)
+    assert f"needs {package}," in " ".join(done.stderr.split())
+
+
+def test_each_package_that_swe_rl_requires_is_known():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[<>=]", line)[0] for line in project["dependencies"]}
+    assert named == {*REQUIRED.values(), "hydra-submitit-launcher"}  # which Hydra alone imports
+    assert all(importlib.util.find_spec(module) for module in REQUIRED)
+
+
+def is_the_way_out(text, python):
+    words = " ".join(text.split())
+    assert words.startswith("error: swe_rl needs ") and python in words
+    assert "source .venv/bin/activate" in words and "install -e '.[cpu]'" in words

@@ -25,7 +25,7 @@ from swe_rl.config.choices import (
 from swe_rl.config.parts import Part, starts
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.host.packages import install_command, ranges
+from swe_rl.host.packages import REQUIRED, install_command, not_installed, ranges
 from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # agents in sandboxes
@@ -71,14 +71,15 @@ def _in_partition(config: Config, host: Host) -> bool:
 
 
 def refusal(error: ModuleNotFoundError, host: Host) -> UserError | None:
-    """Where no rule could tell before: a job of a partition that was started here, all the same.
+    """Where no rule could tell before: swe_rl is not installed, or a job of a partition was started here, all the same.
 
-    None for a module that is no optional package.
+    None for a module of another package.
     """
-    need = next((need for need in NEEDS if need.package.replace("-", "") == (error.name or "").partition(".")[0]), None)
-    if need is None:
-        return None
-    return _absence(need, host)
+    module = (error.name or "").partition(".")[0]
+    if module in REQUIRED:
+        return UserError(not_installed(module))
+    need = next((need for need in NEEDS if need.package.replace("-", "") == module), None)
+    return _absence(need, host) if need else None
 
 
 def require_here(config: Config, host: Host) -> None:

@@ -15,6 +15,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+# module: package, of all jobs
+REQUIRED = {"hydra": "hydra-core", "prometheus_client": "prometheus-client", "dotenv": "python-dotenv"}
+REQUIRED |= {name: name for name in ("omegaconf", "aiohttp", "orjson", "rich", "numpy", "psutil", "jinja2")}
+REQUIRED |= {"submitit": "submitit", "pytest": "pytest"}
 _OF_EXTRA = re.compile(r"([\w.-]+)([^;\[]+);")
 
 
@@ -48,6 +52,15 @@ def install_command(extras: Iterable[str], pip: str, requirements: Sequence[str]
     """pip takes the swe_rl that is installed, from a wheel or a checkout; a copy on PYTHONPATH is not."""
     name, where = ("swe_rl", "") if requirements else (".", " in the folder of swe_rl's pyproject.toml")
     return f"{pip} install '{name}[{','.join(dict.fromkeys(extras))}]'{where}"
+
+
+def not_installed(module: str) -> str:
+    """Of this Python: the wrong one ran, or nobody installed swe_rl."""
+    return (
+        f"swe_rl needs {REQUIRED.get(module, module)}, which this Python ({_typed_python()}) does not have. "
+        f"Activate the environment in which swe_rl is installed (source .venv/bin/activate), or install swe_rl: {pip_command()} install -e '.[cpu]' in "
+        "the folder of its pyproject.toml."
+    )
 
 
 def pip_command() -> str:

@@ -95,6 +95,23 @@ def test_rule(name):
     assert len([one for one in passed if one.rule_id == found[0].rule_id]) < len(found) or name.startswith("available")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("env=jsonl", "env.dataset=mine.jsonl", "job=eval"),  # lengths of real repositories, for the tiny model
+        ("env=kodcode",),
+        ("rollout.max_prompt_tokens=100000",),
+        ("rollout.max_turn_tokens=513",),
+        ("rollout.max_trajectory_tokens=2049",),
+    ],
+)
+def test_what_a_rule_of_lengths_proposes_no_other_refuses(overrides):
+    rules = {"first_turn", "engine_length", "model_length"}
+    (finding,) = (one for one in check(config_of(*overrides), host=HOST) if one.rule_id in rules)
+    proposed = finding.fix.partition(",")[0].partition(" (")[0].split(" ")
+    assert not (ids_of((*overrides, *proposed)) - ids_of(overrides)) | (ids_of((*overrides, *proposed)) & rules)
+
+
 def test_messages_are_as_published():
     """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
     lines = []

@@ -102,16 +102,23 @@ def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
+def _lengths(positions: int) -> str:
+    """That satisfy `first_turn` and `model_length`."""
+    lengths = {"max_trajectory": positions, "max_prompt": positions // 2, "max_turn": positions // 4}
+    return " ".join(f"rollout.{name}_tokens={tokens}" for name, tokens in lengths.items())
+
+
 @about(Part.rollouts)
 def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
-    needed = rollout.max_prompt_tokens + rollout.max_turn_tokens
+    needed, positions = rollout.max_prompt_tokens + rollout.max_turn_tokens, config.model.max_position_embeddings
     if needed > rollout.max_trajectory_tokens:
+        fix = f"rollout.max_trajectory_tokens={needed}, or a smaller rollout.max_turn_tokens"
         yield error(
             "first_turn",
             "rollout.max_trajectory_tokens",
             f"a prompt of {rollout.max_prompt_tokens} and a turn of {rollout.max_turn_tokens} tokens need {needed}",
-            f"rollout.max_trajectory_tokens={needed}, or a smaller rollout.max_turn_tokens",
+            fix if needed <= positions else _lengths(positions),
         )
 
 
@@ -129,13 +136,15 @@ def engine_length(config: Config, _: Host) -> Iterator[Finding]:
 
 @about(Part.engines)
 def model_length(config: Config, _: Host) -> Iterator[Finding]:
-    positions = config.model.max_position_embeddings
+    positions, rollout = config.model.max_position_embeddings, config.rollout
     if config.engine.max_model_len > positions:
+        fix = f"rollout.max_trajectory_tokens={positions} (engine.max_model_len follows it)"
+        fits = rollout.max_prompt_tokens + rollout.max_turn_tokens <= positions  # else `first_turn` would refuse it
         yield error(
             "model_length",
             "engine.max_model_len",
             f"{config.model.name} has {positions} positions",
-            f"rollout.max_trajectory_tokens={positions} (engine.max_model_len follows it)",
+            fix if fits else _lengths(positions),
         )
 
 
