@@ -57,9 +57,9 @@ def install_command(extras: Iterable[str], pip: str, requirements: Sequence[str]
 def not_installed(module: str) -> str:
     """Of this Python: the wrong one ran, or nobody installed swe_rl."""
     return (
-        f"swe_rl needs {REQUIRED.get(module, module)}, which this Python ({_typed_python()}) does not have. "
-        f"Activate the environment in which swe_rl is installed (source .venv/bin/activate), or install swe_rl: {pip_command()} install -e '.[cpu]' in "
-        "the folder of its pyproject.toml."
+        f"swe_rl needs {REQUIRED.get(module, module)}, which this Python ({_typed_python()}) does not have. Activate "
+        "the environment in which swe_rl is installed (source .venv/bin/activate), or install swe_rl: "
+        f"{pip_command()} install -e '.[cpu]' in the folder of its pyproject.toml."
     )
 
 
