@@ -4,6 +4,7 @@ Invariants:
 - A module is found as Python would find it, in `folders` first; packages around it are not run either.
 - What cannot be read from the source (a base class of a compiled module, names made while it runs) is unknown, never
   wrong: `complete` is false, and its maker looks again at the start (`swe_rl/extension/make.py`).
+- Whatever may be bound in another way than by a plain definition or a constant counts as bound, to anything.
 """
 
 import ast
@@ -11,17 +12,23 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from swe_rl.errors import UserError
 
 _DEEPEST = 8  # of names that are imported from one module into the next
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_ANY: tuple[int, int | None] = (0, None)  # arguments of what may be a method
+_KEEPING = ("dataclass", "abstractmethod", "staticmethod", "classmethod", "override", "final", "runtime_checkable")
+_HIDING = ("__getattr__", "__getattribute__", "__new__", "__init_subclass__")  # methods that bring in others
+_MAKING = ("locals", "globals", "vars", "exec", "setattr", "__dict__")  # by which names are made that no source has
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Import, ast.ImportFrom, ast.ClassDef, ast.Pass, ast.Delete)
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
 
 
@@ -60,7 +67,10 @@ class Outline:
 
 def outline(target: str, folders: Sequence[str] = ()) -> Outline:
     """Of `my_pkg.agents.MyAgent`; `folders` come before sys.path. Raises OutlineError."""
-    return _outline(target, (*folders, *sys.path), _DEEPEST)
+    try:
+        return _outline(target, (*folders, *sys.path), _DEEPEST)
+    except (RecursionError, ValueError):  # nested as deep as no reader goes, or a number too long to be written
+        return Outline(target, "", None, complete=False)
 
 
 def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
@@ -78,12 +88,11 @@ def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
     if isinstance(node, ast.ClassDef):
         return _of_class(target, node, tree, file, path, depth)
     if isinstance(node, Function):
-        parameters = _parameters(node.args, skip=0)
+        parameters = None if node.decorator_list else _parameters(node.args, skip=0)
         return Outline(target, ast.get_docstring(node) or "", parameters, is_class=False, complete=False)
-    elsewhere = _imports(tree, module, file).get(name)
-    if elsewhere is not None and depth:
-        return _outline(elsewhere, path, depth - 1)
-    if node is not None or _has_star(tree):
+    if isinstance(node, ast.Import | ast.ImportFrom) and depth:
+        return _outline(_imports(tree, module, file)[name], path, depth - 1)
+    if node is not None or _has_star(tree) or _makes_names(tree):
         return Outline(target, "", None, complete=False)
     names = [item.name for item in tree.body if isinstance(item, ast.ClassDef | Function)]
     raise OutlineError(f"{file} has no {name}; it has {', '.join(names) or 'neither a class nor a function'}")
@@ -167,12 +176,18 @@ def is_there(top: str, path: Sequence[str]) -> bool:
 
 
 def _defined(tree: ast.Module, name: str) -> ast.stmt | None:
-    for node in reversed(tree.body):
-        if isinstance(node, ast.ClassDef | Function) and node.name == name:
-            return node
-        if isinstance(node, ast.Assign) and any(isinstance(it, ast.Name) and it.id == name for it in node.targets):
-            return node
-    return None
+    """The last statement that may bind it."""
+    return next((node for node in reversed(tree.body) if name in _bound(node)), None)
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that it may bind, here or in a function inside of it."""
+    if isinstance(statement, ast.ClassDef | Function):
+        return {statement.name}
+    nodes = list(ast.walk(statement))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    others = (getattr(node, key, None) for node in nodes for key in ("asname", "name", "rest"))
+    return names | {name.partition(".")[0] for name in others if isinstance(name, str)}
 
 
 def _imports(tree: ast.Module, module: str, file: Path) -> dict[str, str]:
@@ -194,6 +209,10 @@ def _has_star(tree: ast.Module) -> bool:
     return any(stars) or any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
 
 
+def _makes_names(tree: ast.Module) -> bool:
+    return any(getattr(node, "id", getattr(node, "attr", None)) in _MAKING for node in ast.walk(tree))
+
+
 def _of_class(
     target: str, node: ast.ClassDef, tree: ast.Module, file: Path, path: tuple[str, ...], depth: int
 ) -> Outline:
@@ -204,22 +223,52 @@ def _of_class(
     for base in reversed(node.bases):
         outer = _base(ast.unparse(base).partition("[")[0], target, tree, file, path, depth)
         if outer is None:
-            complete = False
+            complete, parameters = False, None
         else:
-            parameters = outer.parameters
+            if outer.parameters != () or "__init__" in outer.methods:
+                parameters = outer.parameters
             methods |= outer.methods
             declared |= outer.declared
             complete = complete and outer.complete
-    functions = {item.name: item for item in node.body if isinstance(item, Function)}
-    methods |= {name: _counts(item) for name, item in functions.items() if not _is_promised(item)}
-    declared |= _constants(node)
-    if "__init__" in functions:
-        parameters = _parameters(functions["__init__"].args, skip=1)
-    elif _is_dataclass(node):
-        parameters = (*(parameters or ()), *_fields(node))
-    elif not complete or node.keywords or node.decorator_list:
+    is_plain = _take_body(node, methods, declared) and _keeps(node) and not _makes_names(tree)
+    is_plain = is_plain and all("ABCMeta" in ast.unparse(keyword.value) for keyword in node.keywords)
+    init = next((item for item in reversed(node.body) if "__init__" in _bound(item)), None)
+    if not is_plain or any(name in methods for name in _HIDING):
+        parameters, complete, methods = None, False, dict.fromkeys(methods, _ANY)
+    elif init is not None:
+        parameters = _parameters(init.args, skip=1) if isinstance(init, Function) and _keeps(init) else None
+    elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        parameters = (*parameters, *_fields(node)) if parameters is not None else None
+    elif not complete:
         parameters = None
+    attributes = (it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store))
+    methods |= dict.fromkeys(attributes, _ANY)  # Mine.run = run, self.run = run
     return Outline(target, ast.get_docstring(node) or "", parameters, methods, declared, complete)
+
+
+def _take_body(node: ast.ClassDef, methods: dict[str, tuple[int, int | None]], declared: dict[str, object]) -> bool:
+    """Puts in what the body binds, in its order. False where it does more than to define and to assign."""
+    for item in node.body:
+        if isinstance(item, Function):
+            methods |= {} if _is_promised(item) else {item.name: _counts(item)}
+        elif not isinstance(item, ast.AnnAssign) or item.value is not None:
+            for name in _bound(item):
+                methods[name] = _ANY
+                declared.pop(name, None)
+            for name, value in _constants(item).items():
+                methods.pop(name)
+                declared[name] = value
+    return all(isinstance(item, (*_SIMPLE, *get_args(Function))) or _is_constant(item) for item in node.body)
+
+
+def _is_constant(item: ast.stmt) -> bool:
+    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
+
+
+def _keeps(node: ast.ClassDef | Function) -> bool:
+    """Whether its decorators leave it as it is written, or as a dataclass."""
+    texts = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return all(any(name in text for name in _KEEPING) and "init=False" not in text for text in texts)
 
 
 def _base(name: str, target: str, tree: ast.Module, file: Path, path: tuple[str, ...], depth: int) -> Outline | None:
@@ -239,28 +288,25 @@ def _is_promised(function: Function) -> bool:
     return any("abstractmethod" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    return any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
-
-
 def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             text = ast.unparse(item.annotation)
-            if "ClassVar" not in text and "init=False" not in (ast.unparse(item.value) if item.value else ""):
+            if (
+                "ClassVar" not in text
+                and "KW_ONLY" not in text
+                and "init=False" not in (ast.unparse(item.value) if item.value else "")
+            ):
                 yield Parameter(item.target.id, item.value is None, _PLAIN.get(text))
 
 
-def _constants(node: ast.ClassDef) -> dict[str, object]:
-    values: dict[str, object] = {}
-    for item in node.body:
-        if not isinstance(item, ast.Assign | ast.AnnAssign):
-            continue
-        targets, value = item.targets if isinstance(item, ast.Assign) else [item.target], item.value
-        for goal in targets:
-            if isinstance(goal, ast.Name) and isinstance(value, ast.Constant | ast.UnaryOp):
-                values[goal.id] = ast.literal_eval(value)
-    return values
+def _constants(item: ast.stmt) -> dict[str, object]:
+    targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
+    if isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None:
+        with suppress(ValueError, TypeError):  # -LIMIT; {[]: 1}
+            value = ast.literal_eval(item.value)
+            return {goal.id: value for goal in targets if isinstance(goal, ast.Name)}
+    return {}
 
 
 def _parameters(arguments: ast.arguments, *, skip: int) -> tuple[Parameter, ...] | None:
@@ -281,6 +327,8 @@ def _parameter(argument: ast.arg, required: bool) -> Parameter:
 
 def _counts(function: Function) -> tuple[int, int | None]:
     """How many arguments a call may have, without the object itself; required ones by keyword make it impossible."""
+    if not _keeps(function):
+        return _ANY
     arguments = function.args
     bound = 0 if any("staticmethod" in ast.unparse(mark) for mark in function.decorator_list) else 1
     most = len(arguments.posonlyargs) + len(arguments.args) - bound
