@@ -57,14 +57,29 @@ _UNHASHED_KEYS = (
     "rollout.typical_trajectory_tokens",  # for estimates, as is the workload
     "rollout.typical_trajectory_s",
 )
-_OF_THIS_MACHINE = {  # paths that may begin with `~`; the hash has none of them
+PATHS = {  # may begin with `~`; a test knows all other words of the schema as no paths
     "paths": ("outputs", "scratch", "cache", "sync_to"),
-    "job": ("runs", "output"),
+    "job": ("runs", "output", "baseline", "candidate", "workload_from", "checkpoint", "statement", "repository"),
     "runtime": ("shared_dir",),
+    "model": ("path",),
+    "env": ("dataset", "eval_dataset", "instances", "probe", "proofs"),
+    "algo": ("teacher",),
     "trainer": ("resume",),
-    "sft": ("output",),
+    "sft": ("start", "output"),
 }
 _UNHASHED_TABLE = "rollout.workload."
+
+
+class HomePath(str):
+    """A path below a home, with how it is written: by that the hash knows a run, also one of an earlier version."""
+
+    written: str
+
+    @classmethod
+    def of(cls, path: str) -> str:
+        expanded = cls(from_home(path))
+        expanded.written = path
+        return path if expanded == path else expanded
 
 
 @dataclass(frozen=True)
@@ -166,8 +181,8 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     choices = {**_several(overrides, keys), **choices}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolved(tree, key) for key in keys}
-    for group, names in _OF_THIS_MACHINE.items():
-        values[group] |= {name: from_home(path) for name in names if (path := values[group][name])}
+    for group, names in PATHS.items():
+        values[group] |= {name: HomePath.of(path) for name in names if (path := values[group][name])}
     _name_extensions(values, choices)
     launcher = _table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
     sweep = _table(OmegaConf.to_container(hydra.sweep, resolve=False))
@@ -320,7 +335,7 @@ def _hydra(config_dir: Path | None) -> Iterator[None]:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Full key to value, in order of declaration, secrets masked; enum members become their names, tuples lists."""
-    return dict(_flat(config, ""))
+    return {key: str(value) if isinstance(value, str) else value for key, value in _flat(config, "")}
 
 
 def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -332,15 +347,14 @@ def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(node, tuple):
         yield key, [mask_value(key, item) for item in node]  # JSON writes tuples inside of it as lists
     else:
-        value = mask_value(key, node)
-        yield key, str(value) if isinstance(value, str) else value
+        yield key, mask_value(key, node)
 
 
 def config_hash(config: Config) -> str:
     """Sixteen hex digits, the same for two runs that would compute the same; see `_UNHASHED_KEYS`."""
     values = {
-        key: value
-        for key, value in flatten(config).items()
+        key: getattr(value, "written", value)
+        for key, value in _flat(config, "")
         if key not in _UNHASHED_KEYS
         and not key.startswith(_UNHASHED_TABLE)
         and (key.partition(".")[0] not in _UNHASHED_GROUPS or key.startswith(_HASHED_TABLE))

@@ -95,7 +95,7 @@ def wanted_ids(listing: str | Sequence[str], known: Sequence[str]) -> list[str]:
     elif "*" in listing:
         wanted = [name for name in known if fnmatchcase(name, listing)]
     else:
-        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing).expanduser(), "env.instances")]
+        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing), "env.instances")]
     return list(dict.fromkeys(name for name in wanted if name))
 
 

@@ -42,7 +42,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.kind == "task":
         return _write_task(config)
     kind = str(config.job.kind)
-    target = Path(config.job.output or f"my_{kind}").expanduser().absolute()
+    target = Path(config.job.output or f"my_{kind}").absolute()
     name = target.name
     if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
         raise NewError(f"job.output={target}: its last part names a Python package: write it as my_{kind}.")
@@ -68,7 +68,7 @@ def _write_package(target: Path, kind: str, name: str) -> None:
 
 def _write_task(config: Config) -> int:
     """A line more in the file of records."""
-    job, target = config.job, Path(config.job.output or "instances.jsonl").expanduser().absolute()
+    job, target = config.job, Path(config.job.output or "instances.jsonl").absolute()
     if job.commits is None:
         raise NewError(
             "job.commits is not set: name the change that becomes a task, job.commits=BASE..HEAD, or one commit, as "
@@ -102,7 +102,7 @@ def _repository(config: Config) -> tuple[Path, str]:
         Source.from_record({"tree": name, "python": "3.9"}, "job.repository")  # refuses what a record may not hold
         cache = sources_folder(cache_folder(config) / "workspaces") / "sdists"
         return cloned(name, "", cache), name
-    path = Path(name).expanduser().resolve()
+    path = Path(name).resolve()
     if not (path / ".git").exists():
         raise NewError(
             f"job.repository={name} is no git repository ({path} has no .git): name its top folder, or its address, as "
@@ -116,7 +116,7 @@ def _statement(file: str | None) -> str:
     if file is None:
         return ""
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise NewError(f"job.statement={file} cannot be read as UTF-8 text: {error}.") from error
 

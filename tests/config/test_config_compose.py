@@ -4,18 +4,24 @@ import copy
 import dataclasses
 import json
 import os
+import pickle
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from swe_rl.check.findings import Host, value_at
 from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
-from swe_rl.config.compose import _compose_tree, compose, config_hash, expand, flatten, resolved_yaml
+from swe_rl.config.compose import PATHS, _compose_tree, compose, config_hash, expand, flatten, resolved_yaml
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import options
+from swe_rl.config.folders import PACKAGE, options
+from swe_rl.config.keys import key_types
 from swe_rl.config.schema import OutcomeConfig
+from swe_rl.model.load import model_folder
 from tests.support.composition import SharedFiles, copied
 
 pytestmark = pytest.mark.usefixtures("composed_from_nothing")
@@ -82,6 +88,58 @@ def test_a_path_below_home_is_one_wherever_it_is_read(monkeypatch):
     assert (config.paths.outputs, config.trainer.resume) == ("/home/me/x", "/home/me/x/r")
     assert (config.sft.output, config.job.output) == ("/home/me/x/sft/tiny", "~nobody_has_this_name/x")
     assert composed.sweep_dir.startswith("/home/me/x/multirun/train/")
+
+
+NO_PATHS = {  # words of the schema that name nothing of this machine, or something that only a machine may have
+    "agent": "name _target_ command program_path system_prompt tools debug_entrypoint",
+    "engine": "served_model command",
+    "env": "name _target_ split eval_split revision image_template eval_image_template",
+    "gateway": "host",
+    "hardware": "name gpu_kind ray_address partition account qos exclude constraint gres",
+    "job": "baseline_label candidate_label topic commits test_command setup python",
+    "layout": "name",
+    "logger": "name _target_ otel project",
+    "model": "name revision chat_template system_prompt tool_parser",
+    "runtime": "containers partition qos host",
+    "router": "name _target_",
+    "sandbox": "name _target_ runtime_url runtime_key_env host image",
+    "algo": "name",
+    "sft": "device",
+    "trainer": "attention",
+    **dict.fromkeys(("advantage", "grader", "loss", "reward", "rule"), "name _target_"),
+}
+PATH_KEYS = [f"{group}.{name}" for group, names in PATHS.items() for name in names]
+
+
+def test_every_word_of_the_schema_is_known_as_a_path_or_as_none():
+    words = {
+        key for key, hint in key_types().items() if str in (hint, *get_args(hint)) and get_origin(hint) is not dict
+    }
+    words = {key for key in words if get_origin(key_types()[key]) is not tuple} - {"name"}
+    assert words == {*PATH_KEYS, *(f"{group}.{name}" for group, names in NO_PATHS.items() for name in names.split())}
+
+
+@pytest.mark.parametrize("key", PATH_KEYS)
+def test_check_and_start_read_the_same_path(tmp_path, monkeypatch, key):
+    """Rules expand by themselves, and a start mostly does not: none of them meets a `~`. A run keeps its hash."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "there").mkdir()
+    config = compose([f'{key}="~/there"']).config
+    path, group = value_at(config, key), key.partition(".")[0]
+    assert path == Host().absolute(path) == str(tmp_path / "there") == flatten(config)[key]
+    assert Path(path).exists() and Host().exists("~/there")
+    written = replace(config, **{group: replace(getattr(config, group), **{key.partition(".")[2]: "~/there"})})
+    assert config_hash(pickle.loads(pickle.dumps(config))) == config_hash(written)
+    other = replace(config, **{group: replace(getattr(config, group), **{key.partition(".")[2]: str(path)})})
+    assert config_hash(other) == config_hash(compose([f"{key}={path}"]).config)
+
+
+def test_a_model_below_home_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tiny").symlink_to(PACKAGE / "model/checkpoints/tiny")
+    config = compose(['model.path="~/tiny"', 'algo.teacher="~/tiny"', 'sft.start="~/tiny"']).config
+    for path in (config.model.path, config.algo.teacher, config.sft.start):
+        assert model_folder(replace(config.model, path=path)) == tmp_path / "tiny"
 
 
 def test_one_fact_has_one_key():

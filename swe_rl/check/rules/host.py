@@ -207,7 +207,7 @@ def _differing(config: Config, folder: str, saved: Mapping[str, Any]) -> Iterato
         group, name = key.split(".")
         value = getattr(getattr(config, group), name)
         before = saved.get(group, {}).get(name, value)
-        if before != value and str(before) != str(value):
+        if before not in (value, getattr(value, "written", None)) and str(before) != str(value):
             yield error("resume_differs", key, f"{folder} was run with {key}={before}", f"{key}={before}, {_ANEW}")
 
 

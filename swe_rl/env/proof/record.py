@@ -194,7 +194,7 @@ def book_of(path: Path) -> ProofBook:
 
 def book_path(proofs: str | None, cache_folder: Path) -> Path:
     """Raises InstanceError for a folder."""
-    path = Path(proofs).expanduser() if proofs else cache_folder / FILE
+    path = Path(proofs) if proofs else cache_folder / FILE
     if path.is_dir():
         raise InstanceError(f"env.proofs={proofs} is a folder; name a file, {FILE} in it for example")
     return path

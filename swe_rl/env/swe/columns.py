@@ -32,7 +32,7 @@ def with_columns(
         value = columns[problem.name]
         raise InstanceError(f"{key}.{problem.name}={value}: {problem.message} ({dataset}). Name {problem.fix}.")
     records = [renamed(row.record, columns) for row in rows]
-    path = Path(dataset).expanduser()
+    path = Path(dataset)
     folder = path if path.is_dir() else path.parent
     if env_name != "kodcode":
         records = [_completed(record, set(columns), folder) for record in records]

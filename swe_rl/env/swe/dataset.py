@@ -57,7 +57,7 @@ class Loaded:
 def load_rows(dataset: str, split: str, *, revision: str | None = None, key: str = "env.dataset") -> Loaded:
     """The rows of `split` with its slice. Raises InstanceError naming `key`."""
     wanted = Split.parse(split, key.replace("dataset", "split"))
-    path = Path(dataset).expanduser()
+    path = Path(dataset)
     if path.suffix in ENDINGS and not path.exists():
         raise InstanceError(f"{key}={dataset} is not there; give the path of an existing file")
     if files := local_files(dataset, split):
@@ -83,7 +83,7 @@ def _from_files(paths: Sequence[Path], dataset: str, split: Split) -> Loaded:
 def local_files(dataset: str, split: str) -> list[Path]:
     """The files of this machine that hold a split, in order: the file itself, or of a folder those that its names
     tell. None for a data set of the hub."""
-    path, name = Path(dataset).expanduser(), Split.parse(split).name
+    path, name = Path(dataset), Split.parse(split).name
     if path.is_file():
         return [path]
     folders = [(parent, _names(parent)) for parent in (path, path / "data") if parent.is_dir()]

@@ -39,7 +39,7 @@ class Identity:
     def of(cls, config: EnvConfig, split: str) -> "Identity":
         is_eval = is_evaluated(config, split)
         dataset = str(config.eval_dataset) if is_eval else config.dataset
-        path = Path(dataset).expanduser()
+        path = Path(dataset)
         return cls(
             dataset=str(path.resolve()) if path.exists() else dataset,
             split=split,

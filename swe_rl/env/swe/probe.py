@@ -28,7 +28,7 @@ class Tried:
 
 def kept_instances(instances: Sequence[Instance], probe: str, keep: Sequence[Keep]) -> list[Instance]:
     """Raises InstanceError for a folder without trajectories, or when nothing is left."""
-    tried = read_probe(Path(probe).expanduser())
+    tried = read_probe(Path(probe))
     judged = [instance for instance in instances if instance.instance_id in tried]
     left = [instance for instance in judged if tried[instance.instance_id].kind in keep]
     if not left:
