@@ -234,6 +234,7 @@ def test_a_job_without_a_trainer_is_not_refused_for_one(job):
         "trainer.lr=-1",
         "algo.clip_low=7",
         "hardware=cpu",
+        "job.checkpoint=runs/a",  # job=export needs one
     ]
     found = check(compose([*given, f"job={job}"]).config, host=HOST)
     assert [finding for finding in found if finding.severity is Severity.error] == []

@@ -16,7 +16,7 @@ from swe_rl.check.findings import Finding, Host, about, between, error, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
 from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.keys import nearest
-from swe_rl.config.parts import Part, reads
+from swe_rl.config.parts import Part, reads, starts
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
@@ -63,6 +63,18 @@ def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
             f"{key if listed else f'env={config.env.name}'} has {there} instances to train on",
             f"rollout.prompts_per_step={there}",
         )
+
+
+@about(Part.steps, Part.evaluation)
+def split_is_there(config: Config, _: Host) -> Iterator[Finding]:
+    """Of the instances that ship; files have theirs in `host.files_exist`."""
+    env, splits = config.env, ("train", "heldout")
+    read = {Part.steps: ("env.split", env.split), Part.evaluation: ("env.eval_split", env.eval_split)}
+    for key, split in (read[part] for part in read if part in starts(config)):
+        if env.name == "bugs" and env.dataset.startswith("builtin:") and split not in splits:
+            yield error(
+                "split", key, f"env=bugs has the splits {' and '.join(splits)}", f"{key}={splits[key != 'env.split']}"
+            )
 
 
 @between(Part.trainer, Part.evaluation)

@@ -9,6 +9,7 @@ Invariants:
   its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm` asks the installed one.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -86,6 +87,15 @@ def engine_secrets(config: Config, _: Host) -> Iterator[Finding]:
             f"leave it out, and set {_SECRET_FLAGS_INSTEAD[flag]} in the environment",
             value=flag,
         )
+
+
+@about(Part.engines)
+def engine_command(config: Config, _: Host) -> Iterator[Finding]:
+    try:
+        shlex.split(config.engine.command or "" if config.engine.kind is EngineKind.vllm else "")
+    except ValueError as reason:
+        words, fix = f"is no command: {reason}", "engine.command=null, or quoted as for a shell"
+        yield error("engine_command", "engine.command", words, fix)
 
 
 @about(Part.engines)

@@ -46,6 +46,8 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
         if dataset and dataset.endswith(ENDINGS):
             files[key] = dataset
     yield from _folders(config, host)
+    if config.env.proofs and host.exists(config.env.proofs) and not host.file_exists(config.env.proofs):
+        yield error("file", "env.proofs", "is a folder", f"env.proofs={config.env.proofs.rstrip('/')}/proofs.jsonl")
     for key, path in files.items():
         if path is not None and not host.file_exists(path):
             yield error(
@@ -75,6 +77,16 @@ def _folders(config: Config, host: Host) -> Iterator[Finding]:
             yield error("file", key, "there is no such folder (relative paths start where you start)", fix)
         elif not any(files_of(names, name) or whole_files(names) or set(names) & set(SAVED) for names in below):
             yield error("file", key, f"the folder has no file of the split {name}", fix)
+
+
+@about()
+def asked_job_has_its_input(config: Config, host: Host) -> Iterator[Finding]:
+    """The job itself says the same when it starts."""
+    job = config.job
+    if job.name is JobName.export and not (job.checkpoint or job.runs):
+        yield error("job_input", "job.checkpoint", "job=export reads one", "job.checkpoint=RUN, or job.runs=RUN")
+    if job.name is JobName.view and job.runs and not host.exists(job.runs):
+        yield error("job_input", "job.runs", "there is no such folder", "job.runs=FOLDER of a run, or of runs")
 
 
 @about()

@@ -115,7 +115,7 @@ def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
             f"share hardware.cpus_per_node={cpus} CPUs, with the driver and the agents: more of them are not faster",
             f"gateway.processes={cpus}",
         )
-    elif processes > 1 and port and port + processes > LAST_PORT and config.job.name is not JobName.serve:
+    if processes > 1 and port and port + processes > LAST_PORT and config.job.name is not JobName.serve:
         yield error(
             "gateway_processes",
             "gateway.port",

@@ -209,7 +209,7 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @about(Part.sandboxes)
-def container_keys(config: Config, _: Host) -> Iterator[Finding]:
+def container_keys(config: Config, host: Host) -> Iterator[Finding]:
     """Keys of containers that cannot mean what they say."""
     sandbox = config.sandbox
     for mount in sandbox.mounts:
@@ -229,6 +229,11 @@ def container_keys(config: Config, _: Host) -> Iterator[Finding]:
                 "sandbox.isolation=bubblewrap, or a folder mounted as itself: sandbox.mounts=[/data:/data]",
                 value=mount,
             )
+        elif sandbox.kind is SandboxKind.process and not (
+            host.elsewhere or host.submitted or host.exists(mount.partition(":")[0])
+        ):
+            words = "there is no such folder on this machine, where commands run"
+            yield error("sandbox_mounts", "sandbox.mounts", words, "sandbox.mounts=[FOLDER:PATH]", value=mount)
     if sandbox.host and not sandbox.host.startswith(("unix:///", "tcp://")):
         yield error(
             "sandbox_host",
