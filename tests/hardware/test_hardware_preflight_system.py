@@ -216,7 +216,7 @@ def test_disks_and_files(tmp_path):
     (tmp_path / "a").symlink_to(tmp_path / "b")
     assert HERE.read_text(str(tmp_path / "a")) == "text"
     assert HERE.read_text(str(tmp_path / "x")) is None and HERE.read_text(str(tmp_path)) is None
-    assert HERE.list_folder(str(tmp_path)) == ["a", "b"] and HERE.list_folder(str(tmp_path / "x")) == []
+    assert HERE.list_folder(str(tmp_path)) == ["a", "b"] and not HERE.list_folder(str(tmp_path / "x"))
     assert HERE.resolve(str(tmp_path / "a")) == os.path.realpath(tmp_path / "b")
     assert HERE.writable(str(tmp_path / "new"))
 

@@ -7,7 +7,7 @@ Invariants:
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -275,7 +275,7 @@ def _commit(revision: str | None, repository: str, system: System) -> str | None
     return commit if commit in snapshots else None
 
 
-def _incomplete(files: list[str]) -> str | None:
+def _incomplete(files: Sequence[str]) -> str | None:
     """A model needs its config and either one file of weights or all shards."""
     if "config.json" not in files:
         return "it has no config.json"

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from swe_rl.check.findings import folder_writable
+from swe_rl.check.findings import folder_writable, listing, path_exists
 from swe_rl.config.engine_address import is_socket
 from swe_rl.config.schema import Config
 from swe_rl.host import machine
@@ -67,6 +67,10 @@ class HttpQuestion:
 class System:
     """This machine; tests have one of given answers."""
 
+    exists = staticmethod(path_exists)
+    writable = staticmethod(folder_writable)
+    list_folder = staticmethod(listing)
+
     @property
     def environment(self) -> Mapping[str, str]:
         return os.environ
@@ -98,9 +102,6 @@ class System:
         """Of unix:///PATH or tcp://HOST:PORT; nothing is asked yet."""
         return AskedEngine(address)
 
-    def find_program(self, name: str) -> str | None:
-        return shutil.which(name)
-
     def bind_refused(self, host: str, port: int) -> str | None:
         """Why this address cannot be listened on, or None."""
         try:
@@ -113,6 +114,12 @@ class System:
             return _reason(error)
         return None
 
+    def find_program(self, name: str) -> str | None:
+        return shutil.which(name)
+
+    def version(self, distribution: str) -> str | None:
+        return installed_version(distribution)
+
     def disk_free_bytes(self, path: str) -> int:
         """Of the file system of the path or of its nearest parent that exists. Raises Unanswered."""
         for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
@@ -120,15 +127,9 @@ class System:
                 return shutil.disk_usage(folder).free
         raise Unanswered(f"the file system of {path} does not say how much is free")
 
-    def writable(self, folder: str) -> bool:
-        return folder_writable(folder)
-
     def scratch_refused(self, parent: str | None) -> str | None:
         """Why this user's folder below paths.scratch cannot be used; None where it can."""
         return scratch_refusal(scratch_path(parent))
-
-    def exists(self, path: str) -> bool:
-        return os.path.exists(os.path.expanduser(path))  # noqa: PTH110, PTH111  (False, not an error, if forbidden)
 
     def resolve(self, path: str) -> str:
         """Absolute, without `~` and symbolic links."""
@@ -147,16 +148,6 @@ class System:
             return Path(path).expanduser().stat().st_size
         except OSError:
             return 0
-
-    def list_folder(self, path: str) -> list[str]:
-        """Sorted names; none where there is no such folder."""
-        try:
-            return sorted(entry.name for entry in Path(path).expanduser().iterdir())
-        except OSError:
-            return []
-
-    def version(self, distribution: str) -> str | None:
-        return installed_version(distribution)
 
     def cpus(self) -> int:
         return machine.cpus(self.read_text)
