@@ -33,7 +33,8 @@ MIXTURE_FACTS = {
     "expert_intermediate_size": ("moe_intermediate_size",),
 }
 STATE_FILE, MANIFEST_FILE = "state.json", "manifest.json"  # of a checkpoint; without the second it is not whole
-_DEFAULTS = ModelConfig()
+PROMPT_FACT = "swe_rl_system_prompt"  # of a config.json that an export wrote: the words that the model was trained with
+_DEFAULTS = ModelConfig(system_prompt="standard")
 _SAYS_WHERE = ("name", "path", "revision")  # keys of `model` that no file decides
 
 
@@ -45,13 +46,12 @@ def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     }
 
 
-def parameters_b(model: ModelConfig) -> float:
-    """Billions of parameters of a Qwen3 with these facts: embeddings, attention with norms, gated MLP or experts."""
-    return _parameters_b(model, model.num_experts)
+def parameters_b(model: ModelConfig, experts: int | None = None) -> float:
+    """Billions of parameters of a Qwen3 with these facts: embeddings, attention with norms, gated MLP or experts.
 
-
-def _parameters_b(model: ModelConfig, experts: int) -> float:
-    """`experts` of each layer are counted; without any, the MLP of a dense layer."""
+    `experts`: how many of each layer's are counted; None for all. Of a dense layer it is its MLP.
+    """
+    experts = model.num_experts if experts is None else experts
     queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * queries + 2 * keys) + 2 * model.head_dim
     mlp = 3 * model.hidden_size * model.intermediate_size
@@ -114,13 +114,15 @@ def _of_a_folder(folder: Path) -> dict[str, Any]:
         return {}
     rope, head_dim = said.get("rope_parameters"), said.get("head_dim")
     theta = (rope if isinstance(rope, dict) else said).get("rope_theta")
+    prompt = said.get(PROMPT_FACT)
     facts |= {
         "head_dim": head_dim if isinstance(head_dim, int) else facts["hidden_size"] // facts["num_heads"],
         "tie_word_embeddings": said.get("tie_word_embeddings") is True,
+        "system_prompt": prompt if isinstance(prompt, str) else _DEFAULTS.system_prompt,
         "rope_theta": float(theta) if isinstance(theta, int | float) else _DEFAULTS.rope_theta,
     }
     sizes = ModelConfig(**facts)
-    params_b, active_b = parameters_b(sizes), _parameters_b(sizes, sizes.active_experts)
+    params_b, active_b = parameters_b(sizes), parameters_b(sizes, sizes.active_experts)
     return facts | {"params_b": round(params_b, 6), "active_params_b": round(active_b, 6)} | _speech(folder)
 
 

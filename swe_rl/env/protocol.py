@@ -1,5 +1,6 @@
 """The environment interface: instances of a split, their workspace and prompt, and the verdict on a patch."""
 
+import re
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,12 @@ TRICKS = frozenset(
     }
 )
 _PASSING = frozenset({"passed", "xfailed"})
+_RULER = re.compile(r"([-=_*#])\1{20,}")  # of more than 20; pytest's would take over half of a log's end
+
+
+def end_of(log: str, chars: int = 2000) -> str:
+    """The last characters of a log, its long rulers shortened first."""
+    return _RULER.sub(lambda ruler: ruler[1] * 20, log[-10 * chars :])[-chars:]
 
 
 @dataclass(frozen=True, slots=True)

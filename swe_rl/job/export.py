@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.choices import ExportType, JobName
-from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
+from swe_rl.config.known_models import MANIFEST_FILE, PROMPT_FACT, STATE_FILE
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
@@ -165,7 +165,8 @@ def _write(
     saved = _saved_config(checkpoint)
     template = template_text(str(saved.get("model.chat_template", model.chat_template)))
     base, card = _description(checkpoint, saved, model), _card(checkpoint, saved)
-    return export(checkpoint, base, target, dtype=wanted, chat_template=template, card=card, key=key)
+    facts = {PROMPT_FACT: saved.get("model.system_prompt", model.system_prompt)}
+    return export(checkpoint, base, target, dtype=wanted, chat_template=template, facts=facts, card=card, key=key)
 
 
 def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:

@@ -314,10 +314,6 @@ def _trainer_memory(config: Config) -> dict[str, Any]:
     return {name: value for name, value in _memory(trained(config)).items() if not name.startswith(of_engines)}
 
 
-def _checkpoints(config: Config) -> dict[str, Any]:
-    return _disk(trained(config)) | {"images_gb_at_most": 0.0}
-
-
 def _updates(config: Config) -> dict[str, Any]:
     sft = config.sft
     return {
@@ -346,7 +342,7 @@ _OF_A_WARM_START: dict[str, Callable[[Config], dict[str, Any]]] = {
     "memory": _trainer_memory,
     "batch": _updates,
     "time": _update_time,
-    "disk": _checkpoints,
+    "disk": lambda config: _disk(trained(config)) | {"images_gb_at_most": 0.0},
 }
 
 

@@ -27,7 +27,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
         rows = watch(sweep.rows, sys.stdout, sleep=sleep_while_read)
         print("\n".join(failures(rows)), flush=True)
     elif config.job.format is OutputFormat.json:
-        print(encode_json([_values(row) for row in sweep.rows()], indent=True).decode())
+        values = [{**asdict(row), "outcome": row.outcome.value, "folder": str(row.folder)} for row in sweep.rows()]
+        print(encode_json(values, indent=True).decode())
     else:
         _print(sweep, sweep.rows())
     return 0
@@ -40,7 +41,3 @@ def _print(sweep: Sweep, rows: list[JobRow]) -> None:
     if bad:
         print("\n".join(failures(bad)[:-1]))
     sys.stdout.flush()
-
-
-def _values(row: JobRow) -> dict[str, object]:
-    return {**asdict(row), "outcome": row.outcome.value, "folder": str(row.folder)}

@@ -134,9 +134,9 @@ def score_table(scores: dict[str, Any]) -> "Table":
 
     shown = score_rows(scores, unrated=True)
     *repositories, whole = shown["rows"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("repository", overflow="fold")
-    for name in ("instances", "solved once", "attempts", *(f"pass@{k}" for k in shown["ks"])):
+    for name in ("instances", "solved\nonce", "attempts", *(f"pass@{k}" for k in shown["ks"])):
         table.add_column(name, justify="right")
     if len(repositories) > 1:
         for row in repositories[:_SHOWN_REPOSITORIES]:

@@ -36,7 +36,7 @@ from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.history import hide_history
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH, collect_patch
-from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, Limits
+from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, Limits, end_of
 from swe_rl.errors import one_line
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
@@ -50,7 +50,6 @@ from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider
 
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
-_GRADE_LOG_CHARS = 2000
 _PATIENCE_GRAIN_S = 0.1
 _NO_LIMITS = Limits(math.inf, math.inf)
 _TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
@@ -364,7 +363,7 @@ class Attempter:
             times_s=times_s,
             cheating=self._cheating(order, progress),
             findings=findings_of(grade),
-            grade_log=grade.log_tail[-_GRADE_LOG_CHARS:] if grade and not grade.resolved else "",
+            grade_log=end_of(grade.log_tail) if grade and not grade.resolved else "",
         )
 
     def _cheating(self, order: Order, progress: _Progress) -> dict[str, int]:

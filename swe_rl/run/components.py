@@ -153,7 +153,7 @@ async def components(
     keeps longer than these components; None: where there are any, they are kept for as long.
     """
     async with AsyncExitStack() as stack:
-        env = _env(config)
+        env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
         if config.env.unproven is Unproven.refuse:
             say_left_out(config, env, session.progress.message)  # refuses before anything was started
         servers = fleet
@@ -163,7 +163,8 @@ async def components(
             await greeted(config.sandbox)  # before an engine is started for nothing
         key = own_key(config)
         door = await stack.enter_async_context(serving(config, session, model, tokenizer, token=key))
-        sandboxes = servers or _sandboxes(config, session)
+        here = (config.sandbox, scratch_root(config), session.warn)
+        sandboxes = servers or make_provider(*here, run=session.folder.name)
         if sandboxes is not fleet:
             stack.push_async_callback(sandboxes.close)
         if servers is not None:
@@ -181,14 +182,6 @@ async def components(
 def own_key(config: Config) -> str | None:
     """What this run's agents must send where other machines reach its gateway; written nowhere."""
     return None if is_loopback(config.gateway.host) else secrets.token_urlsafe(32)
-
-
-def _env(config: Config) -> Env:
-    return make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
-
-
-def _sandboxes(config: Config, session: Session) -> SandboxProvider:
-    return make_provider(config.sandbox, scratch_root(config), session.warn, run=session.folder.name)
 
 
 def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:

@@ -196,9 +196,9 @@ class Session:
                 print(intervals)
         for caveat in self.caveats:
             print(caveat)
-        print(f"run folder: {self.folder.path}")
+        print(f"run folder: {_from_here(self.folder.path)}")
         if self.folder.report_html.is_file():
-            print(f"report:     {self.folder.report_html}", flush=True)
+            print(f"report:     {_from_here(self.folder.report_html)}", flush=True)
 
 
 def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> list[str]:
@@ -211,10 +211,15 @@ def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Seq
         config.job.name.value: _what(config),
         "with": " ".join(overrides),
         "plan": _work(config, plan.get("time", {})),
-        "folder": str(folder),
-        "watch": f"tail -f {folder / 'run.log'}",
+        "folder": _from_here(folder),
+        "watch": f"tail -f {_from_here(folder / 'run.log')}",
     }
     return [f"{label:<{_LABEL_COLUMNS}}{text}" for label, text in rows.items() if text]
+
+
+def _from_here(path: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _what(config: Config) -> str:

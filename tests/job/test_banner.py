@@ -43,6 +43,15 @@ def test_what_tells_a_run_from_others_of_its_sweep():
     assert banner(config, {}, Path("/runs/0"), ["trainer.seed=0", "algo=rloo"])[1] == "with    trainer.seed=0 algo=rloo"
 
 
+def test_a_folder_below_the_working_directory_is_named_from_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path / "outputs" / "a", Path("outputs/a")):
+        assert banner(compose(()).config, {}, folder)[-2:] == [
+            "folder  outputs/a",
+            "watch   tail -f outputs/a/run.log",
+        ]
+
+
 def test_overrides_are_those_of_the_folder(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.overrides() == []

@@ -86,6 +86,8 @@ def test_an_exported_run_is_what_transformers_loads(config, run_folder, made, tm
     exported = AutoTokenizer.from_pretrained(target)
     assert exported.apply_chat_template(messages, add_generation_prompt=True).input_ids == first_prompt
     assert not {"manifest.json", "state.json", "shards.json"} & {path.name for path in target.iterdir()}
+    again = compose(["model=folder", f"model.path={target}"]).config
+    assert again.agent.system_prompt == config.agent.system_prompt == "short", "standard does not fit the tiny model"
 
 
 def test_the_model_card_has_what_the_hub_reads(config, run_folder, tmp_path):

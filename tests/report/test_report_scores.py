@@ -73,9 +73,16 @@ def test_the_payload_has_what_the_folder_has(tmp_path, scores):
     assert build_payload(folder)["scores"]["rows"][0][0] == "org/a"
 
 
-def printed(scores):
+def test_names_stay_whole_on_a_terminal_of_80_columns():
+    names = [f"bugs/heldout/{name}" for name in ("almanac", "playlist")]
+    made = [trajectory(name, sample, Status.resolved) for name in names for sample in range(4)]
+    lines = printed(score_table(made, {name: name for name in names}, 4), width=80).splitlines()
+    assert [line.split()[:2] for line in lines[2:4]] == [[name, "1"] for name in names]
+
+
+def printed(scores, width=200):
     out = StringIO()
-    print_scores(scores, Console(file=out, width=200))
+    print_scores(scores, Console(file=out, width=width))
     return out.getvalue()
 
 

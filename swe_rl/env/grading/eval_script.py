@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from swe_rl.env.grading.evidence import Evidence, Evidences, findings_of
 from swe_rl.env.grading.log_check import PASSING, check_log, pytest_statuses, status_of_tests
 from swe_rl.env.grading.script_run import ScriptRun, run_script
-from swe_rl.env.grading.swebench import LOG_TAIL_CHARS, grade_by_swebench
+from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.grading.testimony import as_log
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, end_of
 from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
@@ -65,7 +65,7 @@ def _verdict(instance: Instance, run: ScriptRun, duration_s: float) -> Grade:
         patch_applied=run.applied.ok,
         fail_to_pass={test: test in passed for test in instance.fail_to_pass},
         pass_to_pass={test: test in passed for test in instance.pass_to_pass},
-        log_tail=log[-LOG_TAIL_CHARS:],
+        log_tail=end_of(log),
         log=log,
         duration_s=duration_s,
         timed_out=bool(result and result.timed_out),

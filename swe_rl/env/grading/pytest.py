@@ -22,11 +22,10 @@ from swe_rl.env.grading.session import (
     session_files,
 )
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError, Session
+from swe_rl.env.protocol import Grade, GradeError, Session, end_of
 from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
-_LOG_TAIL_CHARS = 2000
 _TEST_FOLDERS = ("tests",)
 _STRICT = ("git apply --whitespace=nowarn",)
 
@@ -91,7 +90,7 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
         command = f"git apply --whitespace=nowarn {shlex.quote(folder)}/test.patch"
         tests = await sandbox.exec(command, timeout_s=_APPLY_S)
         if tests.exit_code:
-            words = tests.output[-_LOG_TAIL_CHARS:]
+            words = end_of(tests.output)
             raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")
     result = await sandbox.exec(
         session_command(folder, files),
@@ -110,7 +109,7 @@ def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: fl
         patch_applied=applied.ok,
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
-        log_tail=session.log[-_LOG_TAIL_CHARS:],
+        log_tail=end_of(session.log),
         duration_s=applied.duration_s + tests_s,
         timed_out="timed_out" in session.findings,
         findings=session.findings,

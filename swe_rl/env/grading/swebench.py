@@ -22,10 +22,9 @@ from swe_rl.env.grading.swebench_process import HarnessTimeoutError, OfficialHar
 from swe_rl.env.grading.swebench_spec import complete
 from swe_rl.env.grading.testimony import as_log
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, SuiteRun
+from swe_rl.env.protocol import Grade, SuiteRun, end_of
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
-LOG_TAIL_CHARS = 2000
 _HARNESS = OfficialHarness()
 _EVIDENCES = Evidences()
 _KILLED = 137
@@ -118,7 +117,7 @@ async def _report(instance: Instance, request: Mapping[str, Any], run: ScriptRun
         patch_applied=True,
         fail_to_pass=fail_to_pass,
         pass_to_pass=pass_to_pass,
-        log_tail=request["log"][-LOG_TAIL_CHARS:],
+        log_tail=end_of(request["log"]),
         log=request["log"],
         resolution=answer["resolution"],
         findings=findings_of(answer["findings"], run, said, signed),
@@ -139,7 +138,7 @@ def _all_failed(instance: Instance, log: str) -> Grade:
         patch_applied=True,
         fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
         pass_to_pass=dict.fromkeys(instance.pass_to_pass, False),
-        log_tail=log[-LOG_TAIL_CHARS:],
+        log_tail=end_of(log),
         log=log,
         resolution="RESOLVED_NO",
     )

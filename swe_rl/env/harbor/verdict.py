@@ -15,14 +15,13 @@ from typing import Any
 
 from swe_rl.env.harbor.task import Task
 from swe_rl.env.harbor.tree import packed
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.protocol import Grade, GradeError, end_of
 from swe_rl.sandbox.protocol import ExecResult, Sandbox
 
 PLACES = ("/tests", "/logs", "/solution")  # of a sandbox, beside its workdir
 TEST = "test.sh"
 _STAGE_S = 120.0
 _REWARD_BYTES = 65536
-_TAIL_CHARS = 4000
 _STAGE = """
 set -e
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -81,7 +80,7 @@ def _grade(ran: ExecResult, reward: float | None, duration_s: float) -> Grade:
         resolved=resolved,
         patch_applied=True,
         fail_to_pass={TEST: resolved},
-        log_tail=ran.output[-_TAIL_CHARS:],
+        log_tail=end_of(ran.output),
         log=ran.output,
         duration_s=duration_s,
         timed_out=ran.timed_out,

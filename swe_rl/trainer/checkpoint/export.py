@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def export(
     *,
     dtype: torch.dtype | None = torch.bfloat16,
     chat_template: str | None = None,
+    facts: Mapping[str, Any] | None = None,
     card: str = "",
     key: str = "job.output",
 ) -> list[Path]:
@@ -125,8 +127,8 @@ def export(
     what says where `target` is.
 
     `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
-    `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. Raises ExportError,
-    DiskError, and CorruptCheckpointError where the checkpoint is not whole.
+    `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. `facts`: more of its
+    config.json. Raises ExportError, DiskError, and CorruptCheckpointError where the checkpoint is not whole.
     """
     if target.exists():
         raise ExportError(f"{target} is there already and is not overwritten: name another folder, or remove it.")
@@ -146,7 +148,9 @@ def export(
             if adapter:
                 with open_stored(folder) as stored:
                     write_adapter(stored, adapter, aside / FOLDER)
-            _write_description(described_by, aside, dtype, chat_template)
+            _write_description(
+                described_by, aside, chat_template, {**(facts or {}), "dtype": str(dtype).removeprefix("torch.")}
+            )
             if card:
                 write_file(aside / CARD_FILE, [card.encode()])
             sync_folder(aside)
@@ -222,7 +226,7 @@ def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
         file = part_name(number, len(parts))
         _write_part(source, names, aside / file, dtype)
         where |= dict.fromkeys(names, file)
-    sizes = (_numel(shape) * dtype.itemsize for shape in source.shapes.values())
+    sizes = (prod(shape) * dtype.itemsize for shape in source.shapes.values())
     write_file(aside / INDEX_FILE, [index_content(where, sum(sizes))])
 
 
@@ -234,7 +238,7 @@ def _parts(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]
     parts: list[list[str]] = [[]]
     room = MAX_FILE_BYTES
     for name, shape in shapes.items():
-        size = _numel(shape) * itemsize
+        size = prod(shape) * itemsize
         if size > room and parts[-1]:
             parts.append([])
             room = MAX_FILE_BYTES
@@ -243,18 +247,14 @@ def _parts(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]
     return parts
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-def _write_description(described_by: Path, aside: Path, dtype: torch.dtype, chat_template: str | None) -> None:
+def _write_description(described_by: Path, aside: Path, chat_template: str | None, facts: Mapping[str, Any]) -> None:
     for pattern in _COPIED:
         for path in described_by.glob(pattern):
             if path.name not in (INDEX_FILE, "config.json"):
                 shutil.copyfile(path, aside / path.name)
     config: dict[str, Any] = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    config |= facts
     write_file(aside / "config.json", [json.dumps(config, indent=2, sort_keys=True).encode()])
     if not (aside / "generation_config.json").exists():
         tokens = {key: config[key] for key in _SPECIAL_TOKENS if config.get(key) is not None}
