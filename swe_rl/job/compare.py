@@ -7,6 +7,8 @@ Invariants:
 
 import os
 import re
+import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_ba
 from swe_rl.report.compare.compare import Arm, Comparison, compare
 from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
 from swe_rl.report.compare.svg import svg
-from swe_rl.report.compare.text import csv_text, record, text
+from swe_rl.report.compare.text import csv_text, record, text, wrapped
 from swe_rl.submission.find import is_slurm_id, runs_of
 
 NAME = "compare"  # of the files, and of their folder
@@ -35,8 +37,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.format == OutputFormat.json:
         print(encode_json(record(made), indent=True).decode())
     else:
-        print(text(made))
-        print(*written, *_labels_note(config.job, made), sep="\n", flush=True)
+        print(text(made, _room()))
+        print(wrapped([*written, *_labels_note(config.job, made)], _room()), flush=True)
     return 0
 
 
@@ -45,8 +47,13 @@ def after_multirun(folder: Path) -> str | None:
     with suppress(SweRlError, OSError):
         made = _multirun(folder, "its folder", JobConfig())
         if len(made.arms) > 1 and (made.has_steps() or made.has_evaluations()):
-            return "\n".join([text(made), *write(made, folder / NAME)])
+            return "\n".join([text(made, _room()), *write(made, folder / NAME)])
     return None
+
+
+def _room() -> int:
+    """Columns of COLUMNS or the terminal; in a file or a pipe the layout is that of the published comparison."""
+    return shutil.get_terminal_size((sys.maxsize, 0)).columns
 
 
 def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:

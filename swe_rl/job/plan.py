@@ -377,12 +377,7 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
 def _headline(config: Config, made: dict[str, Any]) -> "Text":
     from rich.text import Text
 
-    parts = (
-        config.model.name,
-        f"layout={config.layout.name}",
-        f"router={config.router.name}",
-        f"env={config.env.name}",
-    )
+    parts = (config.model.name, *(f"{group}={getattr(config, group).name}" for group in ("layout", "router", "env")))
     return Text.assemble((config.name, "bold"), "  ", "  ".join(parts), ("  " + made["config_hash"], "dim"))
 
 

@@ -27,15 +27,12 @@ _SHOWN = (
 
 def model_card(saved: Record, step: int, evals: Sequence[Record]) -> str:
     """`saved`: the run's configuration, keys with dots to values. `evals`: of the run, those after `step` left out."""
-    rows = [(event, result) for event in _until(evals, step) if (result := resolved(event)) is not None]
+    evals = [event for event in evals if isinstance(event.get("step"), int) and event["step"] <= step]
+    rows = [(event, result) for event in evals if (result := resolved(event)) is not None]
     name = f"{saved.get('model.name')}-{saved.get('env.name')}-step{step}"
     text = ["---", *_metadata(saved, step, name, rows), "---", "", f"# {name}", "", *_about(saved, step), ""]
     text += ["## Resolved rates", "", *_rates(rows), "", "## Configuration", "", "| key | value |", "|---|---|"]
     return "\n".join([*text, *(f"| `{key}` | `{_plain(saved[key])}` |" for key in _SHOWN if key in saved), ""])
-
-
-def _until(evals: Sequence[Record], step: int) -> list[Record]:
-    return [event for event in evals if isinstance(event.get("step"), int) and event["step"] <= step]
 
 
 def _plain(value: object) -> str:

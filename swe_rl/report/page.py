@@ -68,6 +68,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     points, scores = eval_points(evals), read_json(folder.eval_json)
     title = str(config.get("name") or folder.path.parent.name or folder.name)
     part = points[-1]["part"] if points else ""
+    columns = {key: [_number(step.get(key)) for step in steps] for key in COLUMNS}
     return {
         "title": f"{title}, evaluated on {part}" if part else title,
         "folder": folder.name,
@@ -79,7 +80,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
             *losses_tile(lost),
         ],
         "losses": lost,
-        "steps": {key: [_number(step.get(key)) for step in steps] for key in _present(steps)},
+        "steps": {key: values for key, values in columns.items() if any(value is not None for value in values)},
         "statuses": _by_step(steps, "statuses"),
         "cheating": _by_step(steps, "cheating"),
         "flow": flow_figures(steps),
@@ -135,10 +136,6 @@ def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
 def last_of_each_step(records: Sequence[Record]) -> list[Record]:
     by_step = {record["step"]: record for record in records if isinstance(record.get("step"), int)}
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _present(steps: Sequence[Record]) -> list[str]:
-    return [key for key in COLUMNS if any(_number(step.get(key)) is not None for step in steps)]
 
 
 def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ Invariants:
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
     left = budget_bytes
     sets: list[TrajectorySet] = []
     for step in dict.fromkeys(evals[:1] + evals[-1:]):
-        taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), _instance_of)
+        taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), "instance_id")
         for trajectory in taken.trajectories:
             trajectory["grade_file"] = grade_file(folder, trajectory)
         sets.append(taken)
@@ -64,7 +64,7 @@ def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> 
     for step in spread(steps):
         if left < min(_MIN_STEP_BYTES, budget_bytes // 10):
             break
-        taken, size = _take(files["step"][step], "step", step, min(left, allowance), _status_of)
+        taken, size = _take(files["step"][step], "step", step, min(left, allowance), "status")
         sets.append(taken)
         left -= size
     return sorted((kept for kept in sets if kept.trajectories), key=lambda kept: (kept.kind != "eval", kept.step))
@@ -94,11 +94,9 @@ def spread(steps: list[int]) -> list[int]:
     return list(order)
 
 
-def _take(
-    path: Path, kind: str, step: int, budget_bytes: int, variety: Callable[[dict[str, Any]], str]
-) -> tuple[TrajectorySet, int]:
+def _take(path: Path, kind: str, step: int, budget_bytes: int, variety: str) -> tuple[TrajectorySet, int]:
     """Reads the file twice, a line at a time: the first pass chooses, the second clips what was chosen."""
-    kinds = [variety(record) for record in iter_jsonl(path)]
+    kinds = [str(record.get(variety)) for record in iter_jsonl(path)]
     rank = {index: place for place, index in enumerate(_varied(kinds)[:_MAX_PER_SET])}
     share = min(_MAX_TRAJECTORY_BYTES, max(_MIN_TRAJECTORY_BYTES, budget_bytes // 4))
     clipped = {
@@ -121,14 +119,6 @@ def _varied(kinds: list[str]) -> list[int]:
         ranks.append((met[kind], index))
         met[kind] += 1
     return [index for _, index in sorted(ranks)]
-
-
-def _instance_of(record: dict[str, Any]) -> str:
-    return str(record.get("instance_id"))
-
-
-def _status_of(record: dict[str, Any]) -> str:
-    return str(record.get("status"))
 
 
 def files_of(folder: RunFolder) -> dict[str, dict[int, Path]]:

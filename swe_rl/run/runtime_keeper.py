@@ -326,7 +326,8 @@ class RuntimeKeeper:
         """Each state once: a lasting line of the console and of run.log."""
         words, record = node.decision.words, node.record
         if node.decision.act is Act.USE and record is not None:
-            words = f"sandbox server {number}: {record.url}, {record.slots} places" + _of_job(record)
+            job = f" (job {record.job_id})" if record.job_id else ""
+            words = f"sandbox server {number}: {record.url}, {record.slots} places on {record.host}{job}"
         elif node.decision.act is Act.RESTART:
             return
         if words and self._said.get(number) != words.partition(" for ")[0]:
@@ -343,10 +344,6 @@ class RuntimeKeeper:
 
     def _by_hand(self) -> str:
         return f"python -m swe_rl job=runtime runtime=job runtime.shared_dir={self._meeting.folder}"
-
-
-def _of_job(record: ServerRecord) -> str:
-    return f" on {record.host}" + (f" (job {record.job_id})" if record.job_id else "")
 
 
 def _record(run: str) -> TrainerRecord:

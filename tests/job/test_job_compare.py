@@ -25,6 +25,7 @@ GOLDEN = REPORT / "golden" / "compare_published.txt"
 def start(tmp_path, monkeypatch, capsys):
     """`start(**keys)` runs the job in a folder of its own; returns what it printed."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(**keys):
         given = [f"job.{key}='{value}'" for key, value in keys.items()]
@@ -164,6 +165,20 @@ def test_seeds_alone_are_one_arm(start, tmp_path):
         write_run(tmp_path / "m" / str(seed), [100.0 + seed], seed=seed)
     printed = start(runs=tmp_path / "m")
     assert "tiny | " in printed.replace("  ", " ") and "1 (seed=1)" in printed
+    assert "- tiny seed=0 run: " in printed and "default" not in printed, "an arm has one name"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_comparison_keeps_to_the_columns(start, multirun, monkeypatch, columns):
+    whole = [start(runs=multirun), start(baseline=LOGS[0], candidate=LOGS[1])]
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for wide, narrow in zip(whole, [start(runs=multirun), start(baseline=LOGS[0], candidate=LOGS[1])], strict=True):
+        breakable = [line for line in narrow.splitlines() if max(map(len, line.split()), default=0) < columns - 2]
+        assert max(map(len, breakable)) <= columns
+        cells = [
+            {word for line in text.splitlines() if "|" in line for word in line.split()} for text in (wide, narrow)
+        ]
+        assert {word for word in cells[0] if "-+" not in word} <= cells[1]
 
 
 def test_after_a_multirun(multirun, tmp_path):

@@ -26,7 +26,8 @@ _DATA_PARALLEL = re.compile(r"(?<![a-z0-9])dp(\d+)(?![a-z0-9])")
 
 def make_pair(runs: tuple[Measured, Measured], given: tuple[str | None, str | None]) -> list[Arm]:
     """Baseline and candidate; a label that is None is chosen here."""
-    labels = _distinct([label or chosen for label, chosen in zip(given, _pair_labels(runs), strict=True)])
+    first, second = (label or chosen for label, chosen in zip(given, _pair_labels(runs), strict=True))
+    labels = first, second if second != first else f"{second} (2)"
     return _arms([(label, {"": run}) for label, run in zip(labels, runs, strict=True)])
 
 
@@ -99,14 +100,10 @@ def _ends(values: list[str]) -> list[str]:
     return values
 
 
-def _distinct(labels: list[str]) -> list[str]:
-    return [label if label not in labels[:index] else f"{label} ({index + 1})" for index, label in enumerate(labels)]
-
-
 def _arms(labelled: Sequence[tuple[str, dict[str, Measured]]]) -> list[Arm]:
     """Routers are short names where they tell the arms apart."""
     routers = [_router(label, *runs.values()) for label, runs in labelled]
-    telling = None not in routers and len(set(routers)) == len(routers)
+    telling = None not in routers and len(set(routers)) == len(routers) > 1
     return [
         Arm(label, router if telling and router else label, runs)
         for (label, runs), router in zip(labelled, routers, strict=True)

@@ -14,8 +14,12 @@ Invariants:
 
 import csv
 import io
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from swe_rl.logger.folder import RunState
@@ -36,22 +40,30 @@ from swe_rl.report.compare.compare import (
 from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, Interval, Paired, percent
 
 NOTHING = "N/A"
+_BETWEEN = " | "
 ONE_RUN = "one run"
 _OVER_RUNS = "t-interval over the pairs of runs"
 _REPEAT = "A --multirun with job.repeat=0,1,2,3 repeats the arms in turn."
 
 
-def text(made: Comparison) -> str:
-    """Of one arm or more, without a newline at the end."""
+def text(made: Comparison, room: int = sys.maxsize) -> str:
+    """Of one arm or more, in `room` columns, without a newline at the end."""
     if not made.has_steps():  # evaluations alone
-        return "\n".join([_title(made), "", *_sources(made), "", *_held_out(made), *_notes(made), *runs_table(made)])
+        lines = [_title(made), "", *_sources(made), "", *_held_out(made), *_notes(made), *runs_table(made, room)]
+        return wrapped(lines, room)
     lines = [_title(made), "", *_sources(made), *_formulas(made.arms), ""]
     if len(made.arms) == 2:
-        lines += [*pair_table(made), "", *_facts(made.pairs[0])]
+        lines += [*pair_table(made, room), "", *_facts(made.pairs[0])]
     else:
-        lines += [*arms_table(made), "", *steps_table(made), ""]
+        lines += [*arms_table(made, room), "", *steps_table(made, room), ""]
         lines.append(f"- 95 % of delta %: {_OVER_RUNS}; {ONE_RUN}: none. {_REPEAT}")
-    return "\n".join([*lines, *_held_out(made), *_notes(made), *runs_table(made)])
+    return wrapped([*lines, *_held_out(made), *_notes(made), *runs_table(made, room)], room)
+
+
+def wrapped(lines: Sequence[str], room: int) -> str:
+    """A line of a table stays whole."""
+    tidy = partial(textwrap.fill, width=room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(line if len(line) <= room or _BETWEEN in line else tidy(line) for line in lines)
 
 
 def _title(made: Comparison) -> str:
@@ -71,7 +83,7 @@ def _held_out(made: Comparison) -> Iterator[str]:
 _RUN = ("Run", "Held-out %", "95 %", "Gain", "95 %", "Reward", "Loss", "Length", "Step s", "Wall s")
 
 
-def runs_table(made: Comparison) -> list[str]:
+def runs_table(made: Comparison, room: int) -> list[str]:
     """What came of each run: its latest evaluation, the gain paired over instances, means over its steps.
 
     A column that no run fills is left out; without an evaluation there is no table, for the others say the rest.
@@ -82,7 +94,12 @@ def runs_table(made: Comparison) -> list[str]:
     kept = [index for index in range(len(_RUN)) if any(row[index] != NOTHING for row in rows)]
     splits = dict.fromkeys(_evaluated(run.held_out) for _, _, run in _runs(made) if run.held_out)
     said = f"Evaluated on {' and '.join(splits)}; gains are paired over instances."
-    return ["", said, "", *table([_RUN[index] for index in kept], [[row[index] for index in kept] for row in rows])]
+    return [
+        "",
+        said,
+        "",
+        *table([_RUN[index] for index in kept], [[row[index] for index in kept] for row in rows], room),
+    ]
 
 
 def _evaluated(held_out: HeldOut) -> str:
@@ -195,15 +212,28 @@ def _notes(made: Comparison) -> Iterator[str]:
             yield f"- note: {who} has {run.incomplete} incomplete step(s), left out"
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines without ends. Raises ValueError for a row of another length."""
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    return [_line(headers, widths), "-+-".join("-" * width for width in widths), *(_line(row, widths) for row in rows)]
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], room: int = sys.maxsize) -> list[str]:
+    """Lines without ends. Where `room` is too small, headers have a word a line, and columns without a place follow
+    below the first ones. Raises ValueError for a row of another length."""
+    columns = list(zip(headers, *rows, strict=True))
+    heads = [[header] for header in headers]
+    if sum(max(map(len, column)) + len(_BETWEEN) for column in columns) > room + len(_BETWEEN):
+        heads = [header.split() or [""] for header in headers]
+    widths = [max(map(len, (*head, *column[1:]))) for head, column in zip(heads, columns, strict=True)]
+    ends = list(accumulate(width + len(_BETWEEN) for width in widths))
+    kept = max(2, sum(end - len(_BETWEEN) <= room for end in ends))
+    height = max(map(len, heads))
+    top = zip(*([*head, *[""] * (height - len(head))] for head in heads[:kept]), strict=True)
+    lines = [_line(cells, widths) for cells in top] + ["-+-".join("-" * width for width in widths[:kept])]
+    lines += [_line(row[:kept], widths) for row in rows]
+    if kept >= len(headers):
+        return lines
+    return [*lines, "", *table([headers[0], *headers[kept:]], [[row[0], *row[kept:]] for row in rows], room)]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-    return " | ".join([cells[0].ljust(widths[0]), *rest])
+    rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=False))
+    return _BETWEEN.join([cells[0].ljust(widths[0]), *rest])
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -215,7 +245,7 @@ def step_name(key: Key) -> str:
     return f"{step} ({repeat})" if repeat else str(step)
 
 
-def pair_table(made: Comparison) -> list[str]:
+def pair_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
     """A row for each step that either side has, then the averages over those that both have."""
     before, after = made.arms
     rates = before.rates(), after.rates()
@@ -226,7 +256,7 @@ def pair_table(made: Comparison) -> list[str]:
     if tokens := made.pairs[0].tokens:
         rows.append(_difference_row(average_name(tokens), tokens.baseline_average, tokens.candidate_average))
     names = [f"{arm.label} tokens/sec" for arm in made.arms]
-    return table(["Step", *names, f"Delta ({after.short}-{before.short})", "Delta %"], rows)
+    return table(["Step", *names, f"Delta ({after.short}-{before.short})", "Delta %"], rows, room)
 
 
 def average_name(tokens: Paired) -> str:
@@ -245,13 +275,13 @@ def _tokens_per_s(rate: StepRate | None) -> float | None:
     return rate.tokens_per_s if rate else None
 
 
-def arms_table(made: Comparison) -> list[str]:
+def arms_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
     """A row an arm, over the steps that it shares with the baseline; the baseline's own over all of its steps."""
     base = made.arms[0]
     headers = ["Arm", "Runs", "Paired steps", f"{base.short} tokens/sec", "Arm tokens/sec", "Delta", "Delta %"]
     headers += ["95 % of delta %", "Arm median", "Spread of runs", "Mean reward", "Held-out gain", "Wall s a run"]
     baseline = pair(base, base)
-    return table(headers, [_arm_row(baseline, base), *(_arm_row(arms, arms.candidate) for arms in made.pairs)])
+    return table(headers, [_arm_row(baseline, base), *(_arm_row(arms, arms.candidate) for arms in made.pairs)], room)
 
 
 def _arm_row(arms: Pair, arm: Arm) -> list[str]:
@@ -273,22 +303,18 @@ def interval(bounds: Interval | None) -> str:
     return f"{number(bounds[0])} to {number(bounds[1])}" if bounds else NOTHING
 
 
-def steps_table(made: Comparison) -> list[str]:
+def steps_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
     """Tokens/s a step and arm, each arm but the baseline with its difference in per cent."""
     base, *others = made.arms
-    headers = ["Step", f"{base.label} tokens/sec"]
-    for arm in others:
-        headers += [f"{arm.label} tokens/sec", "Delta %"]
+    differing = [name for arm in others for name in (f"{arm.label} tokens/sec", "Delta %")]
     rates = [arm.rates() for arm in made.arms]
-    return table(headers, [_step_row(key, [_tokens_per_s(arm.get(key)) for arm in rates]) for key in made.step_keys()])
+    rows = [_step_row(key, [_tokens_per_s(arm.get(key)) for arm in rates]) for key in made.step_keys()]
+    return table(["Step", f"{base.label} tokens/sec", *differing], rows, room)
 
 
 def _step_row(key: Key, values: Sequence[float | None]) -> list[str]:
     base, *others = values
-    row = [step_name(key), number(base)]
-    for value in others:
-        row += [number(value), number(percent(base, value))]
-    return row
+    return [step_name(key), number(base), *(number(it) for value in others for it in (value, percent(base, value)))]
 
 
 _NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
