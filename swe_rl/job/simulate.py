@@ -183,10 +183,8 @@ def _step_rollouts(config: Config, outcomes: Sequence[Outcome], loads: int, engi
         return StepRollouts(_round(stated_s), f"rollout.typical_trajectory_s; simulated: {simulated_s:.0f} s")
     part = f" on {engines} of {config.layout.engines} engines" if engines not in (None, config.layout.engines) else ""
     load = "load" if loads == 1 else "loads"
-    of = "job.workload_from" if config.job.workload_from else "rollout.workload"
-    return StepRollouts(
-        _round(simulated_s), f"simulated, router={config.router.name} under {loads} {load} of {of}{part}"
-    )
+    of = "of job.workload_from" if config.job.workload_from else "drawn from rollout.workload"
+    return StepRollouts(_round(simulated_s), f"simulated, router={config.router.name} under {loads} {load} {of}{part}")
 
 
 def _within(config: Config, turns: int) -> tuple[Config, Loads]:

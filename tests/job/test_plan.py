@@ -492,3 +492,12 @@ def test_variables_that_are_not_set_are_counted(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert f"{len(HONOURED) - 1} environment variables are not set" in printed
     assert "/models/mine" in printed and "NUM_ROLLOUTS" not in printed
+
+
+def test_the_keys_that_a_page_explains_are_there():
+    made = plan(compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "rollout=swe"]).config)
+    keys = {key for rows in made.values() if isinstance(rows, dict) for key in rows}
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+    table = page.split("| key | meaning |")[1].split("\n\n")[0]
+    explained = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert "engine_share_gb" in explained and explained <= keys
