@@ -3,12 +3,14 @@
 Invariants:
 - A turn is recorded and handed to the store before its client is answered; a call that failed, was aborted or whose
   client went away leaves no trace.
+- What was sampled is recorded, whatever the client sent with it: a reply that cannot be read is its own content.
 - An opened session's sampling parameters are its settings; the client can only ask for fewer tokens.
 - With a session's seed, the seed of a turn follows from it and the turn's number alone.
 """
 
 import asyncio
 import hashlib
+import logging
 import time
 from array import array
 from collections.abc import Callable
@@ -30,6 +32,7 @@ from swe_rl.model.tool_parser import ParsedReply, ToolParser
 if TYPE_CHECKING:
     from swe_rl.gateway.sampling import Sampler
 
+_log = logging.getLogger(__name__)
 _LONG_CHARS = 2048  # of new text: from here on encoding it (1 to 2 MB/s) would hold up the event loop
 _LONG_TOKENS = 2048  # of a reply: from here on decoding and parsing it would
 
@@ -56,7 +59,7 @@ class Completer:
         """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
         started_s = self._clock()
         try:
-            plan = await self._plan(live, request)
+            plan = live.state.plan(*await self._rendered(live.state, request))
         except RecursionError as error:
             raise too_deep() from error
         recorded = False
@@ -65,8 +68,7 @@ class Completer:
             params = replace(params, routes_from=known_routes(plan.base_tokens))
             sampled = await self._sampler.sample(live, plan, params, logprobs=request.logprobs)
             completion = sampled.completion
-            message = await self._message(live, plan, request, completion)
-            turn = live.state.record(plan, completion.token_ids, message)
+            message, turn = await self._recorded(live, plan, request, completion)
             recorded = True
         except Exception as error:
             live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
@@ -105,9 +107,6 @@ class Completer:
         await self._sampler.record(live, plan, turn, sampled, started_s)
         return sampled.completion
 
-    async def _plan(self, live: LiveSession, request: ChatRequest) -> TurnPlan:
-        return live.state.plan(*await self._rendered(live.state, request))
-
     async def _rendered(self, state: Session, request: ChatRequest) -> tuple[Draft, "array[int]"]:
         draft = state.draft(request.conversation)
         if draft.new_chars < _LONG_CHARS:
@@ -134,17 +133,23 @@ class Completer:
         wanted = min(wanted, max(1, pinned.max_turn_tokens - len(plan.begun_ids)))
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed)
 
-    async def _message(
+    async def _recorded(
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
-    ) -> dict[str, object]:
-        if len(completion.token_ids) < _LONG_TOKENS:
-            parsed = self._parsed(plan, completion, request)
-        else:
-            parsed = await asyncio.to_thread(self._parsed, plan, completion, request)
-        return reply.assistant_message(parsed, live.session_id, plan.number)
+    ) -> tuple[dict[str, object], Recorded]:
+        ids = (*plan.begun_ids, *completion.token_ids)
 
-    def _parsed(self, plan: TurnPlan, completion: Completion, request: ChatRequest) -> ParsedReply:
-        return self._parse(self._renderer.decode((*plan.begun_ids, *completion.token_ids)), request.tools)
+        def read() -> ParsedReply:
+            return self._parse(self._renderer.decode(ids), request.tools)
+
+        def kept(parsed: ParsedReply) -> tuple[dict[str, object], Recorded]:
+            message = reply.assistant_message(parsed, live.session_id, plan.number)
+            return message, live.state.record(plan, completion.token_ids, message)
+
+        try:
+            return kept(read() if len(completion.token_ids) < _LONG_TOKENS else await asyncio.to_thread(read))
+        except Exception:
+            _log.exception("a reply is recorded as plain text, as it cannot be read with the tools of its request")
+            return kept(ParsedReply(self._renderer.decode(ids)))
 
     def _answer(
         self,

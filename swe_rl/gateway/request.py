@@ -131,6 +131,13 @@ def texts(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> None:
             raise invalid(f"'{where}' has a part that is not text; only text is supported.", where)
 
 
+def string(part: Mapping[str, Any], name: str, where: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"'{where}.{name}' must be a string.", where)
+    return value
+
+
 def flag(body: Mapping[str, Any], param: str, default: bool = False) -> bool:
     value = body.get(param)
     if value is not None and not isinstance(value, bool):

@@ -247,10 +247,11 @@ class Session:
         return TurnPlan(prompt_ids, kind, number, first, parent, delta_ids, conversation, length, retried, begun_ids)
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
-        """`reply` is the assistant message that the client is answered."""
+        """`reply` is the assistant message that the client is answered. What it raises leaves nothing changed."""
         assert plan._conversation is not None, "a plan of messages"
         kind, hashes = self._break(plan._parent, plan._conversation, plan._retried), plan._conversation.hashes
         node = _Node(plan._parent, plan.delta_ids, array("i", sampled_ids), hashes[-1])
+        head = extend_hash(hashes[-1], reply)
         base_turn, base_tokens = None, 0
         if kind is None and plan._parent is not None:
             node.chain, base_turn = plan._parent.chain, plan._parent.turn
@@ -261,7 +262,6 @@ class Session:
         if kind is Break.duplicate and self._newest is not None:
             self._superseded.add(self._newest)
         self._landed(hashes[-1])
-        head = extend_hash(hashes[-1], reply)
         self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
         self._seen.update(hashes[max(1, plan._length) :], (head,))  # its parent's are in there
         self._hold(node, plan)

@@ -163,9 +163,9 @@ def _call(name: str, body: str, schemas: Mapping[str, Any]) -> ToolCall | None:
     }
     try:
         name.encode()  # a lone surrogate cannot be sent on
-    except UnicodeEncodeError:
+        return ToolCall(name, dump_arguments(arguments)) if name else None
+    except (UnicodeEncodeError, RecursionError):
         return None
-    return ToolCall(name, dump_arguments(arguments)) if name else None
 
 
 def _properties(function: Any) -> Mapping[str, Any]:
@@ -195,11 +195,12 @@ def _value(text: str, schema: Any) -> Any:
     return value
 
 
-def _kinds(schema: Any) -> frozenset[str]:
-    """The JSON types that a parameter may have; none where its schema does not say."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    kind = schema.get("type")
-    named = [kind] if isinstance(kind, str) else list(kind) if isinstance(kind, Sequence) else []
-    choices = schema.get("anyOf") or schema.get("oneOf") or ()
-    return frozenset(str(kind) for kind in named).union(*map(_kinds, choices))
+def _kinds(schema: Any) -> set[str]:
+    """The JSON types that a parameter may have; none where its schema does not say. Any JSON may stand for one."""
+    kinds, left = set[str](), [schema]
+    while left:
+        if isinstance(choice := left.pop(), Mapping):
+            kind, choices = choice.get("type"), choice.get("anyOf") or choice.get("oneOf")
+            kinds.update(name for name in (kind if isinstance(kind, list) else [kind]) if isinstance(name, str))
+            left += choices if isinstance(choices, list) else []
+    return kinds

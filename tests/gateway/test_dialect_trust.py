@@ -1,17 +1,23 @@
 """Whatever a client sends, in any dialect: it is refused in that dialect's form, or it becomes a prompt and a reply."""
 
+import asyncio
 import copy
+import time
+from types import SimpleNamespace
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.reply import ChatAnswer
 from swe_rl.gateway.request import Arrived
 from swe_rl.gateway.routes import DIALECTS
 from swe_rl.gateway.session import Session
+from swe_rl.model.chat import ChatRenderer
+from tests.gateway.test_gateway_completion import SETTINGS, Door
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"a": [1.5, null]}'}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "array"}}}
@@ -68,7 +74,7 @@ anything = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(
-            st.sampled_from(["type", "text", "role", "content", "name", "input", "output"]), inner, max_size=3
+            st.sampled_from(["type", "text", "role", "content", "name", "input", "output", "anyOf"]), inner, max_size=3
         )
     ),
     max_leaves=5,
@@ -133,3 +139,68 @@ def test_what_is_no_request_is_refused(dialect, raw):
     with pytest.raises(ApiError) as refused:
         dialect.parse(raw, Arrived("m"))
     assert refused.value.status == 400
+
+
+ROOMY = {path: {**body, next(key for key in body if key.startswith("max_")): 900} for path, body in BODIES.items()}
+SAID = "<tool_call>\n<function=bash>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call><|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def answered(tokenizer, tmp_path_factory):
+    """Asks a session of its own with a raw body; None where it was refused before anything was sampled."""
+    coder, ids = ChatRenderer(tokenizer, template="qwen_coder"), tokenizer.encode(SAID, add_special_tokens=False)
+    engine = ScriptedEngine(lambda prompt: ids, max_model_len=10**6)
+    door, numbers = (
+        Door([engine], coder, tmp_path_factory.mktemp("trust") / "traces.db", "qwen3_coder"),
+        iter(range(10**6)),
+    )
+
+    async def answer(dialect, raw):
+        name, asked = f"s{next(numbers)}", len(engine.requests)
+        door.sessions.open(name, SETTINGS)
+        live = door.sessions.find(name, door.sessions.secret(name))
+        try:
+            request = dialect.parse(raw, Arrived("m"))
+            answer = await door.completer.complete(live, request)
+        except ApiError as error:
+            assert 400 <= error.status < 500 and len(engine.requests) == asked and not live.failed
+            return None
+        assert live.num_calls == 1 and live.sampled_tokens and not live.failed
+        whole = orjson.dumps(dialect.whole(request, answer))
+        assert b"".join(dialect.events(request, answer)).endswith(b"\n\n")
+        return SimpleNamespace(answer=answer, whole=whole)
+
+    with asyncio.Runner() as runner:
+        runner.run(started(door))
+        yield lambda dialect, raw: runner.run(answer(dialect, raw))
+    door.store.close()
+
+
+async def started(door):
+    door.placement.start()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_what_was_sampled_is_recorded_and_answered(answered, dialect, data):
+    body = ROOMY[dialect.path]
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from([path for path in places(body) if path]))
+        body = changed(body, path, data.draw(st.one_of(st.just(...), anything)))
+    answered(dialect, orjson.dumps(body))
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": 1}, {"oneOf": True}, {"type": 7}, {"anyOf": {"type": "array"}}, 3])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_a_tool_may_have_any_schema(answered, dialect, schema):
+    (way,) = (path for path in places(ROOMY[dialect.path]) if path[-2:] == ("properties", "a"))
+    assert answered(dialect, orjson.dumps(changed(ROOMY[dialect.path], way, schema))).answer.calls
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_a_large_schema_is_read_in_no_square_of_its_time(answered, dialect):
+    (way,) = (path for path in places(ROOMY[dialect.path]) if path[-2:] == ("properties", "a"))
+    schema, began_s = {"anyOf": [{"type": "array"}] * 20_000}, time.monotonic()
+    assert answered(dialect, orjson.dumps(changed(ROOMY[dialect.path], way, schema))).answer.calls
+    assert time.monotonic() - began_s < 5

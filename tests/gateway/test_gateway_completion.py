@@ -30,20 +30,20 @@ SETTINGS = SessionSettings(max_turn_tokens=10**5, max_trajectory_tokens=10**6, s
 class Door:
     """A Completer and what it needs, without HTTP."""
 
-    def __init__(self, engines, renderer, path):
+    def __init__(self, engines, renderer, path, parser="hermes"):
         self.store = TraceStore(path)
         self.placement = Placement(make_router(RouterConfig(), engines), engines)
         self.sessions = LiveSessions(self.placement, renderer, self.store, GatewayConfig())
         self.metrics = GatewayMetrics(engines, self.store, self.sessions, self.placement)
         self.completer = Completer(
             Sampling(self.placement, self.store, self.metrics, max_model_len=10**6), renderer,
-            model_name="tiny", max_model_len=10**6, parse=make_tool_parser("hermes"),
+            model_name="tiny", max_model_len=10**6, parse=parser if callable(parser) else make_tool_parser(parser),
         )  # fmt: skip
         self.sessions.open("s", SETTINGS)
         self.live = self.sessions.find("s", self.sessions.secret("s"))
 
-    async def ask(self, messages=(USER,)):
-        request = ChatCompletions().parse(orjson.dumps({"messages": list(messages)}), Arrived("tiny"))
+    async def ask(self, messages=(USER,), **options):
+        request = ChatCompletions().parse(orjson.dumps({"messages": list(messages), **options}), Arrived("tiny"))
         return await self.completer.complete(self.live, request)
 
     def traces(self):
@@ -55,8 +55,8 @@ class Door:
 def make_door(renderer, tmp_path):
     doors = []
 
-    def make(*engines, renderer=renderer):
-        doors.append(Door(engines, renderer, tmp_path / "traces.db"))
+    def make(*engines, renderer=renderer, **options):
+        doors.append(Door(engines, renderer, tmp_path / "traces.db", **options))
         return doors[-1]
 
     yield make
@@ -245,3 +245,32 @@ async def test_a_log_probability_that_is_no_number_anywhere_is_refused(make_door
     with pytest.raises(Exception, match="not all finite"):
         await door.ask()
     assert door.traces() == []
+
+
+@pytest.mark.parametrize("levels", [900, 950, 980, 990])
+@pytest.mark.parametrize("padding", ["", "x" * 9000])
+async def test_a_call_that_is_nested_as_deep_as_python_reads_is_recorded(make_door, tokenizer, levels, padding):
+    """A long reply is parsed in a thread, whose stack has more room than that which records it."""
+    said = f'{padding}<tool_call>{{"name": "f", "arguments": {{"x": {"[" * levels}1{"]" * levels}}}}}</tool_call>'
+    ids = tokenizer.encode(f"{said}<|im_end|>", add_special_tokens=False)
+    assert (len(ids) > 2048) is bool(padding)
+    door = make_door(ScriptedEngine(lambda prompt: ids, max_model_len=10**5))
+    door.placement.start()
+    answer = await door.ask(tools=[{"type": "function", "function": {"name": "f"}}])
+    assert answer.calls or answer.message["content"] == said
+    (trace,) = door.traces()
+    assert trace.sampled_ids.tolist() == ids and not door.live.failed
+
+
+async def test_a_reply_that_cannot_be_parsed_is_its_own_content(make_door, says):
+    """No error after sampling is the engine's: the tokens count, and the conversation goes on from them."""
+
+    def fails(text, tools):
+        raise TypeError("no such schema")
+
+    door = make_door(ScriptedEngine(says("hello")), parser=fails)
+    door.placement.start()
+    answer = await door.ask()
+    assert answer.message == {"role": "assistant", "content": "hello"}
+    await door.ask([USER, answer.message, USER])
+    assert [trace.base_turn for trace in door.traces()] == [None, 0] and not door.live.failed

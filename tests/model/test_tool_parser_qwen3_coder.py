@@ -2,7 +2,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swe_rl.model.tool_parser import TOOL_PARSERS, ToolParserError, make_tool_parser, parse_qwen3_coder, parse_reply
@@ -113,6 +113,50 @@ def test_what_was_meant_is_what_is_read(arguments):
 @given(st.text("<>=/\nfunctionparametertool_call ", max_size=80), st.booleans())
 def test_never_raises(text, offered):
     parse_qwen3_coder(text, TOOLS if offered else [])
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["integer", "null", "é", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "anyOf", "oneOf", "properties", "x"]), inner, max_size=4)
+    ),
+)
+
+
+@given(
+    JSON,
+    st.sampled_from(["parameters", "properties", "x"]),
+    st.sampled_from(["1", "None", "null", "true", "1e999", "9" * 5000, "[" * 900 + "]" * 900, "{"]),
+)
+@example({"anyOf": 1}, "x", "1")
+@example({"oneOf": True}, "x", "1")
+@example({"type": 5, "anyOf": {"type": "integer"}}, "x", "1")
+def test_any_json_may_stand_for_a_schema(schema, place, written):
+    """A client sends it, and the model may call the tool."""
+    properties = {"x": schema} if place == "x" else schema
+    parameters = schema if place == "parameters" else {"properties": properties}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for name, text in (
+        ("qwen3_coder", call("f", x=written)),
+        ("hermes", f'<tool_call>{{"name": "f", "arguments": {{"x": {json.dumps(written)}}}}}</tool_call>'),
+    ):
+        (parsed,) = make_tool_parser(name)(text, tools).tool_calls
+        assert "x" in json.loads(parsed.arguments)
+
+
+@pytest.mark.parametrize("levels", [100, 900, 5000])
+def test_a_schema_and_a_value_may_be_nested(levels):
+    schema = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"anyOf": [schema]}
+    for written in ("[" * levels + "]" * levels, '{"a":' * levels + "1" + "}" * levels):
+        reply = parse_qwen3_coder(call("f", x=written), [tool("f", x=schema)])
+        assert reply.tool_calls or reply.content == call("f", x=written)
 
 
 def test_parsers_by_name():

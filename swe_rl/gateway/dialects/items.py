@@ -11,7 +11,7 @@ from typing import Any
 
 from swe_rl.gateway.errors import invalid
 from swe_rl.gateway.reply import of_one_reply
-from swe_rl.gateway.request import texts
+from swe_rl.gateway.request import string, texts
 
 REFERENCE = "item_reference"
 _ROLES = ("system", "developer", "user", "assistant")
@@ -55,7 +55,7 @@ def messages_of(items: Any, known: Known) -> list[dict[str, Any]]:
 
 
 def _referred(reference: Mapping[str, Any], known: Known, where: str) -> Mapping[str, Any]:
-    item_id = _string(reference, "id", where)
+    item_id = string(reference, "id", where)
     item = known(item_id)
     if item is None:
         message = (
@@ -76,7 +76,7 @@ def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
     """A message that is none of the assistant's."""
     if kind in _BROUGHT:
         texts(item.get("output"), f"{where}.output", _TEXT)
-        call_id = _string(item, "call_id", where)
+        call_id = string(item, "call_id", where)
         return {"role": "tool", "tool_call_id": call_id, "content": _plain(item.get("output"))}
     if kind != "message":
         raise invalid(f"'{where}' has the type {kind!r}, which is not supported.", where, "unsupported_parameter")
@@ -98,22 +98,15 @@ def _add(message: dict[str, Any], item: Mapping[str, Any], kind: str, where: str
         texts(said, f"{where}.content", ("reasoning_text", "summary_text"))
         message["reasoning_content"] = _plain(said)
     else:
-        name = _string(item, "name", where)
+        name = string(item, "name", where)
         name = f"{item['namespace']}.{name}" if isinstance(item.get("namespace"), str) else name
         free = item.get("type") == "custom_tool_call"
-        arguments: Any = {"input": _string(item, "input", where)} if free else _string(item, "arguments", where)
+        arguments: Any = {"input": string(item, "input", where)} if free else string(item, "arguments", where)
         function = {"name": name, "arguments": arguments}
-        call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+        call = {"id": string(item, "call_id", where), "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
 
 
 def _plain(content: str | list[dict[str, Any]] | None) -> str:
     """Of a content that was checked."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
-
-
-def _string(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"'{where}.{name}' must be a string.", where)
-    return value

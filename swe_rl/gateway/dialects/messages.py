@@ -29,6 +29,7 @@ from swe_rl.gateway.request import (
     read_body,
     read_tools,
     refuse,
+    string,
     texts,
 )
 
@@ -179,14 +180,14 @@ def _assistant(blocks: _Blocks, where: str) -> dict[str, Any]:
     for index, block in enumerate(blocks):
         place, kind = f"{where}.content[{index}]", block.get("type")
         if kind == "text":
-            text.append(_string(block, "text", place))
+            text.append(string(block, "text", place))
         elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", place))
+            thoughts.append(string(block, "thinking", place))
         elif kind == "tool_use":
             if not isinstance(block.get("input"), dict):
                 raise invalid(f"'{place}.input' must be an object.", place)
-            function = {"name": _string(block, "name", place), "arguments": block["input"]}
-            calls.append({"id": _string(block, "id", place), "type": "function", "function": function})
+            function = {"name": string(block, "name", place), "arguments": block["input"]}
+            calls.append({"id": string(block, "id", place), "type": "function", "function": function})
         elif kind != "redacted_thinking":
             raise _unknown(place, "text, thinking or tool_use")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
@@ -202,10 +203,10 @@ def _user(blocks: _Blocks, where: str) -> list[dict[str, Any]]:
         place, kind = f"{where}.content[{index}]", block.get("type")
         if kind == "tool_result":
             texts(block.get("content"), f"{place}.content")
-            call_id = _string(block, "tool_use_id", place)
+            call_id = string(block, "tool_use_id", place)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": block.get("content") or ""})
         elif kind == "text":
-            part = {"type": "text", "text": _string(block, "text", place)}
+            part = {"type": "text", "text": string(block, "text", place)}
             if messages and messages[-1]["role"] == "user":
                 messages[-1]["content"].append(part)
             else:
@@ -213,13 +214,6 @@ def _user(blocks: _Blocks, where: str) -> list[dict[str, Any]]:
         else:
             raise _unknown(place, "text or tool_result")
     return messages or [{"role": "user", "content": ""}]
-
-
-def _string(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise invalid(f"'{where}.{name}' must be a string.", where)
-    return value
 
 
 def _unknown(where: str, kinds: str) -> ApiError:
