@@ -84,7 +84,8 @@ def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:
 
 def check_model(body: Mapping[str, Any], names: Sequence[str]) -> None:
     if body.get("model", names[0]) not in names:
-        message = f"The model {body['model']!r} does not exist; this gateway serves {names[0]!r}."
+        asked = repr(body["model"])[:600] if isinstance(body["model"], str) else "of that name"
+        message = f"The model {asked} does not exist; this gateway serves {names[0]!r}."
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -101,16 +102,8 @@ def program_of(body: Mapping[str, Any]) -> str | None:
     return program_id
 
 
-def conversation_of(messages: Sequence[Message], tools: list[dict[str, Any]]) -> Conversation:
-    """Of messages and tools that were checked. Raises ApiError."""
-    try:
-        return Conversation.of(messages, tools)
-    except RecursionError as error:
-        raise too_deep() from error
-
-
 def too_deep() -> ApiError:
-    return invalid("The messages or tools are nested too deeply.", "messages")
+    return invalid("The messages, tools or other fields are nested too deeply.", "messages")
 
 
 def refuse(refused: Mapping[str, bool]) -> None:

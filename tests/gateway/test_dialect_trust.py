@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import time
 from types import SimpleNamespace
 
@@ -143,6 +144,7 @@ def test_what_is_no_request_is_refused(dialect, raw):
 
 ROOMY = {path: {**body, next(key for key in body if key.startswith("max_")): 900} for path, body in BODIES.items()}
 SAID = "<tool_call>\n<function=bash>\n<parameter=a>\n[1]\n</parameter>\n</function>\n</tool_call><|im_end|>"
+DEEP = {b'"@260"': b"[" * 260 + b"1" + b"]" * 260, b'"@990"': b'{"a":' * 990 + b"1" + b"}" * 990}
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,13 @@ async def started(door):
     door.placement.start()
 
 
+def written(body):
+    raw = orjson.dumps(body)
+    for mark, deep in DEEP.items():
+        raw = raw.replace(mark, deep)
+    return raw
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
@@ -187,20 +196,47 @@ def test_what_was_sampled_is_recorded_and_answered(answered, dialect, data):
     body = ROOMY[dialect.path]
     for _ in range(data.draw(st.integers(1, 2))):
         path = data.draw(st.sampled_from([path for path in places(body) if path]))
-        body = changed(body, path, data.draw(st.one_of(st.just(...), anything)))
-    answered(dialect, orjson.dumps(body))
+        other = st.one_of(st.just(...), anything, st.sampled_from(["@260", "@990"]))
+        body = changed(body, path, data.draw(other))
+    answered(dialect, written(body))
 
 
 @pytest.mark.parametrize("schema", [{"anyOf": 1}, {"oneOf": True}, {"type": 7}, {"anyOf": {"type": "array"}}, 3])
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
 def test_a_tool_may_have_any_schema(answered, dialect, schema):
     (way,) = (path for path in places(ROOMY[dialect.path]) if path[-2:] == ("properties", "a"))
-    assert answered(dialect, orjson.dumps(changed(ROOMY[dialect.path], way, schema))).answer.calls
+    assert answered(dialect, written(changed(ROOMY[dialect.path], way, schema))).answer.calls
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
 def test_a_large_schema_is_read_in_no_square_of_its_time(answered, dialect):
     (way,) = (path for path in places(ROOMY[dialect.path]) if path[-2:] == ("properties", "a"))
     schema, began_s = {"anyOf": [{"type": "array"}] * 20_000}, time.monotonic()
-    assert answered(dialect, orjson.dumps(changed(ROOMY[dialect.path], way, schema))).answer.calls
+    assert answered(dialect, written(changed(ROOMY[dialect.path], way, schema))).answer.calls
     assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("mark", ["@260", "@990"])
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
+def test_what_is_nested_deeply_anywhere_is_answered_or_refused(answered, dialect, mark):
+    """`orjson` reads deeper than it writes."""
+    body = ROOMY[dialect.path] | {"user": "u", "prompt_cache_key": "k", "safety_identifier": "i"}
+    for path in places(body):
+        if path:
+            answered(dialect, written(changed(body, path, mark)))
+
+
+@pytest.mark.parametrize("field", ["metadata", "reasoning", "user", "tools"])
+def test_how_deep_an_echoed_field_may_be_is_known_before_anything_is_sampled(answered, field):
+    """Each level around orjson's limit, with what the reply and the events of a stream put around it."""
+    (dialect,) = (dialect for dialect in DIALECTS if dialect.path == "/responses")
+    taken = []
+    for levels in range(240, 258):
+        deep = "1"
+        for _ in range(levels):
+            deep = {"a": deep}
+        value = [{"type": "function", "name": "f", "parameters": deep}] if field == "tools" else deep
+        # The limit is that of writing, so the body is written by hand.
+        body = b'{"input": "x", "stream": true, "%s": %s}' % (field.encode(), json.dumps(value).encode())
+        taken.append(answered(dialect, body) is not None)
+    assert taken == sorted(taken, reverse=True) and taken[0] and not taken[-1]

@@ -20,7 +20,6 @@ from swe_rl.gateway.request import (
     Arrived,
     ChatRequest,
     check_model,
-    conversation_of,
     flag,
     integer,
     number,
@@ -42,7 +41,7 @@ _NEVER: dict[str, Any] = {
 class ChatCompletions(Dialect):
     path = "/chat/completions"
 
-    def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
+    def _read(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         read = arrived.bodies.read(raw, arrived.name) if arrived.bodies is not None and arrived.name else None
         if read is not None:
             body = read.envelope
@@ -90,11 +89,11 @@ def _conversation(
     body: Mapping[str, Any], read: Body | None, tools: list[dict[str, Any]]
 ) -> tuple[Conversation, Sent | None]:
     if read is None:
-        return conversation_of(_messages(body.get("messages")), tools), None
+        return Conversation.of(_messages(body.get("messages")), tools), None
     _check_messages(read.new, read.known)
     try:
         return read.understood(tools)
-    except (RecursionError, orjson.JSONEncodeError) as error:
+    except orjson.JSONEncodeError as error:
         raise too_deep() from error
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import orjson
 
+from swe_rl.gateway.conversation import Conversation
 from swe_rl.gateway.dialects.protocol import Dialect, event
 from swe_rl.gateway.errors import CONTEXT_OVERFLOW, ApiError, invalid
 from swe_rl.gateway.reply import ChatAnswer, parts
 from swe_rl.gateway.request import (
     Arrived,
     ChatRequest,
-    conversation_of,
     flag,
     integer,
     number,
@@ -55,7 +55,7 @@ class Messages(Dialect):
     path = "/messages"
     count_path = "/messages/count_tokens"
 
-    def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
+    def _read(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
         choice = body.get("tool_choice")
@@ -64,7 +64,7 @@ class Messages(Dialect):
         )
         messages = [*_system(body.get("system")), *_messages(body.get("messages"))]
         return ChatRequest(
-            conversation=conversation_of(messages, tools),
+            conversation=Conversation.of(messages, tools),
             tools=tools,
             stream=flag(body, "stream"),
             max_tokens=integer(body, "max_tokens", 1),

@@ -14,7 +14,7 @@ import orjson
 
 from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.reply import ChatAnswer
-from swe_rl.gateway.request import Arrived, ChatRequest
+from swe_rl.gateway.request import Arrived, ChatRequest, too_deep
 
 
 class Dialect(ABC):
@@ -23,9 +23,16 @@ class Dialect(ABC):
     path: ClassVar[str]
     count_path: ClassVar[str | None] = None
 
-    @abstractmethod
     def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         """Raises ApiError."""
+        try:
+            return self._read(raw, arrived)
+        except RecursionError as error:
+            raise too_deep() from error
+
+    @abstractmethod
+    def _read(self, raw: bytes, arrived: Arrived) -> ChatRequest:
+        """Raises ApiError, RecursionError."""
 
     def reply_id(self, answer: ChatAnswer) -> str:
         """By which a later request may go on from it, where `ChatRequest.kept` says that it may."""

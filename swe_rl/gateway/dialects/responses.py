@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from swe_rl.gateway.conversation import Conversation
 from swe_rl.gateway.dialects.items import REFERENCE, Known, messages_of
 from swe_rl.gateway.dialects.protocol import Dialect, event
 from swe_rl.gateway.errors import ApiError, invalid
@@ -27,7 +28,6 @@ from swe_rl.gateway.request import (
     Arrived,
     ChatRequest,
     Kept,
-    conversation_of,
     flag,
     integer,
     number,
@@ -35,6 +35,7 @@ from swe_rl.gateway.request import (
     read_body,
     read_tools,
     refuse,
+    too_deep,
 )
 
 _ID = "resp_"
@@ -70,7 +71,7 @@ _Items = list[dict[str, Any]]
 class Responses(Dialect):
     path = "/responses"
 
-    def parse(self, raw: bytes, arrived: Arrived) -> ChatRequest:
+    def _read(self, raw: bytes, arrived: Arrived) -> ChatRequest:
         body = read_body(raw, (arrived.model_name,))
         _refuse_unsupported(body)
         tools = [] if body.get("tool_choice") == "none" else read_tools(_flat(body.get("tools")), _tool)
@@ -84,8 +85,14 @@ class Responses(Dialect):
         head = [{"role": "system", "content": instructions}] if instructions else []
         stored = flag(body, "store", default=True)
         temperature, top_p = number(body, "temperature", 0.0, 2.0), number(body, "top_p", 1e-6, 1.0)
+        echo = {name: body.get(name) for name in _ECHOED} | {"previous_response_id": previous_id, "store": stored}
+        echo |= {"temperature": temperature, "top_p": top_p}
+        try:
+            orjson.dumps([echo])  # as deep as in an event of a stream; orjson reads what is deeper
+        except orjson.JSONEncodeError as error:
+            raise too_deep() from error
         return ChatRequest(
-            conversation=conversation_of([*head, *before, *messages], tools),
+            conversation=Conversation.of([*head, *before, *messages], tools),
             tools=tools,
             stream=flag(body, "stream"),
             max_tokens=integer(body, "max_output_tokens", 1),
@@ -94,13 +101,7 @@ class Responses(Dialect):
             top_k=0,
             seed=None,
             program_id=session,
-            echo={
-                **{name: body.get(name) for name in _ECHOED},
-                "previous_response_id": previous_id,
-                "store": stored,
-                "temperature": temperature,
-                "top_p": top_p,
-            },
+            echo=echo,
             kept=Kept(previous_id, messages) if stored else None,
         )
 
