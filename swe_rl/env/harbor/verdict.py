@@ -26,10 +26,10 @@ _STAGE = """
 set -e
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 for place in /tests /logs; do
-  [ ! -L "$place" ] || rm -f "$place"
+  [ -d "$place" ] && [ ! -L "$place" ] || rm -f "$place"
   mkdir -p "$place"
   chmod -R u+rwX "$place"
-  rm -rf "$place"/* "$place"/.[!.]* "$place"/..?*
+  find "$place" -mindepth 1 -delete
 done
 mkdir -p /logs/verifier
 tar -xf "$stage" -C /tests

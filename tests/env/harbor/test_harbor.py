@@ -215,6 +215,8 @@ def test_a_part_of_the_reward_is_paid_where_fractions_are(attempts):
 FORGED = [
     "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt && chmod -R a-w /logs/verifier",
     "echo 'exit 0' > /tests/test.sh; ln -sfn /tmp /logs/verifier/x; touch /tests/.kept",
+    "mkdir -p /logs && cd /logs && n=$(printf 'a%.0s' $(seq 230)) && for i in $(seq 12000); do : > $n$i; done; : > .b",
+    "rmdir /tests 2> /dev/null; rm -rf /tests; [ -e /tests ] || : > /tests",
     "(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' >/dev/null 2>&1 &) ; sleep 0.1",
 ]
 
