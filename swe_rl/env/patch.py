@@ -28,6 +28,8 @@ _DROPPINGS = (
     *("__pycache__/**", ".pytest_cache/**", ".mypy_cache/**", ".ruff_cache/**", ".hypothesis/**", "*.egg-info/**"),
     *(".venv/**", "node_modules/**", ".qwen/**", ".claude/**"),
 )
+_MOST_REFUSED = 100  # of files that are tried one by one; from there on the others of their sixteen are left out, too
+_NAME_CHARS, _SHOWN_NAMES = 200, 5
 _NO_REPOSITORY, _NO_BASE, _GIT_FAILED = 90, 91, 92
 _NOTES = {
     _NO_REPOSITORY: "the repository is gone",
@@ -38,7 +40,7 @@ _NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class TakenPatch:
-    """`note` says why `text` is empty although there may have been a change."""
+    """`note` says why `text` lacks a change that there is or may have been."""
 
     text: str
     note: str = ""
@@ -54,6 +56,7 @@ async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) ->
     script = _SCRIPT % {
         "base": shlex.quote(base_commit),
         "excluded": excluded,
+        "most_refused": _MOST_REFUSED,
         "max_kib": MAX_PATCH_BYTES // 1024,
         "no_repository": _NO_REPOSITORY,
         "no_base": _NO_BASE,
@@ -71,12 +74,19 @@ async def collect_patch(sandbox: Sandbox, base_commit: str, timeout_s: float) ->
     if result.exit_code:
         return TakenPatch("", _NOTES.get(result.exit_code, f"git ended with status {result.exit_code}"))
     try:
-        data = base64.b64decode("".join(result.output.split()), validate=True)
+        parts = "".join(result.output.split()).split(":")
+        data, refused = (base64.b64decode(part, validate=True) for part in parts)
     except (binascii.Error, ValueError):
         return TakenPatch("", "what git said is no patch")
     if len(data) > MAX_PATCH_BYTES:
         return TakenPatch("", f"the patch is larger than {MAX_PATCH_BYTES} bytes")
-    return TakenPatch(data.decode("utf-8", errors="surrogateescape"))
+    return TakenPatch(data.decode("utf-8", errors="surrogateescape"), _left_out(refused.split(b"\0")[:-1]))
+
+
+def _left_out(names: list[bytes]) -> str:
+    shown = ", ".join(repr(name.decode(errors="replace"))[:_NAME_CHARS] for name in names[:_SHOWN_NAMES])
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return f"git cannot read {shown}{more}, left out of the patch" if names else ""
 
 
 # Not even /dev/null is used: root in a container may have put a file there.
@@ -117,8 +127,20 @@ done
 find . -path ./.git -prune -o -type f -size +%(max_kib)dk -printf '%%P\0' > "$own/large"
 sed -z 's/[][*?\\ ]/\\&/g; s@^@/@' < "$own/large" | tr '\r\n\0' '??\n' > "$GIT_DIR/info/exclude"
 xargs -0 -r git --literal-pathspecs ls-files -z -- < "$own/large" | git update-index -z --skip-worktree --stdin
-git add --all --ignore-errors . || failed
+# One file that is not in the encoding of its attribute keeps git from all: then sixteen at once, and one by one.
+batch=() refused=0; : > "$own/refused"
+add() { git --literal-pathspecs add --all -- "$@" || { failed; false; }; }
+add_batch() {
+  [ ${#batch[@]} -eq 0 ] || add "${batch[@]}" || for name in "${batch[@]}"; do
+    [ $refused -lt %(most_refused)d ] && add "$name" || { refused=$((refused+1)); printf '%%s\0' "$name"; }
+  done >> "$own/refused"
+  batch=()
+}
+git add --all --ignore-errors . || {
+  failed; git ls-files -z --modified --deleted --others --exclude-standard > "$own/changed"
+  while IFS= read -r -d '' n; do batch+=("$n"); [ ${#batch[@]} -lt 16 ] || add_batch; done < "$own/changed"; add_batch
+}
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all \
   --src-prefix=a/ --dst-prefix=b/ "$base^{tree}" -- . %(excluded)s > "$own/patch" || failed %(git_failed)d
-base64 -w0 < "$own/patch"
+base64 -w0 < "$own/patch"; printf :; base64 -w0 < "$own/refused"
 """

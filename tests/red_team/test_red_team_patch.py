@@ -10,7 +10,7 @@ from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
 from tests.red_team.conftest import SOURCE, TESTS
 from tests.support.scripted_sandbox import ScriptedProvider
@@ -91,6 +91,35 @@ async def test_large_files_of_any_name_are_left_out(victim, sandboxes):
     await sandbox.exec(f'{FIX}; for name in {names}; do head -c 1200000 /dev/urandom > "$name"; done', timeout_s=30)
     taken = await collect_patch(sandbox, victim.instance.base_commit, 30)
     assert (taken.text.count("diff --git"), taken.note) == (1, "")
+    await sandbox.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "left_out"),
+    [
+        ("echo hi > new.rc", ["'new.rc'"]),
+        ("sed -i '1s/^/x/' old.rc", ["'old.rc'"]),
+        ("sed -i '1s/^/x/' old.rc; rm tests/data.txt; echo hi > $'n\\new.rc'; echo hi > '[*.rc'", ["old", "new", "["]),
+        ("for i in $(seq 60); do echo hi > $i.rc; done", ["and 55 more"]),
+        ("printf '\\377\\376x\\0\\n\\0' > new.rc", []),
+    ],
+)  # fmt: skip
+async def test_a_file_that_git_cannot_encode_is_left_out_alone(sandboxes, tmp_path, spoil, left_out):
+    """The encoding is the base tree's own; what else changed is the agent's patch."""
+    tmp_path = tmp_path / "tree"
+    (tmp_path / "tests").mkdir(parents=True)
+    (tmp_path / ".gitattributes").write_text("*.rc text working-tree-encoding=UTF-16LE-BOM\n")
+    (tmp_path / "old.rc").write_bytes("STRINGTABLE\n".encode("utf-16"))
+    (tmp_path / "tests/data.txt").write_text("x")
+    (tmp_path / "a.py").write_text("x = 1\n")
+    base = commit_tree(tmp_path)
+    sandbox = await sandboxes.create(Workspace(path=tmp_path), owner="agent")
+    more = "for i in $(seq 40); do echo $i > new$i.txt; done; head -c 1200000 /dev/zero > large.rc"
+    await sandbox.exec(f"{spoil}; {more}; echo 'x = 2' > a.py", timeout_s=30)
+    taken = await collect_patch(sandbox, base, 30)
+    assert "+x = 2" in taken.text and taken.text.count("b/new") >= 40 and "large" not in taken.text
+    assert ("deleted file mode" in taken.text) == ("rm " in spoil)
+    assert all(word in taken.note for word in left_out) and bool(taken.note) == bool(left_out), taken.note
     await sandbox.close()
 
 
