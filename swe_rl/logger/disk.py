@@ -19,11 +19,12 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -118,10 +119,26 @@ def decode_json(data: bytes | str) -> Any:
         return json.loads(data)
 
 
+@contextmanager
+def open_file(path: Path) -> Iterator[BinaryIO]:
+    """For reading, of a folder that may be another user's: a named pipe there, opened as a file, would hold up its
+    reader for ever. Raises OSError for whatever is no regular file."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        yield file
+
+
+def read_file(path: Path) -> bytes:
+    """All of it. Raises OSError, as `open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object that a file holds; {} where it is missing, cannot be read or holds none."""
     try:
-        content = decode_json(path.read_bytes())
+        content = decode_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

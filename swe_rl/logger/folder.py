@@ -20,11 +20,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, write_json_atomic
+from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, read_file, write_json_atomic
 
 HEARTBEAT_S = 10.0
 _ACQUIRE_TRIES = 10
@@ -113,7 +113,7 @@ class StatusWriter:
 def read_status(path: Path) -> RunStatus | None:
     """None where the file is missing or not a status."""
     try:
-        record = decode_json(path.read_bytes())
+        record = decode_json(read_file(path))
         known = {key: value for key, value in record.items() if key in RunStatus.__dataclass_fields__}
         return RunStatus(**known | {"status": RunState(known["status"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -221,10 +221,25 @@ class RunFolder:
     def overrides(self) -> list[str]:
         """What the run was given, secrets masked; nothing where that was not kept."""
         try:
-            content = parse((self.path / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+            content = parse(read_file(self.path / ".hydra" / "overrides.yaml").decode())
         except (OSError, ValueError, YamlError):
             return []
         return [str(override) for override in content] if isinstance(content, list) else []
+
+    def config_text(self) -> str:
+        """Of `config.yaml`; nothing where it cannot be read."""
+        try:
+            return read_file(self.config_yaml).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def config(self) -> dict[str, Any]:
+        """What `config.yaml` holds; nothing where it cannot be read."""
+        try:
+            content = parse(self.config_text())
+        except YamlError:
+            return {}
+        return content if isinstance(content, dict) else {}
 
     def status(self) -> RunStatus | None:
         return read_status(self.status_json)
@@ -268,7 +283,7 @@ class RunFolder:
     def is_locked(self) -> bool:
         """Whether a live process, this one included, holds the folder."""
         try:
-            descriptor = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return False
         try:
@@ -292,7 +307,7 @@ class RunFolder:
 
     def _holder(self) -> str:
         try:
-            record = decode_json(self.lock.read_bytes())
+            record = decode_json(read_file(self.lock))
             return f"process {record['pid']} on {record['host']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "a process that has not written its number yet"

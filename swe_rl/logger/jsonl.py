@@ -25,7 +25,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import DiskError, Redactor, decode_json, disk_error, encode_json, only_shown, write_bytes_atomic
+from swe_rl.logger.disk import (
+    DiskError,
+    Redactor,
+    decode_json,
+    disk_error,
+    encode_json,
+    only_shown,
+    open_file,
+    write_bytes_atomic,
+)
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -76,14 +85,14 @@ class JsonlWriter:
 
 
 def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects in the order written, none for a missing file; what is no JSON object is skipped with a warning."""
-    if not path.exists():
+    """Objects in the order written, none where there is no file; what is no JSON object is skipped with a warning."""
+    if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            record = _parsed(line)
+            record = parsed(line)
             if record is None:
                 torn = "a torn last line (the writer was killed)" if not line.endswith(b"\n") else "a malformed line"
                 _log.warning("%s:%d: skipped %s", path, number, torn)
@@ -105,7 +114,8 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     return len(records) - len(kept)
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The object in a line; None where it is none."""
     try:
         record = decode_json(line)
     except ValueError:
@@ -129,7 +139,7 @@ def _mend(path: Path) -> None:
         tail = file.read()
         if tail.endswith(b"\n"):
             return
-        if _parsed(tail) is not None:
+        if parsed(tail) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:

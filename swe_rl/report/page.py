@@ -18,7 +18,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.logger.jsonl import read_evals, read_jsonl
@@ -63,8 +62,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     lost = losses(events)
     summary, status = read_json(folder.summary_json), ending or folder.status()
     ended = {} if status and status.status is RunState.running else summary  # or that of an earlier start
-    config_text = _text(folder.config_yaml)
-    config = _config(config_text)
+    config = folder.config()
     points, scores = eval_points(evals), read_json(folder.eval_json)
     title = str(config.get("name") or folder.path.parent.name or folder.name)
     part = points[-1]["part"] if points else ""
@@ -87,7 +85,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
         "evals": points,
         "scores": score_rows(scores),
         "instances": instance_rows(evals),
-        "config": config_text[:200_000],
+        "config": folder.config_text()[:200_000],
     }
 
 
@@ -185,21 +183,6 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
-
-
-def _text(path: Any) -> str:
-    try:
-        return str(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ""
-
-
-def _config(text: str) -> Record:
-    try:
-        content = parse(text)
-    except YamlError:
-        return {}
-    return content if isinstance(content, Mapping) else {}
 
 
 _STYLES = ("page.css", "timeline.css", "print.css")

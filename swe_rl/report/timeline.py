@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.disk import decode_json, encode_json
+from swe_rl.logger.disk import encode_json, open_file
 from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import parsed
 from swe_rl.report.timeline_events import (
     KINDS,
     Away,
@@ -191,7 +192,7 @@ def _read_events(folder: RunFolder, read: _Lines) -> None:
 
 def _lines(path: Path) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             yield from file
     except OSError:
         return
@@ -206,13 +207,7 @@ def _time_of(line: bytes) -> float:
 
 
 def _records(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        try:
-            record = decode_json(line)
-        except ValueError:
-            continue
-        if isinstance(record, Mapping):
-            yield record
+    return (record for line in lines if (record := parsed(line)) is not None)
 
 
 def _programs_in(lines: Sequence[bytes]) -> list[TimelineProgram]:

@@ -6,6 +6,7 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from threading import Lock
 from typing import Any
 
@@ -40,9 +41,9 @@ class ParsedFiles:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Which file it is, its size and when it changed; None where there is none."""
+    """Which file it is, its size and when it changed; None where there is none, or no regular one."""
     try:
         facts = path.stat()
     except OSError:
         return None
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+    return (facts.st_ino, facts.st_size, facts.st_mtime_ns) if S_ISREG(facts.st_mode) else None

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.yaml_text import YamlError, parse
 from swe_rl.logger.figures import figures, flat
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
@@ -92,8 +91,7 @@ class Runs:
         return made
 
     def config(self, folder: RunFolder) -> Record:
-        path = folder.config_yaml
-        made: Record = self._files.get("config", [path], lambda: _config(path))
+        made: Record = self._files.get("config", [folder.config_yaml], folder.config)
         return made
 
     def columns(self, folder: RunFolder) -> dict[str, list[float | None]]:
@@ -157,13 +155,6 @@ def _news_of(name: str, folder: RunFolder) -> tuple[object, ...]:
     with suppress(OSError, ValueError):
         newest = max((entry.name, entry.stat().st_size) for entry in os.scandir(folder.trajectories_folder))
     return name, state, newest, *map(stamp_of, (folder.steps_jsonl, folder.evals_jsonl, folder.summary_json))
-
-
-def _config(path: Path) -> Record:
-    try:
-        return mapping(parse(path.read_text(encoding="utf-8", errors="replace")))
-    except (OSError, YamlError):
-        return {}
 
 
 def _columns(steps: Sequence[Record]) -> dict[str, list[float | None]]:

@@ -24,7 +24,7 @@ from aiohttp import web
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
-from swe_rl.logger.disk import Redactor, encode_json
+from swe_rl.logger.disk import Redactor, encode_json, read_file
 from swe_rl.view.answers import Answer, Answers
 from swe_rl.view.files import ViewError
 
@@ -118,7 +118,7 @@ class ViewServer:
     async def _grade_log(self, request: web.Request) -> web.StreamResponse:
         def text() -> str:
             path = self._answers.grade_log(_asked(request))
-            return self._redactor.text(path.read_text(encoding="utf-8", errors="replace"))
+            return self._redactor.text(read_file(path).decode(errors="replace"))
 
         return web.Response(text=await asyncio.to_thread(text), content_type="text/plain")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from swe_rl.logger.disk import decode_json, encode_json
+from swe_rl.logger.disk import decode_json, encode_json, open_file
 from swe_rl.logger.folder import RunFolder
+from swe_rl.logger.jsonl import parsed
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory
 from swe_rl.view.files import ViewError, stamp_of
 
@@ -75,7 +76,7 @@ class _Set:
         if stamp is None:
             self._forget()
             return 0
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             if not self._goes_on(file):
                 self._forget()
             before = self.read_bytes
@@ -100,18 +101,14 @@ class _Set:
         place = (self.read_bytes, len(line))
         self.read_bytes += len(line)
         self.last = (len(line), hash(line))
-        try:
-            record = decode_json(line)
-        except ValueError:
-            return
-        if isinstance(record, dict):
+        if (record := parsed(line)) is not None:
             self.rows.append(_row(record))
             self.places.append(place)
 
     def lines(self, indices: list[int]) -> Iterator[bytes]:
         if not indices:
             return
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             for index in indices:
                 start, length = self.places[index]
                 file.seek(start)

@@ -1,4 +1,5 @@
 import errno
+import os
 import time
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def test_news_is_a_step_and_no_heartbeat(runs, folder):
 def test_what_has_not_changed_is_not_parsed_again(runs, folder, monkeypatch):
     look = Runs(runs)
     first = look.rows(), look.curves(["train/first"], ["loss"])
-    monkeypatch.setattr("swe_rl.view.runs.parse", None)
+    monkeypatch.setattr("swe_rl.logger.folder.parse", None)
     monkeypatch.setattr("swe_rl.view.runs.read_jsonl", None)
     monkeypatch.setattr("swe_rl.view.runs.read_evals", None)
     assert (look.rows(), look.curves(["train/first"], ["loss"])) == first
@@ -120,13 +121,14 @@ def test_a_broken_file_takes_only_its_part(runs, folder, name, content):
 def test_what_one_may_not_read_is_passed_over(runs, monkeypatch, call, refused):
     """The refusal is made up: tests may run as root, who may read everything."""
     build_run(runs / "closed", steps=1)
-    real = getattr(Path, call)
+    owner = Path if call == "stat" else os
+    real = getattr(owner, call)
 
     def refusing(path, *args, **named):
-        if path == runs / refused:
+        if Path(path) == runs / refused:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real(path, *args, **named)
 
-    monkeypatch.setattr(Path, call, refusing)
+    monkeypatch.setattr(owner, call, refusing)
     look = Runs(runs)
     assert [row["run"] for row in look.rows()] == ["train/first"] and look.stamp(None)

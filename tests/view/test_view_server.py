@@ -1,4 +1,7 @@
+import asyncio
+import os
 import socket
+from contextlib import suppress
 
 import pytest
 from aiohttp import ClientSession, CookieJar
@@ -6,7 +9,10 @@ from yarl import URL
 
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import decode_json
-from swe_rl.logger.jsonl import StepLog
+from swe_rl.logger.jsonl import StepLog, read_jsonl
+from swe_rl.report.compare.read import measured
+from swe_rl.report.page import build_payload
+from swe_rl.report.timeline import programs_of
 from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
 
 ADDRESSES = [
@@ -121,6 +127,40 @@ async def test_a_query_that_is_wrong_is_said(visitor):
         assert (await visitor.get(address)).status == 400
     answer = await visitor.get("/api/trajectories?run=train/first&set=step_000001&offset=-1")
     assert answer.status == 400 and "offset" in await answer.text()
+
+
+FILES = [
+    *("status.json", "config.yaml", "steps.jsonl", "evals.jsonl", "events.jsonl", "summary.json", "eval.json", ".lock"),
+    *("trajectories/step_000002.jsonl", "programs/step_000002.jsonl", "rows/step_000002.bin", "traces.db"),
+    ".hydra/overrides.yaml",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_named_pipe_in_place_of_a_file_holds_up_nobody(visitor, folder, name):
+    """Whoever opened it would wait until somebody writes there: job=view for all runs, the report and job=compare."""
+    pipe = folder.path / name
+    pipe.unlink(missing_ok=True)
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+
+    async def ask_all():
+        (first,) = {row["trajectory_id"] for row in read_jsonl(folder.trajectories(1))[:1]}
+        for name in ("runs", "stamp", "curves", "options", "run", "programs", "trajectories", "tokens", "prompt"):
+            for set_name, row in (("", ""), ("step_000001", first), ("step_000002", first)):
+                query = {"run": "train/first", "column": "reward_mean", "set": set_name, "id": row}
+                answer = await visitor.get(f"/api/{name}", params=query)
+                assert answer.status < 500, (name, query, await answer.text())
+        assert (await visitor.get("/trace?run=train/first")).status == 200
+        assert (await visitor.get("/api/trajectories?run=train/first")).status == 200
+
+    looks = [ask_all(), asyncio.to_thread(build_payload, folder), asyncio.to_thread(programs_of, folder)]
+    looks += [asyncio.to_thread(measured, folder.path, "job.runs", 0), asyncio.to_thread(folder.overrides)]
+    try:
+        await asyncio.wait_for(asyncio.gather(*looks), 20)
+    finally:
+        with suppress(OSError):  # whoever waits there goes on
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 async def test_it_only_reads(visitor):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config import yaml_text
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder, RunState
@@ -79,7 +78,7 @@ def _run(folder: RunFolder) -> Measured:
         held_out=held_out(read_evals(folder)),
         status=status.status.value if status else None,
         overrides=_by_key(folder.overrides()),
-        values=_yaml(folder.config_yaml),
+        values=folder.config(),
     )
 
 
@@ -118,14 +117,6 @@ def _by_key(overrides: Sequence[str]) -> dict[str, str]:
     """Without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
     split = (override.partition("=") for override in overrides)
     return {name.lstrip("+~"): value.strip("'\"") for name, _, value in split}
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml_text.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml_text.YamlError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _same(values: Iterable[Any]) -> int | None:
