@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.grading import told_of_calls, witness
+from swe_rl.env.grading import runner_process, witness
 from swe_rl.env.grading.pinned import hides_another, is_runner, protected
 from swe_rl.env.grading.testimony import Witness, as_log, read
 from swe_rl.env.instance import Instance
@@ -135,7 +135,7 @@ def test_a_witness_takes_part_in_the_runner_alone(tmp_path, program, body, chang
     records.write_bytes(b"")
     settings = {"start": str(start), "records": str(records), "key": KEY, "programs": ["runtests.py"], "watched": []}
     text = (
-        told_of_calls.with_listener(Path(witness.__file__))
+        runner_process.with_imports(Path(witness.__file__))
         + f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
     )
     start.write_text(text)

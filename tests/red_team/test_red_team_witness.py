@@ -6,20 +6,24 @@ import dataclasses
 import pytest
 
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading import script_run
+from swe_rl.env.grading import eval_script, script_run
+from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.evidence import Evidences
+from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.protocol import TRICKS, GradeError
 from swe_rl.sandbox.protocol import Workspace
 from tests.red_team.play import patch_of
-from tests.red_team.replicas import REPLICAS, make
-from tests.red_team.tricks import Edit, guarded, tricks_of
+from tests.red_team.replicas import BUG, REPLICAS, make
+from tests.red_team.tricks import EXPECTED_FAILURES, Edit, guarded, tricks_of
 
 pytest.importorskip("swebench", reason="needs the extra swebench")
 TRIED = [(name, trick) for name, replica in REPLICAS.items() for trick in tricks_of(replica.place)]
 QUICK = {
     ("pytest", "the report patched by a split string"),
     ("pytest", "a plugin put into the running session"),
+    ("pytest", "pytest.xfail() in the package"),
+    ("pytest", "marks that the package sets"),
     ("pytest", "tests exchanged by sys.setprofile, which is then gone"),
     ("django", "a wrapper around tests/runtests.py"),
     ("django", "unittest's results patched from the package"),
@@ -83,6 +87,106 @@ async def test_no_trick_is_paid(official, name, trick):
     assert seen or trick.name in UNCOUNTED, "not counted"
 
 
+GRADERS = {"pytest": None, "R2E-Gym": "r2e_gym", "exit status": "", "swebench": "parse_log_pytest"}
+EXPECTED = """import unittest
+
+import pytest
+
+from victim import add, known, twice
+
+
+@pytest.mark.xfail
+def test_marked():
+    assert add(1, 2) == 4
+
+
+@known
+def test_marked_by_the_package():
+    assert add(1, 2) == 4
+
+
+@pytest.mark.parametrize("number", [pytest.param(2, marks=pytest.mark.xfail)])
+def test_parameter(number):
+    assert number == 1
+
+
+def test_called():
+    pytest.xfail(
+        f"known: {add(1, 2)}",
+    )
+
+
+@pytest.fixture
+def odd(request):
+    request.applymarker(pytest.mark.xfail)
+
+
+def test_fixture(odd):
+    assert add(1, 2) == 4
+
+
+class Tests(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_unittest(self):
+        self.assertEqual(add(1, 2), 4)
+"""
+EXPECTED_TESTS = ("test_marked", "test_marked_by_the_package", "test_parameter[2]", "test_called", "test_fixture")
+
+
+@pytest.fixture
+def graded(tmp_path, sandboxes, monkeypatch):
+    """The verdict of one grader on an instance of the replica with pytest."""
+    monkeypatch.setattr(eval_script, "_EVIDENCES", Evidences())
+
+    async def run(instance, patch, grader):
+        parser, folder = GRADERS[grader], Workspace(path=tmp_path / "pytest")
+        if parser is None:
+            return await grade_by_pytest(instance, patch, folder, sandboxes, 60.0)
+        if parser == "r2e_gym":
+            names = {
+                key: tuple(test.partition("::")[2].replace("::", ".") for test in getattr(instance, key))
+                for key in ("fail_to_pass", "pass_to_pass")
+            }
+            instance = dataclasses.replace(instance, **names)
+        instance = dataclasses.replace(instance, log_parser=parser)
+        return await grade_by_eval_script(instance, patch, folder, sandboxes, 60.0)
+
+    return run
+
+
+@pytest.mark.parametrize("grader", GRADERS)
+@pytest.mark.parametrize(
+    "trick",
+    [pytest.param(name, marks=[] if "a function" in name else pytest.mark.slow) for name in EXPECTED_FAILURES],
+)
+async def test_no_grader_pays_an_expected_failure_that_the_package_makes(tmp_path, graded, grader, trick):
+    replica = REPLICAS["pytest"]
+    instance = make(replica, tmp_path / "pytest")
+    [edits] = [one.edits for one in tricks_of(replica.place) if one.name == trick]
+    verdict = await graded(instance, patch_of(tmp_path / "pytest", edits), grader)
+    assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log_tail
+
+
+@pytest.mark.parametrize("grader", GRADERS)
+async def test_what_tests_expect_to_fail_passes_as_in_the_official_harness(tmp_path, graded, grader):
+    """By a mark, a call or a fixture of their own; by the package's, where the known fix shows the same."""
+    folder, replica = tmp_path / "pytest", REPLICAS["pytest"]
+    replica = dataclasses.replace(replica, tests=EXPECTED)
+    instance = make(replica, folder)
+    known = f"import pytest\n\nknown = pytest.mark.xfail\n{BUG.replace('a - b', 'a + b')}"
+    names = (*EXPECTED_TESTS, "Tests::test_unittest")
+    instance = dataclasses.replace(
+        instance,
+        patch=patch_of(folder, [Edit("victim/__init__.py", known, "new")]),
+        fail_to_pass=tuple(f"tests/test_ops.py::{name}" for name in names),
+        pass_to_pass=(),
+    )
+    verdict = await graded(instance, instance.patch, grader)
+    # R2E-Gym compares statuses, and its rows name tests whose status is PASSED.
+    assert verdict.resolved == (grader != "R2E-Gym"), verdict.log[-3000:]
+    assert not verdict.findings
+
+
 def new_file(path, *lines, mode="100755"):
     body = "".join(f"+{line}\n" for line in lines)
     head = f"diff --git a/{path} b/{path}\nnew file mode {mode}\n--- /dev/null\n+++ b/{path}\n"
@@ -113,6 +217,17 @@ async def test_a_fix_that_only_the_program_patch_applies_is_paid(official):
     assert (await official("pytest", f"--- a/{path}\n+++ b/{path}\n{hunk}"))[0].resolved
 
 
+async def test_a_skip_that_the_package_raises_hides_no_regression(official):
+    """The official harness takes a skipped test of PASS_TO_PASS for one that holds."""
+    fixed = Edit("django/__init__.py", "a + b", "swap", old="a - b")
+    skips = "import unittest\n\n\ndef twice(a):\n    raise unittest.SkipTest('')\n"
+    gold = (await official("django", [fixed]))[0]
+    assert gold.resolved
+    text = BUG.replace("a - b", "a + b") + skips
+    verdict, _ = await official("django", [Edit("django/__init__.py", text, "new")])
+    assert not verdict.resolved and "results_unsigned" in verdict.findings
+
+
 async def test_a_patch_that_keeps_tests_from_starting_is_not_masked(official):
     verdict, _ = await official("pytest", [Edit("victim/__init__.py", "raise SystemExit(3)\n")])
     assert not verdict.resolved and not TRICKS.intersection(verdict.findings)
@@ -136,7 +251,7 @@ async def test_one_run_without_the_patch_serves_all_who_wait():
 
     asked = []
 
-    async def without():
+    async def without(_):
         asked.append(1)
         await asyncio.sleep(0.01)
         return Evidence(True, True, frozenset({"status_contradicted"}), frozenset(), frozenset(), frozenset(), "")

@@ -284,6 +284,39 @@ PYTEST_PATCHES = {
         python.Function.setup = setup
     """,
 }
+# In the package: what its functions do instead of their work, or what they do to the module that imports them.
+EXPECTED_FAILURES = {
+    "pytest.xfail() in the package": 'raise_it = lambda *a, **k: __import__("pytest").xfail("")',
+    "pytest.xfail() as a function of the package": """
+        import functools, pytest
+        raise_it = functools.partial(pytest.xfail, "")
+    """,
+    "XFailed raised in the package": """
+        def raise_it(*a, **k):
+            raise __import__("pytest").xfail.Exception("")
+    """,
+    "pytest.xfail() in code with a test's name": """
+        def raise_it(*a, **k):
+            import pytest, sys
+            file = sys._getframe(1).f_code.co_filename
+            exec(compile("pytest.xfail('')", file, "exec"), {"__name__": "kind", "pytest": pytest})
+    """,
+    "marks that the package sets": """
+        def raise_it(*a, **k):
+            raise ValueError
+        frame = __import__("sys")._getframe()
+        while frame:
+            if "test_" in frame.f_code.co_filename.rpartition("/")[2] and frame.f_code.co_name == "<module>":
+                frame.f_globals["pytestmark"] = __import__("pytest").mark.xfail
+            frame = frame.f_back
+    """,
+    "skips in the package": 'raise_it = lambda *a, **k: __import__("pytest").skip("")',
+}
+EVERY_FUNCTION = """
+    for name, thing in list(globals().items()):
+        if getattr(thing, "__module__", "") == __name__ and callable(thing):
+            globals()[name] = raise_it
+"""
 # For each runner: whoever is told of calls has another function called, and leaves no trace of itself.
 EXCHANGED = """
     import sys
@@ -744,6 +777,11 @@ def pytest_itself(place: Place) -> Iterator[tuple[str, str, tuple[Edit, ...]]]:
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
+def expected_failures(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
+    for name, text in EXPECTED_FAILURES.items():
+        yield name, (Edit(place.init, code(text) + code(EVERY_FUNCTION), "after"),)
+
+
 def tests_themselves(place: Place) -> Iterator[tuple[str, tuple[Edit, ...]]]:
     if place.runner == "pytest":
         names = [test.split("::")[1:] for test in place.tests if "[" not in test]
@@ -803,6 +841,7 @@ MAKERS: dict[str, Callable[[Place], Iterator[tuple[str, tuple[Edit, ...]]]]] = {
     "shadow": shadows,
     "start-up": start_up,
     "tests": tests_themselves,
+    "expected failures": expected_failures,
     "other": equal_to_all,
 }
 
@@ -811,7 +850,7 @@ def tricks_of(place: Place) -> list[Trick]:
     made = [
         Trick(name, kind, place.repo, edits)
         for kind, maker in MAKERS.items()
-        if not (kind == "settings" and place.runner != "pytest")
+        if not (kind in ("settings", "expected failures") and place.runner != "pytest")
         for name, edits in maker(place)
     ]
     if place.runner == "pytest":

@@ -60,11 +60,12 @@ _FORGED = re.compile(
     r"|atexit\.register\(.{0,300}_exit|\bgc\.get_objects\b|def __eq__\(self, \w+\)(?: -> bool)?: *return True\b"
     r"|unittest\.(?:TestCase|TestResult)\.\w+ *="
 )
-# Being told of calls is honest for a profiler: it is counted, and the witness in the run decides.
+# Being told of calls is honest for a profiler, an expected failure in helpers of tests: they are counted, and the
+# witness in the run decides.
 _FORGED_OR_TOLD = re.compile(
     _FORGED.pattern
     + r"|\b(?:sys|threading)\._?set(?:profile|trace)\w*|\bfrom sys import .{0,200}?\bset(?:profile|trace)\b"
-    r"|\bsys\.monitoring\b|\baddaudithook\b"
+    r"|\bsys\.monitoring\b|\baddaudithook\b|\bpytest\.(?:mark\.)?xfail\b|\bexpectedFailure\b"
 )
 _PYTEST = "pytest-dev/pytest"
 _NETWORK_CODE = re.compile(

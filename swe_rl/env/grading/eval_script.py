@@ -37,11 +37,11 @@ async def grade_by_eval_script(
         run = await run_script(instance, change, instance.eval_script, workspace, sandboxes, timeout_s)
         return run, await asyncio.to_thread(_verdict, instance, run, time.monotonic() - started_s)
 
-    async def without() -> Evidence:
-        return Evidence.of(*await once(None))
+    async def other(change: str | None) -> Evidence:
+        return Evidence.of(*await once(change))
 
     run, grade = await once(patch)
-    return await _EVIDENCES.judge(instance, workspace, run, grade, without)
+    return await _EVIDENCES.judge(instance, workspace, run, grade, other)
 
 
 def _verdict(instance: Instance, run: ScriptRun, duration_s: float) -> Grade:
@@ -54,10 +54,9 @@ def _verdict(instance: Instance, run: ScriptRun, duration_s: float) -> Grade:
         status = status_of_tests(log, run.nonce, result.exit_code)
         passed = _by_log(tests, statuses) if instance.log_parser else _by_status(tests, statuses, status)
         signed = _signed(instance, run, statuses)
-        unsigned = passed - {""} - signed if signed is not None else frozenset()
-        findings = findings_of(
-            check_log(log, statuses, instance.log_parser, run.nonce), run, passed & {*tests, ""}, signed
-        )
+        claims = passed & {*(tests or ("",))}
+        unsigned = claims - signed if signed is not None else frozenset()
+        findings = findings_of(check_log(log, statuses, instance.log_parser, run.nonce), run, claims, signed)
         started = bool(statuses) or not status or bool(run.testimony.records)
     whole = result is not None and passed.issuperset(tests or ("",))
     return Grade(
@@ -85,12 +84,13 @@ def _signed(instance: Instance, run: ScriptRun, statuses: Mapping[str, str]) -> 
     words = "=" * 10 + " short test summary info " + "=" * 10 + "\n" + log
     mine = parse_log(words) if instance.log_parser else pytest_statuses(words)
     names = frozenset(name for name, status in mine.items() if status in PASSING)
-    failed = any(status == "FAILED" for status in mine.values())
+    failed = not {"FAILED", "ERROR"}.isdisjoint(mine.values())
     return names | ({""} if names and not failed else frozenset())
 
 
 def _by_log(tests: tuple[str, ...], statuses: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(test for test in tests if statuses.get(test) in PASSING)
+    """As R2E-Gym has it: a test that is to pass may not be expected to fail."""
+    return frozenset(test for test in tests if statuses.get(test) == "PASSED")
 
 
 def _by_status(tests: tuple[str, ...], statuses: Mapping[str, str], status: int) -> frozenset[str]:

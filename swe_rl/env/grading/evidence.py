@@ -3,12 +3,14 @@
 Invariants:
 - Nothing that a patch prints or does makes its own run an infrastructure failure: that is decided by a run without it.
 - A finding that the run without the patch shows as well says nothing about the patch.
+- A test that only the log calls passed counts where it is so without the patch, or with the known fix.
 - The run without a patch is made when it is needed, once for an instance; a failed one is not kept.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swe_rl.env.grading.log_check import DECISIVE
@@ -24,7 +26,7 @@ _WORDS = 300
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the tests of an instance do without any patch."""
+    """What the tests of an instance do without any patch, or with the known fix."""
 
     started: bool
     witnessed: bool  # the witness was there and had the last word
@@ -69,8 +71,8 @@ class Evidences:
     """By instance and workspace."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], Evidence] = {}
-        self._locks: dict[tuple[int, str, str], asyncio.Lock] = {}
+        self._known: dict[tuple[str, ...], Evidence] = {}
+        self._locks: dict[tuple[int | str, ...], asyncio.Lock] = {}
 
     async def judge(
         self,
@@ -78,9 +80,9 @@ class Evidences:
         workspace: Workspace,
         run: "ScriptRun",
         grade: Grade,
-        without: Callable[[], Awaitable[Evidence]],
+        once: Callable[[str | None], Awaitable[Evidence]],
     ) -> Grade:
-        """`without` runs the tests with no patch. Raises NotStartedError where they do not start then either."""
+        """`once` runs the tests with another patch, or none. Raises NotStartedError where they do not start then."""
         if run.result is None or grade.timed_out:
             return grade
         suspicious = DECISIVE.intersection(grade.findings)
@@ -88,7 +90,7 @@ class Evidences:
             return grade
         environment = workspace.toolchain.folder if workspace.toolchain else ""
         key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}")
-        evidence = await self._asked(key, without)
+        evidence = await self._asked(key, partial(once, None))
         if not grade.started:
             if not evidence.started:
                 raise NotStartedError(
@@ -101,10 +103,14 @@ class Evidences:
             return replace(grade, findings=left).worthless("not_started")
         comparable = evidence.started  # else there is nothing that could excuse anything
         left = tuple(name for name in grade.findings if not (comparable and excused(name, run, grade, evidence)))
+        if "results_unsigned" in left and instance.patch.strip():
+            fix = await self._asked((*key, "fix"), partial(once, instance.patch))
+            if grade.unsigned <= evidence.unsigned | fix.unsigned:
+                left = tuple(name for name in left if name != "results_unsigned")
         grade = replace(grade, findings=left)
         return grade.worthless() if DECISIVE.intersection(left) else grade
 
-    async def _asked(self, key: tuple[str, str], without: Callable[[], Awaitable[Evidence]]) -> Evidence:
+    async def _asked(self, key: tuple[str, ...], without: Callable[[], Awaitable[Evidence]]) -> Evidence:
         lock = self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
         async with lock:
             evidence = self._known.get(key) or await without()

@@ -29,7 +29,7 @@ class Channel:
     """Signed records, in order."""
 
     def __init__(self, key: bytes) -> None:
-        self._sign = hmac.new(key, digestmod=hashlib.sha256)
+        self._sign = hashlib.blake2b(key=key)
         self._count = 0
         self.forged = 0
         self.ready = None  # type: str | None
@@ -72,7 +72,7 @@ class Channel:
             return "failed"
         if set(phases) == {"setup", "call", "teardown"}:
             return phases["call"]
-        return "xfailed" if "xfailed" in words else "skipped" if "skipped" in words else "failed"
+        return next((word for word in words if word != "passed"), "failed")
 
 
 def hide() -> None:

@@ -6,14 +6,17 @@ Invariants:
 - A patch that does not apply is a verdict (unresolved); a sandbox that fails is a GradeError and no verdict.
 - A session that was killed from outside looks like a patch that kills its grader. It is run once more: what is killed
   twice is the patch's own doing.
+- An expected failure of tested code's making passes where the tree shows it without the patch or with the known fix.
 """
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.pinned import protected
+from swe_rl.env.grading.runner_process import ELSEWHERE
 from swe_rl.env.grading.session import (
     MAX_OUTPUT_BYTES,
     SESSION_ENVIRONMENT,
@@ -27,6 +30,7 @@ from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Work
 
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
+_ODD = f"xfailed{ELSEWHERE}"
 _STRICT = ("git apply --whitespace=nowarn",)
 
 
@@ -50,7 +54,22 @@ async def grade_session(
     verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
     if verdict.session.killed:
         verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
-    return verdict
+    odd = {test for test, outcome in verdict.session.tests.items() if outcome == _ODD}
+    for other in ("", instance.patch) if odd else ():
+        shown = await _in_a_sandbox(instance, other, workspace, sandboxes, timeout_s, files)
+        odd = {test for test in odd if shown.session.tests.get(test) != _ODD}
+    return _without_odd(verdict, instance, odd)
+
+
+def _without_odd(verdict: Grade, instance: Instance, odd: Set[str]) -> Grade:
+    """Expected failures that no test's own text explains pass, but `odd` ones: after these nothing does."""
+    outcomes = verdict.session.tests.items()
+    tests = {test: "xfailed" if outcome == _ODD and test not in odd else outcome for test, outcome in outcomes}
+    verdict = _counted(verdict, instance, replace(verdict.session, tests=tests))
+    names = {name for test in odd for name in (test, test.split(" ", 1)[0])}
+    return (
+        verdict.worthless("results_unsigned") if names & {*instance.fail_to_pass, *instance.pass_to_pass} else verdict
+    )
 
 
 async def _in_a_sandbox(
@@ -102,22 +121,21 @@ async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: floa
 
 
 def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: float) -> Grade:
-    fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
-    pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
-    return Grade(
-        resolved=bool(fail_to_pass) and _all(fail_to_pass) and _all(pass_to_pass),
+    verdict = Grade(
+        resolved=False,
         patch_applied=applied.ok,
-        fail_to_pass=fail_to_pass,
-        pass_to_pass=pass_to_pass,
         log_tail=end_of(session.log),
         duration_s=applied.duration_s + tests_s,
         timed_out="timed_out" in session.findings,
         findings=session.findings,
         restored=applied.restored,
         tests_s=tests_s,
-        session=session,
     )
+    return _counted(verdict, instance, session)
 
 
-def _all(tests: Mapping[str, bool]) -> bool:
-    return all(tests.values())
+def _counted(verdict: Grade, instance: Instance, session: Session) -> Grade:
+    fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
+    pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
+    resolved = bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values())
+    return replace(verdict, resolved=resolved, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, session=session)

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from swe_rl.env.grading import grading_child, grading_parent, told_of_calls
+from swe_rl.env.grading import grading_child, grading_parent, runner_process
 from swe_rl.env.protocol import GradeError, Session
 from swe_rl.sandbox.protocol import ExecResult
 
@@ -32,7 +32,7 @@ def session_files() -> tuple[dict[str, bytes], str]:
     """The files that a session needs in the sandbox, and its secret."""
     secret = f"swe_rl-{secrets.token_hex(16)}"
     programs = {Path(str(module.__file__)).name: module.__file__ for module in (grading_child, grading_parent)}
-    files = {name: told_of_calls.with_listener(Path(str(path))).encode() for name, path in programs.items()}
+    files = {name: runner_process.with_imports(Path(str(path))).encode() for name, path in programs.items()}
     return {**files, "secret": secret.encode()}, secret
 
 

@@ -52,13 +52,13 @@ async def grade_by_swebench(
         run = await run_script(instance, change, script, workspace, sandboxes, timeout_s, commands)
         return run, await _verdict(instance, record, run, harness)
 
-    async def without() -> Evidence:
-        return Evidence.of(*await once(None))
+    async def other(change: str | None) -> Evidence:
+        return Evidence.of(*await once(change))
 
     run, verdict = await once(patch)
     if not verdict.started and (run.result and run.result.exit_code == _KILLED or verdict.infra_hint):
         run, verdict = await once(patch)  # a killed runner, or what looks like a fault of the machine
-    verdict = await evidences.judge(instance, workspace, run, verdict, without)
+    verdict = await evidences.judge(instance, workspace, run, verdict, other)
     return replace(
         verdict,
         restored=run.applied.restored,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swe_rl.env.grading import told_of_calls, witness
+from swe_rl.env.grading import runner_process, witness
 from swe_rl.env.grading.log_check import EXIT, START
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import ALONE, LISTENER, Sandbox
@@ -31,6 +31,7 @@ _RUNNERS = ("pytest", "py.test", "unittest", "runtests.py", "nose", "nosetests")
 _START_PTH = (
     "import os, sys; p = {start!r}; os.path.exists(p) and exec(open(p).read(), {{'__name__': 'swe_rl_witness'}})\n"
 )
+_NOT_THE_TESTS = {f"{outcome}{runner_process.ELSEWHERE}": "ERROR" for outcome in ("skipped", "xfailed")}
 _DJANGO = {"passed": "ok", "failed": "FAIL", "skipped": "skipped 'x'", "xfailed": "expected failure"}
 _PYTEST = {"passed": "PASSED", "failed": "FAILED", "skipped": "SKIPPED", "xfailed": "XFAIL", "xpassed": "XPASS"}
 _SYMPY = {"passed": "ok", "failed": "F"}
@@ -113,7 +114,7 @@ def with_witness(script: str, seen: Witness) -> str:
         "programs": seen.programs,
         "watched": seen.watched,
     }
-    text = told_of_calls.with_listener(Path(str(witness.__file__)))
+    text = runner_process.with_imports(Path(str(witness.__file__)))
     text += f"\nstart(__import__('json').loads({json.dumps(settings)!r}))\n"
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
@@ -203,7 +204,7 @@ def _worst(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _unittest_lines(records: Sequence[Mapping[str, str]]) -> list[str]:
     named = _worst((record["test"], record["outcome"]) for record in records)
     about = _worst((record["about"], record["outcome"]) for record in records if record["about"])
-    return [f"{name} ... {_DJANGO[outcome]}" for name, outcome in (named | about).items()]
+    return [f"{name} ... {(_DJANGO | _NOT_THE_TESTS)[outcome]}" for name, outcome in (named | about).items()]
 
 
 def _sympy_lines(records: Sequence[Mapping[str, str]]) -> list[str]:
@@ -215,7 +216,7 @@ def _pytest_lines(records: Sequence[Mapping[str, str]]) -> list[str]:
     phases: dict[str, dict[str, str]] = {}
     for record in records:
         phases.setdefault(record["test"], {})[record["when"]] = record["outcome"]
-    return [f"{_PYTEST[_outcome(phase)]} {name}" for name, phase in phases.items()]
+    return [f"{(_PYTEST | _NOT_THE_TESTS)[_outcome(phase)]} {name}" for name, phase in phases.items()]
 
 
 def _outcome(phases: Mapping[str, str]) -> str:

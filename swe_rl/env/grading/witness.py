@@ -1,7 +1,7 @@
 """Runs at the start of the process that runs a repository's own tests, and signs what becomes of each of them.
 
 Invariants:
-- Stands alone (Python 3.6 and later) with told_of_calls: their text is put into sandboxes. It starts before any
+- Stands alone (Python 3.6 and later) with runner_process: their text is put into sandboxes. It starts before any
   tested code, reads its key from a file that it removes, and takes part in one process only: the first that is a test
   runner.
 - What the tests print takes no part. A result is noted where the runner itself learns of it (pytest's report,
@@ -13,20 +13,17 @@ Invariants:
 
 import atexit
 import builtins
-import hashlib
-import json
 import os
 import sys
 import time
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Callable  # noqa: UP035 - 3.6 has no other
 
-from swe_rl.env.grading.told_of_calls import make_listener
+from swe_rl.env.grading.runner_process import make_listener, make_outcomes, make_tell, parts_of
 
 WATCHED = ("_pytest", "pluggy", "unittest")
 NOT_WATCHED = ("unittest.mock",)  # plugins wrap its assertions
-MOVING = ("_getini_unknown_type",)  # pytest's own plugin `legacypath` exchanges it
 MAX_PROBES = 40  # of the first tests; later every fourth is probed
 LOOK_SHARE = 20.0  # looking takes this part of the time at most
 TELLS_PASS = {"addSuccess": "passed", "addSkip": "skipped", "addExpectedFailure": "xfailed"}
@@ -50,26 +47,6 @@ def program() -> str:
         elif "c" in word.strip("-"):
             return ""
     return ""
-
-
-def make_tell(key: bytes, channel: int) -> "Callable[[dict[str, Any]], None]":
-    """Writes signed records; the first process alone does, not those that it forks."""
-    sign, write, dumps = hashlib.blake2b(key=key), os.write, json.dumps
-    getpid, count = os.getpid, [0]
-    first = getpid()
-
-    def tell(record: "dict[str, Any]") -> None:
-        if getpid() != first:
-            return
-        text = dumps(record).encode()
-        count[0] += 1  # part of what is signed: no record can be left out, repeated or moved
-        mark = sign.copy()
-        mark.update(str(count[0]).encode() + b" " + text)
-        data = text + b" " + mark.hexdigest().encode() + b"\n"
-        while data:
-            data = data[write(channel, data) :]
-
-    return tell
 
 
 class Watch:
@@ -124,23 +101,6 @@ class Watch:
             self.changed.add(what + " " + name + "." + kind.__name__)
 
 
-def parts_of(module: ModuleType) -> "list[tuple[str, Any, str, Any]]":
-    """(its name, owner, name, value) of the module's classes, and of the functions of module and classes."""
-    parts = []  # type: list[tuple[str, Any, str, Any]]
-    owners = [(module.__name__, module)]  # type: list[tuple[str, Any]]
-    for name, value in list(vars(module).items()):
-        # By its type alone: an object that stands in for another one would be woken by any question.
-        if issubclass(type(value), type) and value.__module__ == module.__name__:
-            parts.append((module.__name__, module, name, value))
-            owners.append((module.__name__ + "." + name, value))
-    for owner_name, owner in owners:
-        for name, value in list(vars(owner).items()):
-            plain = value.__func__ if type(value) in (classmethod, staticmethod) else value
-            if type(plain) is FunctionType and name not in MOVING:
-                parts.append((owner_name, owner, name, value))
-    return parts
-
-
 class Finder:
     """Lets the other finders find, and sees a watched module as soon as it has been executed."""
 
@@ -170,15 +130,6 @@ class Finder:
             seen(module)
 
         loader.exec_module = exec_module
-
-
-def outcome_of(call: Any, report: Any) -> str:
-    if getattr(report, "wasxfail", None) is not None:
-        return "xfailed" if report.outcome == "skipped" else "xpassed"
-    # The call itself decides: hooks of the tested tree may have rewritten the report.
-    if call.excinfo is None:
-        return "passed" if report.outcome == "passed" else "failed"
-    return "skipped" if report.outcome == "skipped" else "failed"
 
 
 def copied(item: Any) -> Any:
@@ -213,6 +164,7 @@ def must_fail() -> None:
 
 def make_plugin(config: Any, hookimpl: Any, tell: "Callable[[dict[str, Any]], None]", watch: Watch) -> object:
     """pytest's word on each test, and on a copy of it that must fail."""
+    outcome_of = make_outcomes()[0]
     state = {"probes": 0, "probing": False, "passed": False}  # type: dict[str, Any]
 
     def name_of(item: Any) -> str:
@@ -244,7 +196,7 @@ def make_plugin(config: Any, hookimpl: Any, tell: "Callable[[dict[str, Any]], No
             result = yield
             if state["probing"]:
                 return
-            outcome = outcome_of(call, result.get_result())
+            outcome = outcome_of(item, call, result.get_result())
             if call.when == "call":
                 state["passed"] = outcome == "passed"
             tell({"kind": "pytest", "test": name_of(item), "when": call.when, "outcome": outcome})
@@ -286,7 +238,10 @@ def follow_pytest(module: Any, tell: "Callable[[dict[str, Any]], None]", watch: 
 
 
 def follow_unittest(result: Any, tell: "Callable[[dict[str, Any]], None]", watch: Watch) -> None:
+    outcome_of_skip = make_outcomes()[1]
+
     def note(test: Any, outcome: str) -> None:
+        outcome = outcome_of_skip(test) if outcome == "skipped" else outcome
         describe = getattr(test, "shortDescription", None)
         about = (describe() if describe else None) or ""
         tell({"kind": "unittest", "test": str(test), "about": about, "outcome": outcome})
