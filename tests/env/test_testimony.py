@@ -5,12 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from swe_rl.env.grading import runner_process, witness
-from swe_rl.env.grading.pinned import hides_another, is_runner, protected
+from swe_rl.env.grading.pinned import hides_another, is_runner, project, protected, watched
 from swe_rl.env.grading.testimony import Witness, as_log, read
 from swe_rl.env.instance import Instance
 
@@ -155,3 +156,24 @@ def test_what_is_the_runners_own_and_what_hides_another():
     assert hides_another("json.py") and hides_another("tests/unittest/__init__.py") and hides_another("src/pytest.py")
     assert not hides_another("sympy/core/json.py") and not hides_another("jsonschema.py")
     assert ":(top,glob)sympy/testing/**" in protected(INSTANCE)
+
+
+@pytest.mark.parametrize(
+    ("repo", "path"),
+    [
+        ("sympy", "sympy/testing/runtests.py"),
+        ("swesmith/sympy__sympy.0123abcd", "bin/test"),
+        ("swesmith/Project__orange3.0123abcd", "Orange/testing/unit.py"),
+        ("numpy", "numpy/testing/_private/utils.py"),
+        ("pandas", "pandas/util/testing.py"),
+        ("pandas-dev/pandas", "pandas/_testing/asserters.py"),
+        ("aiohttp", "aiohttp/pytest_plugin.py"),
+        ("pillow", "Tests/helper.py"),
+        ("swesmith/tornadoweb__tornado.d5ac65c1", "tornado/testing.py"),
+    ],
+)
+def test_a_repository_has_its_runner_under_each_data_sets_name(repo, path):
+    instance = replace(INSTANCE, repo=repo)
+    assert is_runner(path, instance) and not is_runner("setup.py", instance)
+    assert project(replace(INSTANCE, repo="swesmith/un33k__python-slugify.872b3750")) == "python-slugify"
+    assert watched(replace(INSTANCE, repo="swesmith/django__django.0123abcd")) == ("django.test",)

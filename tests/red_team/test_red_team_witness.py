@@ -217,6 +217,13 @@ async def test_a_fix_that_only_the_program_patch_applies_is_paid(official):
     assert (await official("pytest", f"--- a/{path}\n+++ b/{path}\n{hunk}"))[0].resolved
 
 
+@pytest.mark.parametrize("repo", ["sympy", "swesmith/sympy__sympy.0123abcd"])
+async def test_a_runner_is_the_repositorys_under_each_data_sets_name(official, repo):
+    [trick] = [one for name, one in TRIED if one.name == "two lines in sympy/testing/runtests.py"]
+    verdict, counted = await official("sympy", trick.edits, repo=repo)
+    assert not verdict.resolved and verdict.restored and counted == {"runner_edit": 1, "test_edit": 1}
+
+
 async def test_a_skip_that_the_package_raises_hides_no_regression(official):
     """The official harness takes a skipped test of PASS_TO_PASS for one that holds."""
     fixed = Edit("django/__init__.py", "a + b", "swap", old="a - b")

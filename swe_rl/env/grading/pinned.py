@@ -20,47 +20,86 @@ RUNNER_FILES = (
     *("setup.py", "noxfile.py", ".gitattributes"),
 )
 TESTS = ("tests/**", "test/**", "test_*.py", "*_test.py")
-# Runners and what tests are written with, where they are part of the repository itself.
+# Runners and what tests are written with, where they are part of the repository itself; by the name of the project.
 OWN_RUNNERS: dict[str, tuple[str, ...]] = {
-    "astropy/astropy": ("astropy/tests/**", "astropy/utils/tests/**"),
-    "django/django": ("tests/**", "django/test/**"),
-    "matplotlib/matplotlib": ("lib/matplotlib/testing/**",),
-    "mwaskom/seaborn": ("seaborn/_testing.py",),
-    "pydata/xarray": ("xarray/testing.py", "xarray/testing/**"),
-    "pylint-dev/pylint": ("pylint/testutils/**",),
-    "pytest-dev/pytest": (
+    "aiohttp": ("aiohttp/pytest_plugin.py", "aiohttp/test_utils.py"),
+    "astropy": ("astropy/tests/**", "astropy/utils/tests/**"),
+    "bokeh": tuple(f"{root}bokeh/{name}" for root in ("", "src/") for name in ("_testing/**", "util/testing.py")),
+    "coveragepy": ("igor.py",),
+    "dask": ("dask/utils_test.py",),
+    "django": ("tests/**", "django/test/**"),
+    "dvc": ("dvc/testing/**",),
+    "hydra": ("hydra/test_utils/**",),
+    "matplotlib": ("lib/matplotlib/testing/**",),
+    "mypy": ("mypy/test/**", "test-data/**"),
+    "numpy": ("numpy/testing/**", "numpy/ma/testutils.py"),
+    "orange3": ("Orange/testing/**",),
+    "pandas": (
+        *("pandas/_testing.py", "pandas/_testing/**", "pandas/testing.py", "pandas/util/testing.py"),
+        *("pandas/util/_test_decorators.py", "pandas/_libs/testing.pyx", "pandas/src/testing.pyx"),
+    ),
+    "pillow": ("Tests/**",),
+    "pylint": ("pylint/testutils/**",),
+    "pyparsing": ("pyparsing/testing.py",),
+    "pyramid": ("pyramid/testing.py", "src/pyramid/testing.py"),
+    "pytest": (
         *("testing/**", "src/_pytest/config/**", "src/_pytest/assertion/**", "src/pytest/**", "src/pytest.py"),
         *(f"src/_pytest/{name}.py" for name in ("main", "nodes", "outcomes", "python", "reports", "runner")),
         *(f"src/_pytest/{name}.py" for name in ("hookspec", "skipping", "terminal", "unittest", "pytester", "_code")),
     ),
-    "scikit-learn/scikit-learn": ("sklearn/utils/_testing.py", "sklearn/utils/testing.py"),
-    "sphinx-doc/sphinx": ("sphinx/testing/**",),
-    "sympy/sympy": ("bin/**", "sympy/testing/**", "sympy/utilities/runtests.py", "sympy/utilities/pytest.py"),
+    "scikit-learn": ("sklearn/utils/_testing.py", "sklearn/utils/testing.py"),
+    "scrapy": ("scrapy/utils/test.py", "scrapy/utils/testproc.py", "scrapy/utils/testsite.py"),
+    "seaborn": ("seaborn/_testing.py",),
+    "sphinx": ("sphinx/testing/**",),
+    "statsmodels": ("statsmodels/testing/**", "statsmodels/tools/testing.py"),
+    "sympy": (
+        "bin/**",
+        "sympy/testing/**",
+        *(f"sympy/utilities/{name}.py" for name in ("pytest", "randtest", "runtests")),
+    ),
+    "tornado": ("tornado/testing.py",),
+    "xarray": ("xarray/testing.py", "xarray/testing/**"),
 }
-WATCHED: dict[str, tuple[str, ...]] = {
-    "django/django": ("django.test",),
-    "pydata/xarray": ("xarray.testing",),
-    "pylint-dev/pylint": ("pylint.testutils",),
-    "sphinx-doc/sphinx": ("sphinx.testing",),
-    "sympy/sympy": ("sympy.testing", "sympy.utilities.runtests", "sympy.utilities.pytest"),
+_WATCHED: dict[str, tuple[str, ...]] = {
+    "django": ("django.test",),
+    "numpy": ("numpy.testing", "numpy.ma.testutils"),
+    "pandas": ("pandas._testing", "pandas.testing", "pandas.util.testing"),
+    "pylint": ("pylint.testutils",),
+    "sphinx": ("sphinx.testing",),
+    "sympy": ("sympy.testing", "sympy.utilities.runtests", "sympy.utilities.pytest"),
+    "xarray": ("xarray.testing",),
 }
 # Folders that come first where modules are looked for: the tree, its sources, the folder of a runner script.
 IMPORT_ROOTS = ("", "src/", "lib/", "tests/", "test/", "testing/", "bin/")
 RUNNER_MODULES = ("pytest", "_pytest", "pluggy", "py", "iniconfig", "tox", "attr", "tomli", "exceptiongroup", "xdist")
 _OWN = re.compile(r"[^A-Za-z0-9]+")
+_MIRROR = re.compile(r".*?__(.*)\.[0-9a-f]+")
+_ALSO = {"coverage": "coveragepy", "orange": "orange3"}
+
+
+def project(instance: Instance) -> str:
+    """The name of the repository without its owner: also of R2E-Gym's `sympy`, and of SWE-smith's mirrors."""
+    name = instance.repo.rpartition("/")[2].lower()
+    return _MIRROR.sub(r"\1", name) if instance.repo.startswith("swesmith/") else _ALSO.get(name, name)
 
 
 def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
     """git pathspecs of what a patch may not change; whole `folders` too, and the test patch's files."""
-    files = touched_paths(instance.test_patch)
+    own = touched_paths(instance.test_patch)
+    files = own
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
-    patterns += [f":(top,glob){name}" for name in OWN_RUNNERS.get(instance.repo, ())]
+    patterns += [f":(top,glob){name}" for name in OWN_RUNNERS.get(project(instance), ())]
     patterns += [f":(top,literal){path}" for path in files]
     # A package beside a test's module would be imported in its stead.
     patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
-    task_files = sorted(set(touched_paths(instance.patch)) - set(files))
+    task_files = sorted(set(touched_paths(instance.patch)) - set(own))
     return patterns + [f":(top,exclude,literal){path}" for path in task_files if not path.endswith(".gitattributes")]
+
+
+def watched(instance: Instance) -> tuple[str, ...]:
+    """Modules of the repository whose functions stay what they are while tests run."""
+    return _WATCHED.get(project(instance), ())
 
 
 def hiding_names() -> list[str]:
@@ -70,7 +109,7 @@ def hiding_names() -> list[str]:
 
 def is_runner(path: str, instance: Instance) -> bool:
     """True for files of the repository's own runner."""
-    return any(_matches(pattern, path) for pattern in OWN_RUNNERS.get(instance.repo, ()) if pattern != "tests/**")
+    return any(_matches(pattern, path) for pattern in OWN_RUNNERS.get(project(instance), ()) if pattern != "tests/**")
 
 
 def hides_another(path: str) -> bool:
@@ -92,6 +131,4 @@ def _matches(pattern: str, path: str) -> bool:
 def own_packages(instance: Instance) -> frozenset[str]:
     """What the tested package may be called where it is installed."""
     names = {part for path in touched_paths(instance.patch) for part in path.split("/")[:2]}
-    return frozenset(
-        name.lower() for name in {*names, _OWN.sub("_", instance.repo.rpartition("/")[2])} - {"src", "lib"}
-    )
+    return frozenset(name.lower() for name in {*names, _OWN.sub("_", project(instance))} - {"src", "lib"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.log_check import mark_script
-from swe_rl.env.grading.pinned import WATCHED, own_packages, protected
+from swe_rl.env.grading.pinned import own_packages, protected, watched
 from swe_rl.env.grading.testimony import Testimony, Witness, hear, install, with_witness
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
@@ -74,7 +74,7 @@ async def _run(
     commands: Sequence[str],
     nonce: str,
 ) -> ScriptRun:
-    witness = await install(sandbox, script, WATCHED.get(instance.repo, ()))
+    witness = await install(sandbox, script, watched(instance))
     marked = mark_script(with_witness(script, witness) if witness else script, nonce)
     files = files_to_apply(patch or "", protected(instance))
     folder = await put_files(sandbox, {**files, "eval.sh": marked.encode()})
