@@ -177,3 +177,12 @@ def test_a_repository_has_its_runner_under_each_data_sets_name(repo, path):
     assert is_runner(path, instance) and not is_runner("setup.py", instance)
     assert project(replace(INSTANCE, repo="swesmith/un33k__python-slugify.872b3750")) == "python-slugify"
     assert watched(replace(INSTANCE, repo="swesmith/django__django.0123abcd")) == ("django.test",)
+
+
+def test_the_file_of_a_test_that_counts_is_not_the_patchs():
+    """Also where a row has no test patch; but a file that the gold patch changes is the task's business."""
+    gold = "--- a/checks.py\n+++ b/checks.py\n@@ -1 +1 @@\n-a\n+b\n"
+    ids = {"fail_to_pass": ("checks.py::test_a", "suite/all.py::T::test_b[x::y]"), "pass_to_pass": ("test_c (x.T)",)}
+    specs = protected(replace(INSTANCE, patch=gold, **ids))
+    assert {":(top,literal)suite/all.py", ":(top,glob)suite/all/**", ":(top,glob)test.py"} <= {*specs}
+    assert ":(top,exclude,literal)checks.py" in specs and not any("test_c" in spec for spec in specs)

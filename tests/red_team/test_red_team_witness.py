@@ -224,6 +224,25 @@ async def test_a_runner_is_the_repositorys_under_each_data_sets_name(official, r
     assert not verdict.resolved and verdict.restored and counted == {"runner_edit": 1, "test_edit": 1}
 
 
+@pytest.mark.parametrize("path", ["test.py", "checks/all.py"])
+async def test_tests_of_a_row_without_a_test_patch_are_not_the_patchs(tmp_path, graded, path):
+    """As SWE-smith's rows are: their tests are in the tree."""
+    base = REPLICAS["pytest"]
+    files = {"victim/__init__.py": BUG, path: base.tests}
+    replica = dataclasses.replace(base, files=files, place=dataclasses.replace(base.place, test_file=path))
+    instance = dataclasses.replace(
+        make(replica, tmp_path / "pytest"),
+        test_patch="",
+        fail_to_pass=(f"{path}::test_add",),
+        pass_to_pass=(f"{path}::test_twice",),
+    )
+    for fixed in (True, False):
+        passing = Edit(path, base.tests.replace("add(1, 2) == 3", "True"), "new")
+        patch = instance.patch if fixed else patch_of(tmp_path / "pytest", [passing])
+        verdict = await graded(instance, patch, "pytest")
+        assert verdict.resolved == fixed and verdict.restored == (() if fixed else (path,))
+
+
 async def test_a_skip_that_the_package_raises_hides_no_regression(official):
     """The official harness takes a skipped test of PASS_TO_PASS for one that holds."""
     fixed = Edit("django/__init__.py", "a + b", "swap", old="a - b")

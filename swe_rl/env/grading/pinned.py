@@ -20,6 +20,7 @@ RUNNER_FILES = (
     *("setup.py", "noxfile.py", ".gitattributes"),
 )
 TESTS = ("tests/**", "test/**", "test_*.py", "*_test.py")
+ROOT_TESTS = ("test.py", "tests.py")
 # Runners and what tests are written with, where they are part of the repository itself; by the name of the project.
 OWN_RUNNERS: dict[str, tuple[str, ...]] = {
     "aiohttp": ("aiohttp/pytest_plugin.py", "aiohttp/test_utils.py"),
@@ -84,11 +85,12 @@ def project(instance: Instance) -> str:
 
 
 def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
-    """git pathspecs of what a patch may not change; whole `folders` too, and the test patch's files."""
+    """git pathspecs of what a patch may not change; whole `folders` too, and the files of the tests that count."""
     own = touched_paths(instance.test_patch)
-    files = own
+    named = {test.split("::")[0] for test in (*instance.fail_to_pass, *instance.pass_to_pass) if "::" in test}
+    files = sorted({*own, *named})
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
-    patterns += [f":(top,glob){name}" for name in OWN_RUNNERS.get(project(instance), ())]
+    patterns += [f":(top,glob){name}" for name in (*ROOT_TESTS, *OWN_RUNNERS.get(project(instance), ()))]
     patterns += [f":(top,literal){path}" for path in files]
     # A package beside a test's module would be imported in its stead.
     patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
