@@ -86,16 +86,16 @@ def project(instance: Instance) -> str:
 
 def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
     """git pathspecs of what a patch may not change; whole `folders` too, and the files of the tests that count."""
-    own = touched_paths(instance.test_patch)
+    changed = touched_paths(instance.test_patch)
     named = {test.split("::")[0] for test in (*instance.fail_to_pass, *instance.pass_to_pass) if "::" in test}
-    files = sorted({*own, *named})
+    files = sorted({*changed, *named})
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
     patterns += [f":(top,glob){name}" for name in (*ROOT_TESTS, *OWN_RUNNERS.get(project(instance), ()))]
     patterns += [f":(top,literal){path}" for path in files]
     # A package beside a test's module would be imported in its stead.
     patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
-    task_files = sorted(set(touched_paths(instance.patch)) - set(own))
+    task_files = sorted(set(touched_paths(instance.patch)) - set(changed))
     return patterns + [f":(top,exclude,literal){path}" for path in task_files if not path.endswith(".gitattributes")]
 
 
