@@ -187,6 +187,67 @@ async def test_what_tests_expect_to_fail_passes_as_in_the_official_harness(tmp_p
     assert not verdict.findings
 
 
+CONFTEST = """import pytest
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "by_conftest" in item.name:
+            item.add_marker(pytest.mark.xfail)
+"""
+BASE = """import pytest
+
+
+class Base:
+    @pytest.mark.xfail
+    def test_inherited(self):
+        assert False
+"""
+HELPED = """from base import Base
+from victim import add, twice
+
+
+def test_add():
+    assert add(1, 2) == 3
+
+
+def test_by_conftest():
+    assert twice(1) == 3
+
+
+class TestHere(Base):
+    pass
+"""
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("grader", ["pytest", "exit status", "swebench"])
+async def test_an_honest_expected_failure_of_a_helper_costs_one_run_more_once(
+    tmp_path, graded, sandboxes, grader, counted
+):
+    base, folder, made = REPLICAS["pytest"], tmp_path / "pytest", []
+    files = {**base.files, "tests/conftest.py": CONFTEST, "tests/base.py": BASE}
+    instance = make(dataclasses.replace(base, files=files, tests=HELPED), folder)
+    file, names = "tests/test_ops.py", ("test_by_conftest", "TestHere::test_inherited")
+    instance = dataclasses.replace(
+        instance,
+        fail_to_pass=(f"{file}::test_add",),
+        pass_to_pass=tuple(f"{file}::{name}" for name in names if counted),
+    )
+    create = sandboxes.create
+
+    async def counting(*arguments, **words):
+        made.append(1)
+        return await create(*arguments, **words)
+
+    sandboxes.create = counting
+    for number in range(2):
+        before = len(made)
+        verdict = await graded(instance, instance.patch, grader)
+        assert verdict.resolved and not verdict.findings, verdict.log[-3000:]
+        assert len(made) - before <= 1 + 2 * (counted and not number)
+
+
 def new_file(path, *lines, mode="100755"):
     body = "".join(f"+{line}\n" for line in lines)
     head = f"diff --git a/{path} b/{path}\nnew file mode {mode}\n--- /dev/null\n+++ b/{path}\n"

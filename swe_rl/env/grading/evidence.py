@@ -4,13 +4,12 @@ Invariants:
 - Nothing that a patch prints or does makes its own run an infrastructure failure: that is decided by a run without it.
 - A finding that the run without the patch shows as well says nothing about the patch.
 - A test that only the log calls passed counts where it is so without the patch, or with the known fix.
-- The run without a patch is made when it is needed, once for an instance; a failed one is not kept.
+- The runs without a patch and with the known fix are made when needed, once for an instance; failed ones are not kept.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from swe_rl.env.grading.log_check import DECISIVE
@@ -88,9 +87,7 @@ class Evidences:
         suspicious = DECISIVE.intersection(grade.findings)
         if grade.started and not suspicious:
             return grade
-        environment = workspace.toolchain.folder if workspace.toolchain else ""
-        key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}")
-        evidence = await self._asked(key, partial(once, None))
+        evidence = await self._asked(instance, workspace, None, once)
         if not grade.started:
             if not evidence.started:
                 raise NotStartedError(
@@ -103,17 +100,36 @@ class Evidences:
             return replace(grade, findings=left).worthless("not_started")
         comparable = evidence.started  # else there is nothing that could excuse anything
         left = tuple(name for name in grade.findings if not (comparable and excused(name, run, grade, evidence)))
-        if "results_unsigned" in left and instance.patch.strip():
-            fix = await self._asked((*key, "fix"), partial(once, instance.patch))
-            if grade.unsigned <= evidence.unsigned | fix.unsigned:
-                left = tuple(name for name in left if name != "results_unsigned")
+        if "results_unsigned" in left and not await self.unexplained(instance, workspace, grade.unsigned, once):
+            left = tuple(name for name in left if name != "results_unsigned")
         grade = replace(grade, findings=left)
         return grade.worthless() if DECISIVE.intersection(left) else grade
 
-    async def _asked(self, key: tuple[str, ...], without: Callable[[], Awaitable[Evidence]]) -> Evidence:
+    async def unexplained(
+        self,
+        instance: Instance,
+        workspace: Workspace,
+        unsigned: frozenset[str],
+        once: Callable[[str | None], Awaitable[Evidence]],
+    ) -> frozenset[str]:
+        """Those of `unsigned` that the tests show neither with the known fix nor without a patch."""
+        for change in (instance.patch, None):  # most rows need the first alone
+            if unsigned and (change is None or change.strip()):
+                unsigned -= (await self._asked(instance, workspace, change, once)).unsigned
+        return unsigned
+
+    async def _asked(
+        self,
+        instance: Instance,
+        workspace: Workspace,
+        change: str | None,
+        once: Callable[[str | None], Awaitable[Evidence]],
+    ) -> Evidence:
+        environment = workspace.toolchain.folder if workspace.toolchain else ""
+        key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}", "fix" if change else "")
         lock = self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
         async with lock:
-            evidence = self._known.get(key) or await without()
+            evidence = self._known.get(key) or await once(change)
             if evidence.started:
                 self._known[key] = evidence
             return evidence

@@ -11,10 +11,11 @@ Invariants:
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
+from swe_rl.env.grading.evidence import Evidence, Evidences
 from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.runner_process import ELSEWHERE
 from swe_rl.env.grading.session import (
@@ -31,6 +32,7 @@ from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Work
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
 _ODD = f"xfailed{ELSEWHERE}"
+_EVIDENCES = Evidences()
 _STRICT = ("git apply --whitespace=nowarn",)
 
 
@@ -50,26 +52,29 @@ async def grade_session(
     timeout_s: float,
     files: Sequence[str],
 ) -> Grade:
-    """One session over `files`; a second one where the first was killed. Raises GradeError."""
+    """One session over `files`; a second one where the first was killed, others where a test that counts is odd."""
     verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
     if verdict.session.killed:
         verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
-    odd = {test for test, outcome in verdict.session.tests.items() if outcome == _ODD}
-    for other in ("", instance.patch) if odd else ():
-        shown = await _in_a_sandbox(instance, other, workspace, sandboxes, timeout_s, files)
-        odd = {test for test in odd if shown.session.tests.get(test) != _ODD}
-    return _without_odd(verdict, instance, odd)
+    counted = {*instance.fail_to_pass, *instance.pass_to_pass}
+    odd = frozenset(t for t in _odd(verdict) if not counted or counted & {t, t.split(" ", 1)[0]})
+    if not odd:
+        return verdict
 
+    async def once(change: str | None) -> Evidence:
+        shown = await _in_a_sandbox(instance, change or "", workspace, sandboxes, timeout_s, files)
+        none, started = frozenset[str](), not (shown.session.killed or shown.timed_out)
+        return Evidence(started, started, none, none, none, _odd(shown), "")
 
-def _without_odd(verdict: Grade, instance: Instance, odd: Set[str]) -> Grade:
-    """Expected failures that no test's own text explains pass, but `odd` ones: after these nothing does."""
-    outcomes = verdict.session.tests.items()
-    tests = {test: "xfailed" if outcome == _ODD and test not in odd else outcome for test, outcome in outcomes}
+    unexplained = await _EVIDENCES.unexplained(instance, workspace, odd, once)
+    tests = dict(verdict.session.tests) | dict.fromkeys(odd - unexplained, "xfailed")
     verdict = _counted(verdict, instance, replace(verdict.session, tests=tests))
-    names = {name for test in odd for name in (test, test.split(" ", 1)[0])}
-    return (
-        verdict.worthless("results_unsigned") if names & {*instance.fail_to_pass, *instance.pass_to_pass} else verdict
-    )
+    return verdict.worthless("results_unsigned") if unexplained else verdict
+
+
+def _odd(verdict: Grade) -> frozenset[str]:
+    """Expected failures that no test's own text explains."""
+    return frozenset(test for test, outcome in verdict.session.tests.items() if outcome == _ODD)
 
 
 async def _in_a_sandbox(
