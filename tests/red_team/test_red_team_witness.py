@@ -116,6 +116,11 @@ def test_called():
     )
 
 
+def test_called_while_files_cannot_be_asked_for(monkeypatch):
+    monkeypatch.setattr("os.lstat", lambda *a, **k: 1 / 0)
+    pytest.xfail(f"known: {add(1, 2)}")
+
+
 @pytest.fixture
 def odd(request):
     request.applymarker(pytest.mark.xfail)
@@ -130,7 +135,10 @@ class Tests(unittest.TestCase):
     def test_unittest(self):
         self.assertEqual(add(1, 2), 4)
 """
-EXPECTED_TESTS = ("test_marked", "test_marked_by_the_package", "test_parameter[2]", "test_called", "test_fixture")
+EXPECTED_TESTS = (
+    *("test_marked", "test_marked_by_the_package", "test_parameter[2]", "test_called", "test_fixture"),
+    "test_called_while_files_cannot_be_asked_for",
+)
 
 
 @pytest.fixture

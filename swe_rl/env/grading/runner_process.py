@@ -103,6 +103,13 @@ def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], st
     root, real = os.path.realpath(str(Path.cwd())), os.path.realpath
 
     def named(outcome: str, path: str, test: str, error: Any) -> str:
+        try:
+            told = said_by_tests(outcome, path, test, error)
+        except Exception:  # what a test replaces (`os`, `open`, `Path`) is still replaced here
+            told = False
+        return outcome if told else outcome + ELSEWHERE
+
+    def said_by_tests(outcome: str, path: str, test: str, error: Any) -> bool:
         pytest = sys.modules.get("pytest")
         kinds = tuple(getattr(getattr(pytest, name, None), "Exception", ()) for name in ("xfail", "skip"))
         said = isinstance(error, kinds) or type(error).__name__ == "SkipTest"
@@ -112,7 +119,7 @@ def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], st
             lines = _without_others(path, test)
         elif where[0] == path or (where[0].startswith(root + "/") and _TEST_FILE.search(where[0][len(root) :])):
             lines = _text_of(where[0])[0][max(0, where[1] - _LINES_OF_A_CALL) : where[1]]
-        return outcome if any(word in line for line in lines for word in _WORDS[outcome]) else outcome + ELSEWHERE
+        return any(word in line for line in lines for word in _WORDS[outcome])
 
     def of_item(item: Any, call: Any, report: Any) -> str:
         error = call.excinfo and call.excinfo.value
