@@ -63,8 +63,8 @@ async def grade_session(
 
     async def once(change: str | None) -> Evidence:
         shown = await _in_a_sandbox(instance, change or "", workspace, sandboxes, timeout_s, files)
-        none, started = frozenset[str](), not (shown.session.killed or shown.timed_out)
-        return Evidence(started, started, none, none, none, _odd(shown), "")
+        nothing, started = frozenset[str](), not (shown.session.killed or shown.timed_out)
+        return Evidence(started, started, nothing, nothing, nothing, _odd(shown), "")
 
     unexplained = await _EVIDENCES.unexplained(instance, workspace, odd, once)
     tests = dict(verdict.session.tests) | dict.fromkeys(odd - unexplained, "xfailed")

@@ -104,10 +104,10 @@ def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], st
 
     def named(outcome: str, path: str, test: str, error: Any) -> str:
         try:
-            told = said_by_tests(outcome, path, test, error)
+            by_tests = said_by_tests(outcome, path, test, error)
         except Exception:  # what a test replaces (`os`, `open`, `Path`) is still replaced here
-            told = False
-        return outcome if told else outcome + ELSEWHERE
+            by_tests = False
+        return outcome if by_tests else outcome + ELSEWHERE
 
     def said_by_tests(outcome: str, path: str, test: str, error: Any) -> bool:
         pytest = sys.modules.get("pytest")
