@@ -11,7 +11,7 @@ Invariants:
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
