@@ -8,6 +8,7 @@ Invariants:
 from collections.abc import Mapping
 from typing import Any
 
+_HUGE = 2**1000  # a float can hold no integer that is much larger
 _BY_STEP = frozenset({"begun"})  # tables whose keys are steps
 
 
@@ -24,4 +25,8 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record; true is 1. What is no number (a name, a list, nothing) is left out."""
-    return {name: float(value) for name, value in flat(record).items() if isinstance(value, int | float)}
+    return {
+        name: float(value)
+        for name, value in flat(record).items()
+        if isinstance(value, float) or (isinstance(value, int) and -_HUGE < value < _HUGE)
+    }

@@ -30,6 +30,7 @@ HEARTBEAT_S = 10.0
 _ACQUIRE_TRIES = 10
 _ACQUIRE_PAUSE_S = 0.05
 _STEP_NAME = re.compile(r"step_(\d{6,})")
+_LATEST_S = 1e11  # of a time; one that no date has is no run's
 _held: set[int] = set()
 
 
@@ -115,7 +116,9 @@ def read_status(path: Path) -> RunStatus | None:
     try:
         record = decode_json(read_file(path))
         known = {key: value for key, value in record.items() if key in RunStatus.__dataclass_fields__}
-        return RunStatus(**known | {"status": RunState(known["status"])})
+        status = RunStatus(**known | {"status": RunState(known["status"])})
+        numbers = (status.step, status.heartbeat, status.started, status.pid, status.process_started, status.resumes)
+        return status if all(0 <= number < _LATEST_S for number in numbers) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

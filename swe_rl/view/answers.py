@@ -5,9 +5,10 @@ Invariants:
 - A query is what others send: whatever is missing or wrong in it is a ViewError, never a fault.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
@@ -20,6 +21,8 @@ from swe_rl.view.trajectories import Query, Trajectories
 
 Asked = Mapping[str, Sequence[str]]  # a query: the values of each key
 Answer = Callable[[Asked], dict[str, Any]]
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _MOST_COMPARED = 24  # runs whose curves are asked for at once
 
 
@@ -90,6 +93,16 @@ class Answers:
     def _place(self, asked: Asked) -> tuple[RunFolder, str, str]:
         """A trajectory's, or a group's: its run, set and id."""
         return self._folder(asked), _text(asked, "set"), _text(asked, "id")
+
+
+def answered(answer: Callable[[], T]) -> T:
+    """What a file holds that no run writes is the reader's to know, and no fault. Raises ViewError."""
+    try:
+        return answer()
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        _log.info("a run is not as a run writes it", exc_info=error)
+        message = f"This cannot be shown: a file of the run is not as a run writes it ({repr(error)[:300]})."
+        raise ViewError(message, 422) from error
 
 
 def _given(asked: Asked, key: str) -> str:

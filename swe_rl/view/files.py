@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from stat import S_ISREG
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from swe_rl.errors import UserError
+
+T = TypeVar("T")
 
 
 class ViewError(UserError):
@@ -28,12 +30,12 @@ class ParsedFiles:
         self._lock = Lock()
         self._kept: dict[tuple[str, str], tuple[object, Any]] = {}
 
-    def get(self, kind: str, paths: Sequence[Path], read: Callable[[], Any]) -> Any:
+    def get(self, kind: str, paths: Sequence[Path], read: Callable[[], T]) -> T:
         key, stamps = (kind, str(paths[0])), [stamp_of(path) for path in paths]
         with self._lock:
             known = self._kept.get(key)
         if known is not None and known[0] == stamps:
-            return known[1]
+            return known[1]  # type: ignore[no-any-return]
         value = read()
         with self._lock:
             self._kept[key] = (stamps, value)

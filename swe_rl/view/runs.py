@@ -82,23 +82,18 @@ class Runs:
 
     def steps(self, folder: RunFolder) -> list[Record]:
         path = folder.steps_jsonl
-        made: list[Record] = self._files.get("steps", [path], lambda: last_of_each_step(read_jsonl(path)))
-        return made
+        return self._files.get("steps", [path], lambda: last_of_each_step(read_jsonl(path)))
 
     def points(self, folder: RunFolder) -> list[dict[str, Any]]:
         paths = [folder.evals_jsonl, folder.events_jsonl]  # of folders before 0.5
-        made: list[dict[str, Any]] = self._files.get("evals", paths, lambda: eval_points(read_evals(folder)))
-        return made
+        return self._files.get("evals", paths, lambda: eval_points(read_evals(folder)))
 
     def config(self, folder: RunFolder) -> Record:
-        made: Record = self._files.get("config", [folder.config_yaml], folder.config)
-        return made
+        return self._files.get("config", [folder.config_yaml], folder.config)
 
     def columns(self, folder: RunFolder) -> dict[str, list[float | None]]:
         """Every number of `steps.jsonl` under its key, an entry a step; parts of a table are `key/part`."""
-        paths = [folder.steps_jsonl]
-        made: dict[str, list[float | None]] = self._files.get("columns", paths, lambda: _columns(self.steps(folder)))
-        return made
+        return self._files.get("columns", [folder.steps_jsonl], lambda: _columns(self.steps(folder)))
 
     def curves(self, names: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
         """`names`: of runs. All columns that a run has, and the values of those that were asked for, with steps."""

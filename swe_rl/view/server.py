@@ -25,7 +25,7 @@ from swe_rl.errors import SweRlError, UserError
 from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
 from swe_rl.logger.disk import Redactor, encode_json, read_file
-from swe_rl.view.answers import Answer, Answers
+from swe_rl.view.answers import Answer, Answers, answered
 from swe_rl.view.files import ViewError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -110,7 +110,7 @@ class ViewServer:
 
     def _json(self, answer: Answer) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            body = await asyncio.to_thread(lambda: self._redactor.json(encode_json(answer(_asked(request)))))
+            body = await asyncio.to_thread(answered, lambda: self._redactor.json(encode_json(answer(_asked(request)))))
             return web.Response(body=body, content_type="application/json")
 
         return handler
@@ -120,11 +120,11 @@ class ViewServer:
             path = self._answers.grade_log(_asked(request))
             return self._redactor.text(read_file(path).decode(errors="replace"))
 
-        return web.Response(text=await asyncio.to_thread(text), content_type="text/plain")
+        return web.Response(text=await asyncio.to_thread(answered, text), content_type="text/plain")
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         """The timeline for Perfetto, as a file to save; of a large run in pieces."""
-        name, pieces = await asyncio.to_thread(self._answers.trace, _asked(request))
+        name, pieces = await asyncio.to_thread(answered, lambda: self._answers.trace(_asked(request)))
         answer = web.StreamResponse(headers=_HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'})
         answer.content_type = "application/json"
         await answer.prepare(request)

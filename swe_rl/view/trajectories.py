@@ -34,8 +34,8 @@ _FACTS = (
 SORTABLE = frozenset({*_FACTS, "num_turns", "agent_s"})
 REWARDS: dict[str, Callable[[Any], bool]] = {
     "": lambda reward: True,
-    "positive": lambda reward: reward is not None and reward > 0,
-    "zero": lambda reward: reward is not None and reward <= 0,
+    "positive": lambda reward: isinstance(reward, int | float) and reward > 0,
+    "zero": lambda reward: isinstance(reward, int | float) and reward <= 0,
     "none": lambda reward: reward is None,
 }
 
@@ -171,7 +171,7 @@ class Trajectories:
             records = [_record(line, set_name) for line in known.lines(indices)]
         if not records:
             raise ViewError(f"There is no group {group_id!r} in {set_name}.")
-        ordered = sorted(records, key=lambda record: (record.get("sample") or 0, record.get("attempt") or 0))
+        ordered = sorted(records, key=lambda record: [_order(record.get(key)) for key in ("sample", "attempt")])
         return [whole_trajectory(record) | {"set": set_name} for record in ordered]
 
     def grade_log(self, folder: RunFolder, set_name: str, trajectory_id: str) -> Path:
@@ -184,8 +184,8 @@ class Trajectories:
 
     def _set(self, folder: RunFolder, name: str) -> tuple[_Set, int]:
         """With how many bytes had to be read for it."""
-        kind, _, number = name.partition("_")
-        path = files_of(folder).get(kind, {}).get(int(number)) if number.isdecimal() else None
+        paths = (path for files in files_of(folder).values() for path in files.values())
+        path = next((path for path in paths if path.stem == name), None)
         if path is None or path.is_symlink():
             raise ViewError(f"The run has no trajectories {name!r}.")
         known = self._sets.setdefault(path, _Set(path))
@@ -211,7 +211,7 @@ class Trajectories:
         names = sorted(self.sets(folder), key=lambda name: (name.partition("_")[2], name), reverse=True)
         begin, _, skipped = query.cursor.partition(":")
         names = names[names.index(begin) :] if begin in names else names
-        skip = int(skipped) if skipped.isdecimal() else 0
+        skip = int(skipped) if skipped.isdecimal() and len(skipped) <= 9 else 0
         rows: list[Row] = []
         most, read_bytes = min(query.rows, _MOST_PAGE_ROWS), 0
         for name in names:
@@ -245,8 +245,8 @@ def _matching(known: _Set, query: Query) -> tuple[list[int], int]:
     return [index for index, line in lines if needle in line.lower()], sum(len(line) for _, line in lines)
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: Any) -> tuple[int, int | float, str]:
     """Nothing, then numbers, then text."""
     if value is None:
-        return 0, 0.0, ""
-    return (1, float(value), "") if isinstance(value, int | float) else (2, 0.0, str(value))
+        return 0, 0, ""
+    return (1, value, "") if isinstance(value, int | float) else (2, 0, str(value))

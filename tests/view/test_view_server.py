@@ -1,18 +1,25 @@
 import asyncio
+import json
 import os
+import shutil
 import socket
 from contextlib import suppress
 
 import pytest
 from aiohttp import ClientSession, CookieJar
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from yarl import URL
 
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import decode_json
+from swe_rl.logger.disk import decode_json, encode_json, read_json
+from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.report.compare.read import measured
 from swe_rl.report.page import build_payload
 from swe_rl.report.timeline import programs_of
+from swe_rl.view.answers import Answers, answered
+from swe_rl.view.files import ViewError
 from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
 
 ADDRESSES = [
@@ -161,6 +168,114 @@ async def test_a_named_pipe_in_place_of_a_file_holds_up_nobody(visitor, folder, 
     finally:
         with suppress(OSError):  # whoever waits there goes on
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+ODD = st.recursive(
+    st.sampled_from([None, True, -1, 1.5, 10**30, 10**400, 1e308, "x", "", "1", "\u2028", float("nan")]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "mean", "1"]), inner, max_size=2),
+    max_leaves=4,
+)
+TEXT = st.sampled_from(
+    ["", "9" * 5000, "²", "-1", "step_000001", "eval_000001", f"step_{'9' * 5000}", "step_²", "step_1", "x" * 4000]
+)
+QUERY = st.fixed_dictionaries(
+    {"run": st.sampled_from(["train/first", "train/first\x00", "../..", "a" * 4000])},
+    optional={
+        "set": TEXT, "id": TEXT, "offset": TEXT, "row": TEXT, "start": TEXT, "step": TEXT, "text": TEXT,
+        "cursor": st.builds("{}:{}".format, TEXT, TEXT), "reward": st.sampled_from(["positive", "zero", "none", "x"]),
+        "sort": st.sampled_from(["reward", "sample", "num_calls", "status", "agent_s", "x"]), "column": TEXT,
+    },
+)  # fmt: skip
+NAMES = (
+    "runs",
+    "stamp",
+    "curves",
+    "options",
+    "run",
+    "trajectories",
+    "trajectory",
+    "group",
+    "programs",
+    "tokens",
+    "prompt",
+)
+
+
+def spoiled(records, data):
+    """With odd values in one of them."""
+    record = data.draw(st.sampled_from(records))
+    for key in data.draw(st.lists(st.sampled_from([*record]), max_size=3)):
+        record[key] = data.draw(ODD)
+    return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_query_and_no_line_is_a_fault(runs, folder, data):
+    """Who asks is told what is wrong with it in a sentence."""
+    trajectories = read_jsonl(folder.trajectories(1))[:3]
+    place = {"run": "train/first", "set": "step_000001", "id": trajectories[0]["trajectory_id"]}
+    group = place | {"id": trajectories[0]["group_id"]}
+    steps, status = read_jsonl(folder.steps_jsonl), read_json(folder.status_json)
+    evals = read_jsonl(folder.evals_jsonl) or [{"step": 1, "split": "eval", "resolved_rate": 0.5, "cheating": {"x": 1}}]
+    lost = {"time": 1.0, "event": "engine_lost", "engine": "e0", "reason": "x", "requests": 1, "work_s": 1.0}
+    events = [lost, {"time": 2.0, "event": "engine_back", "engine": "e0", "away_s": 1.0}]
+    copy = RunFolder(runs / "train" / "odd")
+    shutil.copytree(folder.path, copy.path, dirs_exist_ok=True)
+    copy.trajectories(1).write_text(spoiled(trajectories, data))
+    copy.steps_jsonl.write_text(spoiled(steps, data))
+    copy.evals_jsonl.write_text(spoiled(evals, data))
+    copy.events_jsonl.write_text(spoiled(events, data))
+    copy.status_json.write_text(spoiled([status], data))
+    answers = Answers(runs)
+    query = data.draw(QUERY)
+    for asked in (query, place, group, query | place, query | group, {"run": "train/first"}):
+        if "run" in asked and asked["run"] == "train/first":
+            asked = asked | {"run": "train/odd"}
+        for name in NAMES:
+            try:
+                answered(lambda name=name, asked=asked: encode_json(answers.by_name[name](lists(asked))))
+            except ViewError as error:
+                assert error.status in (400, 404, 422) and str(error).endswith((".", "again."))
+
+
+def lists(asked):
+    return {key: [value] for key, value in asked.items()}
+
+
+@pytest.mark.parametrize("reward", ["high", {"a": 1}, [1], True])
+@pytest.mark.parametrize("wanted", ["", "positive", "zero"])
+async def test_an_odd_line_takes_only_its_part(visitor, folder, reward, wanted):
+    """A reward that is a text, and a sample beside numbers that is one."""
+    first, second, *_ = read_jsonl(folder.trajectories(1))
+    second |= {"reward": reward, "sample": "x", "group_id": first["group_id"], "num_calls": 10**400}
+    folder.trajectories(1).write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    place = {"run": "train/first", "set": "step_000001"}
+    for sort in ("reward", "sample", "num_calls"):
+        answer = await visitor.get("/api/trajectories", params=place | {"reward": wanted, "sort": sort})
+        assert answer.status == 200, await answer.text()
+    answer = await visitor.get("/api/group", params=place | {"id": first["group_id"]})
+    assert len((await answer.json())["trajectories"]) == 2
+
+
+@pytest.mark.parametrize(
+    "status", ['{"status": "running", "step": "a", "started": "b"}', '{"status": "running", "started": 1e300}', "[]"]
+)
+async def test_an_odd_status_is_an_unknown_one(visitor, folder, status):
+    folder.status_json.write_text(status)
+    folder.steps_jsonl.write_text('{"step": %s, "loss": 1}\n' % ("9" * 400))
+    answer = await visitor.get("/api/run?run=train/first")
+    assert answer.status == 200 and (await answer.json())["status"]["label"] == "unknown"
+    assert (await visitor.get("/api/curves?run=train/first&column=loss")).status == 200
+
+
+@pytest.mark.parametrize(
+    "query", [{"set": f"step_{'9' * 5000}"}, {"set": "step_²"}, {"set": "step_-1"}, {"cursor": f"x:{'9' * 5000}"}]
+)
+@pytest.mark.parametrize("name", ["trajectories", "tokens"])
+async def test_an_odd_query_is_said(visitor, query, name):
+    answer = await visitor.get(f"/api/{name}", params={"run": "train/first", "id": "x"} | query)
+    assert answer.status in (200, 400, 404), await answer.text()
 
 
 async def test_it_only_reads(visitor):
