@@ -29,7 +29,7 @@ from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
 from tests.support.scripted_sandbox import ScriptedProvider
 
-DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
+DIFF = "ZGlmZiAtLWdpdA==:"  # base64 of what git would print, and no name of a file that it could not read
 
 
 class FakeGateway:
@@ -235,7 +235,7 @@ FORGES = "diff --git a/one.py b/one.py\n--- a/one.py\n+++ b/one.py\n@@ -0,0 +1 @
 )
 async def test_a_trick_in_a_paid_patch_is_treated_as_the_policy_says(attempt, config, policy, status, reward, trained):
     rollout = dataclasses.replace(config.rollout, tricks=TrickPolicy(policy))
-    encoded = base64.b64encode(FORGES.encode()).decode()
+    encoded = base64.b64encode(FORGES.encode()).decode() + ":"
     used = await attempt(ScriptedAgent(["true"]), respond=lambda command: encoded, rollout=rollout)
     one = used.trajectory
     assert (one.status, one.reward, one.trained, one.in_baseline) == (status, reward, trained, trained)

@@ -26,7 +26,7 @@ from swe_rl.router.make import make_router
 from swe_rl.sandbox.protocol import Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
-DIFF = "ZGlmZiAtLWdpdA=="  # base64 of what git would print
+DIFF = "ZGlmZiAtLWdpdA==:"  # base64 of what git would print, and no name of a file that it could not read
 SAYS = [f"```bash\n{command}\n```" for command in ("cat a.py", "sed -i s/a/b/ a.py", "submit")]
 
 

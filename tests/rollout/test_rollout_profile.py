@@ -202,7 +202,7 @@ async def test_an_attempt_stamps_what_it_measures(config, instance):
             env,
             ScriptedAgent(["true"]),
             gateway,
-            ScriptedProvider(lambda command: "ZGlmZiAtLWdpdA=="),
+            ScriptedProvider(lambda command: "ZGlmZiAtLWdpdA==:"),
             config.rollout,
             config.env,
             model_name="tiny",
