@@ -121,7 +121,7 @@ class Storm:
     def _reference(self, job: Job, starts: Starts) -> tuple[tuple[float, float], Facts]:
         """For how long an uninterrupted run starts, and samples, and what it leaves. Raises RuntimeError."""
         with self._lock:
-            kept = self._out / f"reference_{job.name}.pickle"
+            kept = self._out / f"uninterrupted_{job.name}.pickle"
             if job.name not in self._references and kept.is_file():
                 self._references[job.name] = pickle.loads(kept.read_bytes())
             if job.name not in self._references:

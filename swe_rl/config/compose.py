@@ -70,18 +70,6 @@ PATHS = {  # may begin with `~`; a test knows all other words of the schema as n
 _UNHASHED_TABLE = "rollout.workload."
 
 
-class HomePath(str):
-    """A path below a home, with how it is written: by that the hash knows a run, also one of an earlier version."""
-
-    written: str
-
-    @classmethod
-    def of(cls, path: str) -> str:
-        expanded = cls(from_home(path))
-        expanded.written = path
-        return path if expanded == path else expanded
-
-
 @dataclass(frozen=True)
 class Composed:
     """`overrides` hold no secret; `choices` maps each group to the chosen option; `launcher` is Hydra's, its settings
@@ -182,7 +170,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolved(tree, key) for key in keys}
     for group, names in PATHS.items():
-        values[group] |= {name: HomePath.of(path) for name in names if (path := values[group][name])}
+        values[group] |= {name: from_home(path) for name in names if (path := values[group][name])}
     _name_extensions(values, choices)
     launcher = _table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
     sweep = _table(OmegaConf.to_container(hydra.sweep, resolve=False))
@@ -335,7 +323,7 @@ def _hydra(config_dir: Path | None) -> Iterator[None]:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Full key to value, in order of declaration, secrets masked; enum members become their names, tuples lists."""
-    return {key: str(value) if isinstance(value, str) else value for key, value in _flat(config, "")}
+    return dict(_flat(config, ""))
 
 
 def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -347,14 +335,15 @@ def _flat(node: Any, key: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(node, tuple):
         yield key, [mask_value(key, item) for item in node]  # JSON writes tuples inside of it as lists
     else:
-        yield key, mask_value(key, node)
+        value = mask_value(key, node)
+        yield key, str(value) if isinstance(value, str) else value
 
 
 def config_hash(config: Config) -> str:
     """Sixteen hex digits, the same for two runs that would compute the same; see `_UNHASHED_KEYS`."""
     values = {
-        key: getattr(value, "written", value)
-        for key, value in _flat(config, "")
+        key: value
+        for key, value in flatten(config).items()
         if key not in _UNHASHED_KEYS
         and not key.startswith(_UNHASHED_TABLE)
         and (key.partition(".")[0] not in _UNHASHED_GROUPS or key.startswith(_HASHED_TABLE))

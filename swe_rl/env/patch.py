@@ -137,7 +137,7 @@ add_batch() {
   batch=()
 }
 git add --all --ignore-errors . || {
-  failed; git ls-files -z --modified --deleted --others --exclude-standard > "$own/changed"
+  failed; git ls-files -z --modified --deleted --others --exclude-standard | sort -zu > "$own/changed"
   while IFS= read -r -d '' n; do batch+=("$n"); [ ${#batch[@]} -lt 16 ] || add_batch; done < "$own/changed"; add_batch
 }
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all \

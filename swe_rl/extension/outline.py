@@ -90,8 +90,9 @@ def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
     if isinstance(node, Function):
         parameters = None if node.decorator_list else _parameters(node.args, skip=0)
         return Outline(target, ast.get_docstring(node) or "", parameters, is_class=False, complete=False)
-    if isinstance(node, ast.Import | ast.ImportFrom) and depth:
-        return _outline(_imports(tree, module, file)[name], path, depth - 1)
+    elsewhere = _imports(tree, module, file).get(name) if isinstance(node, ast.Import | ast.ImportFrom) else None
+    if elsewhere is not None and depth:
+        return _outline(elsewhere, path, depth - 1)
     if node is not None or _has_star(tree) or _makes_names(tree):
         return Outline(target, "", None, complete=False)
     names = [item.name for item in tree.body if isinstance(item, ast.ClassDef | Function)]
@@ -186,8 +187,10 @@ def _bound(statement: ast.stmt) -> set[str]:
         return {statement.name}
     nodes = list(ast.walk(statement))
     names = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    others = (getattr(node, key, None) for node in nodes for key in ("asname", "name", "rest"))
-    return names | {name.partition(".")[0] for name in others if isinstance(name, str)}
+    imported = {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    plain = (node for node in nodes if not isinstance(node, ast.alias))
+    others = (getattr(node, key, None) for node in plain for key in ("name", "rest"))
+    return names | imported | {name for name in others if isinstance(name, str)}
 
 
 def _imports(tree: ast.Module, module: str, file: Path) -> dict[str, str]:
@@ -210,7 +213,8 @@ def _has_star(tree: ast.Module) -> bool:
 
 
 def _makes_names(tree: ast.Module) -> bool:
-    return any(getattr(node, "id", getattr(node, "attr", None)) in _MAKING for node in ast.walk(tree))
+    words = ((getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(tree))
+    return any(name in _MAKING or attribute == "__dict__" for name, attribute in words)  # x.exec() is somebody's own
 
 
 def _of_class(

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from swe_rl.agent.prompts import SYSTEM_PROMPTS
 from swe_rl.config.choices import ExportType, JobName
 from swe_rl.config.known_models import MANIFEST_FILE, PROMPT_FACT, STATE_FILE
 from swe_rl.config.provenance import Origins
@@ -165,7 +166,8 @@ def _write(
     saved = _saved_config(checkpoint)
     template = template_text(str(saved.get("model.chat_template", model.chat_template)))
     base, card = _description(checkpoint, saved, model), _card(checkpoint, saved)
-    facts = {PROMPT_FACT: saved.get("model.system_prompt", model.system_prompt)}
+    spoken, words = saved.get("agent.system_prompt"), saved.get("model.system_prompt", model.system_prompt)
+    facts = {PROMPT_FACT: spoken if spoken in SYSTEM_PROMPTS else words}
     return export(checkpoint, base, target, dtype=wanted, chat_template=template, facts=facts, card=card, key=key)
 
 

@@ -219,7 +219,10 @@ def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Seq
 
 def _from_here(path: Path) -> str:
     """Relative to the working directory where it lies below it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    try:
+        return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    except OSError:  # it was removed
+        return str(path)
 
 
 def _what(config: Config) -> str:

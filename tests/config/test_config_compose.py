@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import json
 import os
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_origin
@@ -121,17 +120,14 @@ def test_every_word_of_the_schema_is_known_as_a_path_or_as_none():
 
 @pytest.mark.parametrize("key", PATH_KEYS)
 def test_check_and_start_read_the_same_path(tmp_path, monkeypatch, key):
-    """Rules expand by themselves, and a start mostly does not: none of them meets a `~`. A run keeps its hash."""
+    """Rules expand by themselves, and a start mostly does not: none of them meets a `~`."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "there").mkdir()
     config = compose([f'{key}="~/there"']).config
-    path, group = value_at(config, key), key.partition(".")[0]
+    path = value_at(config, key)
     assert path == Host().absolute(path) == str(tmp_path / "there") == flatten(config)[key]
     assert Path(path).exists() and Host().exists("~/there")
-    written = replace(config, **{group: replace(getattr(config, group), **{key.partition(".")[2]: "~/there"})})
-    assert config_hash(pickle.loads(pickle.dumps(config))) == config_hash(written)
-    other = replace(config, **{group: replace(getattr(config, group), **{key.partition(".")[2]: str(path)})})
-    assert config_hash(other) == config_hash(compose([f"{key}={path}"]).config)
+    assert config_hash(config) == config_hash(compose([f"{key}={path}"]).config)
 
 
 def test_a_model_below_home_is_loaded(tmp_path, monkeypatch):

@@ -182,7 +182,13 @@ def test_a_repository_has_its_runner_under_each_data_sets_name(repo, path):
 def test_the_file_of_a_test_that_counts_is_not_the_patchs():
     """Also where a row has no test patch; but a file that the gold patch changes is the task's business."""
     gold = "--- a/checks.py\n+++ b/checks.py\n@@ -1 +1 @@\n-a\n+b\n"
-    ids = {"fail_to_pass": ("checks.py::test_a", "suite/all.py::T::test_b[x::y]"), "pass_to_pass": ("test_c (x.T)",)}
+    ids = {"fail_to_pass": ("checks.py::test_a", "suite/all.py::T::test_b[x::y.z]"), "pass_to_pass": ("test_c (x.T)",)}
     specs = protected(replace(INSTANCE, patch=gold, **ids))
     assert {":(top,literal)suite/all.py", ":(top,glob)suite/all/**", ":(top,glob)test.py"} <= {*specs}
     assert ":(top,exclude,literal)checks.py" in specs and not any("test_c" in spec for spec in specs)
+
+
+@pytest.mark.parametrize("name", ["pkg/other.py::pkg.other.f", "README.rst::README.rst", "::test", "tests::lexer::ok"])
+def test_a_name_that_is_no_test_of_a_file_of_tests_pins_nothing(name):
+    """A doctest's file is the code that is to be mended; other languages name modules."""
+    assert protected(replace(INSTANCE, pass_to_pass=(name,))) == protected(replace(INSTANCE, pass_to_pass=()))

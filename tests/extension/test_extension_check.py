@@ -75,6 +75,22 @@ def test_what_is_missing_and_what_is_too_much_is_named_with_its_docstring(packag
     assert wrong.message == "theirs.Mine (Acts carefully) takes int for tries, not 'many'"
 
 
+def test_a_class_that_uses_a_sandbox_is_still_read(package):
+    """`exec` and `vars` of an object are no names that the module makes."""
+    folder = package("theirs", GOOD.replace("raise NotImplementedError", "await work.sandbox.exec('ls', timeout_s=1)"))
+    assert "needs tries" in refused(folder).message
+    folder = package("theirs", "from swe_rl.agent.bash import BashAgent\n\nclass Mine(BashAgent):\n    pass\n")
+    assert "takes no tempo" in refused(folder, "+agent.params.tempo=3").message
+
+
+def test_a_name_that_is_imported_as_another_is_not_bound(package):
+    package("other", "class Mine: ...\n")
+    folder = package("theirs", GOOD + "\nfrom other import Mine as Theirs\nimport xml.dom as Dom\n")
+    assert "needs tries" in refused(folder).message
+    folder = package("theirs", "from other import Mine as Theirs\n")
+    assert "has no Mine" in refused(folder).message
+
+
 def test_a_missing_or_wrong_method_is_named(package):
     missing = refused(package("theirs", "class Mine:\n    pass\n"))
     assert missing.message == "theirs.Mine has no method run(work)" and "docs/extending.md" in missing.fix

@@ -87,7 +87,9 @@ def project(instance: Instance) -> str:
 def protected(instance: Instance, folders: Sequence[str] = ()) -> list[str]:
     """git pathspecs of what a patch may not change; whole `folders` too, and the files of the tests that count."""
     changed = touched_paths(instance.test_patch)
-    named = {test.split("::")[0] for test in (*instance.fail_to_pass, *instance.pass_to_pass) if "::" in test}
+    tests = (test.partition("::") for test in (*instance.fail_to_pass, *instance.pass_to_pass))
+    # A doctest is named by its module, with dots: it is part of the code that a patch may mend.
+    named = {path for path, _, name in tests if path.endswith(".py") and name and "." not in name.partition("[")[0]}
     files = sorted({*changed, *named})
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
     patterns += [f":(top,glob){name}" for name in (*ROOT_TESTS, *OWN_RUNNERS.get(project(instance), ()))]

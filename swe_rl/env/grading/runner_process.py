@@ -100,7 +100,7 @@ def _raised_at(trace: Any) -> "tuple[str, int] | None":
 
 def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], str]]":
     """What became of an item of pytest, by its call and its report, and of a test that unittest skips."""
-    root, real = os.path.realpath(str(Path.cwd())), os.path.realpath
+    root, real, installed = os.path.realpath(str(Path.cwd())), os.path.realpath, installed_places(True)
 
     def named(outcome: str, path: str, test: str, error: Any) -> str:
         try:
@@ -117,6 +117,8 @@ def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], st
         lines = []  # type: list[str]
         if where is None:
             lines = _without_others(path, test)
+        elif outcome == "skipped" and where[0].startswith(installed):
+            return True  # a plugin's, such as pytest-remotedata's
         elif where[0] == path or (where[0].startswith(root + "/") and _TEST_FILE.search(where[0][len(root) :])):
             lines = _text_of(where[0])[0][max(0, where[1] - _LINES_OF_A_CALL) : where[1]]
         return any(word in line for line in lines for word in _WORDS[outcome])
@@ -131,7 +133,11 @@ def make_outcomes() -> "tuple[Callable[[Any, Any, Any], str], Callable[[Any], st
         else:
             outcome = "skipped" if report.outcome == "skipped" else "failed"
         test = getattr(item, "originalname", None) or item.name.partition("[")[0]
-        return named(outcome, str(item.fspath), test, error) if outcome in _WORDS else outcome
+        return (
+            named(outcome, str(getattr(item, "path", None) or item.fspath), test, error)
+            if outcome in _WORDS
+            else outcome
+        )
 
     def of_skip(test: Any) -> str:
         path = getattr(sys.modules.get(type(test).__module__), "__file__", None) or ""

@@ -29,7 +29,7 @@ for place in /tests /logs; do
   [ -d "$place" ] && [ ! -L "$place" ] || rm -f "$place"
   mkdir -p "$place"
   chmod -R u+rwX "$place"
-  find "$place" -mindepth 1 -delete
+  find "$place" -mindepth 1 -delete 2>/dev/null || rm -rf "$place"/* "$place"/.[!.]* "$place"/..?*
 done
 mkdir -p /logs/verifier
 tar -xf "$stage" -C /tests
