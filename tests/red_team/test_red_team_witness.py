@@ -179,7 +179,8 @@ async def test_no_grader_pays_an_expected_failure_that_the_package_makes(tmp_pat
 async def test_what_tests_expect_to_fail_passes_as_in_the_official_harness(tmp_path, graded, grader):
     """By a mark, a call or a fixture of their own; by the package's, where the known fix shows the same."""
     folder, replica = tmp_path / "pytest", REPLICAS["pytest"]
-    replica = dataclasses.replace(replica, tests=EXPECTED)
+    settings = "[pytest]\naddopts = -p no:legacypath\n"  # then no item has an fspath
+    replica = dataclasses.replace(replica, tests=EXPECTED, files={**replica.files, "pytest.ini": settings})
     instance = make(replica, folder)
     known = f"import pytest\n\nknown = pytest.mark.xfail\n{BUG.replace('a - b', 'a + b')}"
     names = (*EXPECTED_TESTS, "Tests::test_unittest")
