@@ -46,7 +46,7 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
         if dataset and dataset.endswith(ENDINGS):
             files[key] = dataset
     yield from _folders(config, host)
-    if config.env.proofs and host.exists(f"{config.env.proofs}/."):
+    if config.env.proofs and host.exists(config.env.proofs) and not host.file_exists(config.env.proofs):
         yield error("file", "env.proofs", "is a folder", f"env.proofs={config.env.proofs.rstrip('/')}/proofs.jsonl")
     for key, path in files.items():
         if path is not None and not host.file_exists(path):
