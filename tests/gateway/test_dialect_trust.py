@@ -103,6 +103,14 @@ def changed(body, path, other):
     return body
 
 
+def drawn(data, body, *others):
+    """The body with one or two of its places left out, or with something else there."""
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from([path for path in places(body) if path]))
+        body = changed(body, path, data.draw(st.one_of(st.just(...), *others)))
+    return body
+
+
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.path)
 def test_a_body_that_nobody_changed_is_taken(renderer, dialect):
     request = dialect.parse(orjson.dumps(BODIES[dialect.path]), Arrived("m"))
@@ -114,10 +122,7 @@ def test_a_body_that_nobody_changed_is_taken(renderer, dialect):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_any_change_is_refused_or_answered(renderer, dialect, data):
-    body = BODIES[dialect.path]
-    for _ in range(data.draw(st.integers(1, 2))):
-        path = data.draw(st.sampled_from([path for path in places(body) if path]))
-        body = changed(body, path, data.draw(st.one_of(st.just(...), anything)))
+    body = drawn(data, BODIES[dialect.path], anything)
     try:
         request = dialect.parse(orjson.dumps(body), Arrived("m"))
     except ApiError as error:
@@ -193,12 +198,7 @@ def written(body):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_what_was_sampled_is_recorded_and_answered(answered, dialect, data):
-    body = ROOMY[dialect.path]
-    for _ in range(data.draw(st.integers(1, 2))):
-        path = data.draw(st.sampled_from([path for path in places(body) if path]))
-        other = st.one_of(st.just(...), anything, st.sampled_from(["@260", "@990"]))
-        body = changed(body, path, data.draw(other))
-    answered(dialect, written(body))
+    answered(dialect, written(drawn(data, ROOMY[dialect.path], anything, st.sampled_from(["@260", "@990"]))))
 
 
 @pytest.mark.parametrize("schema", [{"anyOf": 1}, {"oneOf": True}, {"type": 7}, {"anyOf": {"type": "array"}}, 3])
