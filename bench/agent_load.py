@@ -25,8 +25,95 @@ import aiohttp
 import orjson
 
 from bench.load import Load, LoadOptions, first_messages, make_load, observation
-from bench.records import ProgramRecord, TurnRecord, summarize
-from swe_rl.router.simulation.workload import WORKLOADS, Program
+from swe_rl.router.simulation.outcome import percentile
+from swe_rl.router.simulation.workload import WORKLOADS, SimulatedProgram
+
+_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """Seconds since the load began; `latency_s` as the agent saw it."""
+
+    ended_s: float
+    latency_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    sampled_tokens: int
+
+
+@dataclass(slots=True)
+class ProgramRecord:
+    """`odd_prompts`: prompts that had another length than expected; `ended_s` None: cut short, or failed."""
+
+    program_id: str
+    started_s: float = 0.0
+    ended_s: float | None = None
+    turns: list[TurnRecord] = field(default_factory=list)
+    tool_s: float = 0.0
+    odd_prompts: int = 0
+    short_replies: int = 0
+    retries: int = 0
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        latencies = sorted(turn.latency_s for turn in self.turns)
+        return {
+            "program": self.program_id,
+            "started_s": round(self.started_s, 3),
+            "ended_s": None if self.ended_s is None else round(self.ended_s, 3),
+            "turns": len(self.turns),
+            "sampled_tokens": sum(turn.sampled_tokens for turn in self.turns),
+            "prompt_tokens": sum(turn.prompt_tokens for turn in self.turns),
+            "cached_tokens": sum(turn.cached_tokens for turn in self.turns),
+            "serving_s": round(sum(latencies), 3),
+            "tool_s": round(self.tool_s, 3),
+            "worst_turn_s": round(latencies[-1], 3) if latencies else 0.0,
+            "error": self.error,
+        }
+
+
+def summarize(records: Sequence[ProgramRecord], elapsed_s: float) -> dict[str, Any]:
+    turns = [turn for record in records for turn in record.turns]
+    ended = sorted(record.ended_s for record in records if record.ended_s is not None)
+    errors = [record.error for record in records if record.error is not None]
+    sampled, prompts = sum(one.sampled_tokens for one in turns), sum(one.prompt_tokens for one in turns)
+    latencies = sorted(turn.latency_s for turn in turns)
+    whole = len(ended) == len(records)
+    makespan_s = ended[-1] if whole else elapsed_s
+    return {
+        "complete": whole,
+        "programs": len(records),
+        "programs_ended": len(ended),
+        "turns": len(turns),
+        "makespan_s": round(makespan_s, 3),
+        "sampled_tokens": sampled,
+        "tokens_per_s": round(sampled / makespan_s, 2) if makespan_s else 0.0,
+        "prompt_tokens": prompts,
+        "cached_tokens": sum(turn.cached_tokens for turn in turns),
+        "cached_share": round(sum(turn.cached_tokens for turn in turns) / prompts, 4) if prompts else 0.0,
+        "turn_p50_s": round(percentile(latencies, 50), 3),
+        "turn_p90_s": round(percentile(latencies, 90), 3),
+        "turn_p99_s": round(percentile(latencies, 99), 3),
+        "turn_max_s": round(latencies[-1], 3) if latencies else 0.0,
+        "half_ended_s": round(percentile(ended, 50), 3),
+        "most_ended_s": round(percentile(ended, 90), 3),
+        "tokens_per_s_by_10s": _by_window(turns, makespan_s),
+        "odd_prompts": sum(record.odd_prompts for record in records),
+        "short_replies": sum(record.short_replies for record in records),
+        "retries": sum(record.retries for record in records),
+        "num_errors": len(errors),
+        "errors": sorted(set(errors))[:5],
+        "by_program": [record.to_json() for record in records],
+    }
+
+
+def _by_window(turns: Sequence[TurnRecord], until_s: float) -> list[float]:
+    sums = [0] * (int(until_s / _WINDOW_S) + 1)
+    for turn in turns:
+        sums[min(len(sums) - 1, int(turn.ended_s / _WINDOW_S))] += turn.sampled_tokens
+    return [round(tokens / _WINDOW_S, 1) for tokens in sums]
+
 
 _BUSY_TRIES = 120
 _BUSY_PAUSE_S = 1.0
@@ -38,7 +125,7 @@ class CallError(Exception):
     """A completion was refused."""
 
 
-async def _nothing(_: Program) -> None:
+async def _nothing(_: SimulatedProgram) -> None:
     pass
 
 
@@ -47,12 +134,12 @@ class Target:
     """Where programs go. `base_url(program, number)` ends in /v1; `begin` and `end` are told of each program,
     `all_begun` when none is left to begin; `body` is added to every request's."""
 
-    base_url: Callable[[Program, int], str]
+    base_url: Callable[[SimulatedProgram, int], str]
     model: str
     vocabulary_size: int
     body: dict[str, Any] = field(default_factory=dict)
-    begin: Callable[[Program], Awaitable[None]] = _nothing
-    end: Callable[[Program], Awaitable[None]] = _nothing
+    begin: Callable[[SimulatedProgram], Awaitable[None]] = _nothing
+    end: Callable[[SimulatedProgram], Awaitable[None]] = _nothing
     all_begun: Callable[[], None] = lambda: None
 
 
@@ -89,7 +176,7 @@ class AgentLoad:
     def _now(self) -> float:
         return self._clock() - self._began_s
 
-    async def _program(self, session: aiohttp.ClientSession, number: int, program: Program) -> None:
+    async def _program(self, session: aiohttp.ClientSession, number: int, program: SimulatedProgram) -> None:
         record = self._records[number]
         record.started_s = self._now()
         await self._target.begin(program)
@@ -101,7 +188,9 @@ class AgentLoad:
         finally:
             await self._target.end(program)
 
-    async def _turns(self, session: aiohttp.ClientSession, url: str, program: Program, record: ProgramRecord) -> None:
+    async def _turns(
+        self, session: aiohttp.ClientSession, url: str, program: SimulatedProgram, record: ProgramRecord
+    ) -> None:
         seed, words = self._load.options.seed, self._target.vocabulary_size
         messages = first_messages(program, seed, words)
         held = 0
@@ -119,7 +208,7 @@ class AgentLoad:
             await asyncio.sleep(turn.tool_s)
             record.tool_s += turn.tool_s
 
-    def _body(self, program: Program, messages: Sequence[dict[str, str]], max_tokens: int) -> bytes:
+    def _body(self, program: SimulatedProgram, messages: Sequence[dict[str, str]], max_tokens: int) -> bytes:
         return orjson.dumps(
             {
                 "model": self._target.model,
@@ -172,7 +261,7 @@ def router_target(url: str, model: str, vocabulary_size: int, release_path: str 
     path for that."""
     root = _root(url)
 
-    async def release(program: Program) -> None:
+    async def release(program: SimulatedProgram) -> None:
         if release_path is not None:
             async with (
                 aiohttp.ClientSession() as session,

@@ -64,6 +64,7 @@ class Numbers:
     """Meets what a gateway asks of a renderer: a message is so many ids, a reply is always the same words."""
 
     stop_token_ids = ()
+    rewrites = False
 
     def __init__(self, new_tokens: int, seed: int) -> None:
         rng = random.Random(seed)
@@ -74,10 +75,12 @@ class Numbers:
         start = self._rng.randrange(_POOL_TOKENS - count)
         return self._pool[start : start + count]
 
-    def start(self, messages: Sequence[Any], tools: Any = None) -> list[int]:
+    def start(self, messages: Sequence[Any], tools: Any = None, most_tokens: int | None = None) -> list[int]:
         return self.ids(self._new_tokens)
 
-    def extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Any]) -> list[int]:
+    def extend(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Any], most_tokens: int | None = None
+    ) -> list[int]:
         return self.ids(self._new_tokens)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
@@ -154,9 +157,9 @@ def looked_at(request: Any) -> Any:
 
 def handed_over(rows: Sequence[Any], pipes: Sequence[Any], folder: Path) -> list[tuple[int, int, int]]:
     """What each rank saw: rows, tokens, and their sum."""
-    from swe_rl.trainer.ranks.rows_file import lent
+    from swe_rl.trainer.ranks.rows_file import lend_rows
 
-    with lent(rows, folder) as file:
+    with lend_rows(rows, folder) as file:
         for pipe in pipes:
             pipe.send(file)
         return [pipe.recv() for pipe in pipes]

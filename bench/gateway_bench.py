@@ -9,7 +9,6 @@ observation to it. Bodies are of the given size on average (from half to one and
 one machine and compete for its cores: read the figures as differences and ratios within one run.
 
 Invariants:
-- The plain proxy has the same server and client of HTTP and passes the bytes on: with them no gateway adds less.
 - Everybody is measured in the same run, in turn, in every repeat; the figures are medians over the repeats.
 - This project's gateway does all its work: rendering and tokens, router, token capture, SQLite.
 """
@@ -19,6 +18,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -29,17 +29,70 @@ from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 
 from bench.echo_engine import MODEL
 from bench.peers import PEERS, PeerError, process, run_to_end
 from bench.random_qwen3 import write_model
-from bench.raw_client import Connection, ReplyError
 from bench.serve_gateway import LOOPS
 from bench.words import text
 from swe_rl.host.addresses import free_port
 from swe_rl.router.simulation.outcome import percentile
+
+_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+_BUFFER_BYTES = 2**22
+
+
+class ReplyError(Exception):
+    """A status other than 200, or no reply."""
+
+
+class Connection:
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def post(self, path: str, body: bytes, session_id: str) -> tuple[bytes, float]:
+        """The reply's body, and the seconds it took. Raises ReplyError."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=_BUFFER_BYTES)
+        assert self._reader is not None
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\nContent-Type: application/json\r\n"
+            f"X-Session-ID: {session_id}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        began_s = time.perf_counter()
+        self._writer.write(head.encode() + body)
+        try:
+            text = await self._reader.readuntil(b"\r\n\r\n")
+            reply = await self._body(text)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ReplyError(f"{self._host}:{self._port} broke off: {error}") from error
+        took_s = time.perf_counter() - began_s
+        if not text.startswith(b"HTTP/1.1 200"):
+            raise ReplyError(f"{text.splitlines()[0].decode()}: {reply[:200].decode(errors='replace')}")
+        return reply, took_s
+
+    async def _body(self, head: bytes) -> bytes:
+        assert self._reader is not None
+        found = _LENGTH.search(head)
+        if found:
+            return await self._reader.readexactly(int(found[1]))
+        parts = []
+        while size := int(await self._reader.readline(), 16):
+            parts.append(await self._reader.readexactly(size))
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
 
 _SAMPLED = 16
 _OBSERVED = 8
@@ -251,9 +304,6 @@ class GatewayBench:
             ours = await self._start(stack, f"gateway {loop}", [*serve, "--loop", loop], engine)
             name = f"swe_rl on {loop}"
             doors.append(Door(name, ours, lambda session: f"/sessions/{session}/v1/chat/completions"))
-        proxy = [sys.executable, "-m", "bench.gateway_cost", "--proxy", "{engine}", "--port", "{port}"]
-        url = await self._start(stack, "proxy", proxy, engine)
-        doors.append(Door("plain proxy", url, lambda session: f"/sessions/{session}/v1/chat/completions"))
         for peer in PEERS if self._arguments.peers else ():
             try:
                 url = await self._start(stack, peer.name, peer.command(self._arguments.peers, ["{engine}"]), engine)

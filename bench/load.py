@@ -2,7 +2,7 @@
 
 Invariants:
 - The same draws as job=simulate's (swe_rl/router/simulation/workload.py): what is measured can be simulated.
-- A program's prompt of turn n has exactly the tokens that its `Turn`s add up to, markup included.
+- A program's prompt of turn n has exactly the tokens that its `SimulatedTurn`s add up to, markup included.
 - Equal options give equal programs and texts, told by `digest`.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from bench.words import MESSAGE_TOKENS, PROMPT_TOKENS, REPLY_END_TOKENS, text
 from swe_rl.config.schema import RolloutConfig
-from swe_rl.router.simulation.workload import WORKLOADS, Lognormal, Program, Turn, draw
+from swe_rl.router.simulation.workload import WORKLOADS, Lognormal, SimulatedProgram, SimulatedTurn, draw_workload
 
 _TEXTS = 1  # goes up when equal programs would get other texts
 _MAX_TRAJECTORY_TOKENS = 32768
@@ -42,7 +42,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    programs: tuple[Program, ...]
+    programs: tuple[SimulatedProgram, ...]
     options: LoadOptions
     digest: str
 
@@ -78,16 +78,16 @@ def make_load(options: LoadOptions) -> Load:
         concurrency=programs,
         command_timeout_s=600.0,
     )
-    drawn = draw(parameters, rollout, options.seed).steps[0][:programs]
+    drawn = draw_workload(parameters, rollout, options.seed).steps[0][:programs]
     shrunk = tuple(_shrink(program, options) for program in drawn)
     return Load(shrunk, options, _digest(shrunk, options.seed))
 
 
-def _shrink(program: Program, options: LoadOptions) -> Program:
+def _shrink(program: SimulatedProgram, options: LoadOptions) -> SimulatedProgram:
     kept = program.turns[: max(1, math.ceil(len(program.turns) * options.scale))]
     tokens = options.token_scale
     turns = tuple(
-        Turn(
+        SimulatedTurn(
             max(_LATER_TOKENS if index else _FIRST_TOKENS, round(turn.new_in_tokens * tokens)),
             max(1, round(turn.out_tokens * tokens)),
             turn.tool_s * options.tool_scale,
@@ -99,12 +99,12 @@ def _shrink(program: Program, options: LoadOptions) -> Program:
     return replace(program, turns=turns, system_tokens=system_tokens, boot_s=0.0, grade_s=0.0)
 
 
-def _digest(programs: Sequence[Program], seed: int) -> str:
+def _digest(programs: Sequence[SimulatedProgram], seed: int) -> str:
     told = json.dumps([_TEXTS, seed, [asdict(program) for program in programs]], sort_keys=True)
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
-def first_messages(program: Program, seed: int, vocabulary_size: int) -> list[dict[str, str]]:
+def first_messages(program: SimulatedProgram, seed: int, vocabulary_size: int) -> list[dict[str, str]]:
     """All programs share the system message, those of one group the user's as well."""
     system = program.system_tokens - MESSAGE_TOKENS
     user = program.prompt_tokens - program.system_tokens - MESSAGE_TOKENS - PROMPT_TOKENS
@@ -114,7 +114,7 @@ def first_messages(program: Program, seed: int, vocabulary_size: int) -> list[di
     ]
 
 
-def observation(program: Program, turn: int, seed: int, vocabulary_size: int) -> dict[str, str]:
+def observation(program: SimulatedProgram, turn: int, seed: int, vocabulary_size: int) -> dict[str, str]:
     """What the tool before `turn` said."""
     words = program.turns[turn].new_in_tokens - REPLY_END_TOKENS - MESSAGE_TOKENS - PROMPT_TOKENS
     return {"role": "user", "content": text(f"{seed}/{program.program_id}/{turn}", words, vocabulary_size)}

@@ -47,13 +47,19 @@ from swe_rl.engine.server.monitor import ServerMetrics, parse_metrics
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.host.addresses import free_port
-from swe_rl.router.simulation.workload import Program
+from swe_rl.router.simulation.workload import SimulatedProgram
 
 ARMS = ("default", "sticky_least_loaded", "cap:16", "cap:20", "cap:24", "tr", "tr_atw01")
 DIRECT = "direct"
 OTHERS = ("vllm_router", "vllm_router_sticky")
 _IDLE_WITHIN_S = 60.0
-_COUNTED = ("preemptions_total", "prefix_queries_tokens_total", "prefix_hits_tokens_total", "sampled_tokens_total")
+_COUNTED = (
+    "preemptions_total",
+    "prefix_queries_tokens_total",
+    "prefix_hits_tokens_total",
+    "sampled_tokens_total",
+    "host_hits_tokens_total",
+)
 
 
 class ServersBusyError(RuntimeError):
@@ -80,7 +86,7 @@ class Servers:
             await asyncio.sleep(0.2)
         async with aiohttp.ClientSession() as session:
             for url in self._urls:
-                async with session.post(f"{url}/reset_prefix_cache") as response:
+                async with session.post(f"{url}/reset_prefix_cache?reset_external=true") as response:
                     if response.status != 200:
                         raise ServersBusyError(
                             f"{url}/reset_prefix_cache answered {response.status}: start the server with "
@@ -172,11 +178,11 @@ class RouterBench:
         """As a rollout uses the gateway: a session is opened, and closed when its trajectory ends."""
         longest = self._load.max_context_tokens
 
-        async def begin(program: Program) -> None:
+        async def begin(program: SimulatedProgram) -> None:
             settings = SessionSettings(longest, longest, group_id=program.group)
             gateway.open_session(program.program_id, settings)
 
-        async def end(program: Program) -> None:
+        async def end(program: SimulatedProgram) -> None:
             summary = await gateway.close_session(program.program_id)
             for name, spent_s in summary.times_s.items():
                 self._spent_s[name] = self._spent_s.get(name, 0.0) + spent_s

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import resource
 import signal
 import sys
@@ -35,6 +36,13 @@ MODEL = "policy"
 LOOPS = ("asyncio", "uvloop")
 
 
+def token_bytes(model_dir: Path) -> int:
+    """Returns the bytes of one token's keys and values in bfloat16; 0 where config.json names no heads."""
+    facts = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    sizes = (facts.get(name, 0) for name in ("num_hidden_layers", "num_key_value_heads", "head_dim"))
+    return int(2 * 2 * math.prod(sizes))
+
+
 async def open_gateway(
     stack: AsyncExitStack,
     urls: Sequence[str],
@@ -48,7 +56,7 @@ async def open_gateway(
     clients_begin: bool = True,
 ) -> tuple[Gateway, TraceStore]:
     """Serving until `stack` is left; its traces go to a temporary folder."""
-    needs = Needs(model=None, max_model_len=max_model_len, processed_logprobs=False)
+    needs = Needs(model=None, max_model_len=max_model_len, token_bytes=token_bytes(model_dir))
     engines = [
         ExternalEngine(HttpClient(url), needs, name=f"engine{index}", max_num_seqs=max_num_seqs)
         for index, url in enumerate(urls)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swe_rl.engine.vllm.arguments import vllm_command
-from swe_rl.engine.vllm.server import Launch, VllmServer
+from swe_rl.engine.vllm.server import ServerLaunch, VllmServer
 from swe_rl.errors import RunError, UserError
 from swe_rl.host.addresses import free_port
 
@@ -86,7 +86,7 @@ async def serve(arguments: argparse.Namespace) -> int:
     servers = []
     for index, port in enumerate(ports):
         url = f"http://127.0.0.1:{port}"
-        launch = Launch(server_arguments(arguments, command, index, port), environment(arguments, index), url)
+        launch = ServerLaunch(server_arguments(arguments, command, index, port), environment(arguments, index), url)
         log = arguments.logs / f"engine{index}.log"
         server = VllmServer(
             launch,

@@ -219,7 +219,7 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
     """A sharded model of random weights, and its attention's name."""
     import torch
 
-    from swe_rl.trainer.sharded.attention import choose
+    from swe_rl.trainer.sharded.attention import choose_kernel
     from swe_rl.trainer.sharded.materialize import empty_model, fill_random
     from swe_rl.trainer.sharded.model import ShardedModel, head_shape
     from swe_rl.trainer.sharded.ulysses import heads_per_rank
@@ -229,7 +229,7 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
     heads, kv_heads, head_dim = head_shape(config)
     own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
     name = case.attention or "auto"
-    kernel = choose(mesh, (own_heads, own_kv, head_dim), dtype, name)
+    kernel = choose_kernel(mesh, (own_heads, own_kv, head_dim), dtype, name)
     offload, compiled = "offload" in case.options, "compile" in case.options
     model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled=compiled, offload=offload)
     fill_random(model, torch.device("cpu") if offload else mesh.device)
@@ -337,12 +337,12 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
 
 def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
-    from swe_rl.trainer.sharded.model import compare
+    from swe_rl.trainer.sharded.model import compare_packed
 
     config = model_config(case)
     result = Result(case.text)
     model, result.attention = build(case, mesh, config)
-    found = compare(model, tokens=case.tokens, rows=case.rows)
+    found = compare_packed(model, tokens=case.tokens, rows=case.rows)
     ok = found.mean < CHECK_TOLERANCE
     verdict = "ok" if ok else "WRONG"
     figures = f"mean |d logprob| {found.mean:.2e}, max {found.largest:.2e}, spread {found.spread:.2e} nats"

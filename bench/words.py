@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from swe_rl.model.chat import template_text
-from swe_rl.model.templates.qwen import IM_END, IM_START
+from swe_rl.templates.qwen import IM_END, IM_START
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

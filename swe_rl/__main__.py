@@ -9,7 +9,8 @@ import atexit
 import gc
 import sys
 
-from swe_rl.host.terminal import outlive_readers, shown, width
+from swe_rl.host.ending import bound_ending
+from swe_rl.host.terminal import outlive_readers, status_after_output, terminal_width
 
 COLLECTOR = (50_000, 20, 20)  # thresholds: a composition makes many objects and little garbage
 
@@ -25,12 +26,12 @@ def main() -> int:
         from swe_rl.version import __version__
 
         print(__version__)
-        return shown(0)
+        return status_after_output(0)
     try:
         from swe_rl.hardware.slurm.requeue import keep_warnings
 
         keep_warnings()
-        from swe_rl.cli.launch import start
+        from swe_rl.cli.launch import run_command
     except ModuleNotFoundError as error:
         from swe_rl.host.packages import not_installed
 
@@ -38,7 +39,8 @@ def main() -> int:
             raise
         print(f"error: {not_installed(str(error.name).partition('.')[0])}", file=sys.stderr)
         return 2
-    return start(arguments)
+    with bound_ending():
+        return run_command(arguments)
 
 
 def _spelled_out(arguments: list[str]) -> list[str]:
@@ -63,11 +65,11 @@ def _help(arguments: list[str]) -> int:
     parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--config-dir", "-cd", type=Path)
     try:
-        print(help_text(parser.parse_known_args(arguments)[0].config_dir, width(sys.stdout, COLUMNS)))
+        print(help_text(parser.parse_known_args(arguments)[0].config_dir, terminal_width(sys.stdout, COLUMNS)))
     except (ArgumentError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return shown(0)
+    return status_after_output(0)
 
 
 if __name__ == "__main__":

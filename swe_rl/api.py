@@ -50,7 +50,7 @@ from swe_rl.sandbox.door import direct_url
 from swe_rl.sandbox.foreign import OwnSandbox, Sandboxes
 from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
-API_VERSION = "1.3"
+API_VERSION = "2.0"
 
 __all__ = [
     "API_VERSION",

@@ -1,4 +1,4 @@
-"""Tests for code of your own: each `check_KIND` runs a class against all that `swe_rl.api` says of its kind.
+"""This module tests code of your own: each `check_KIND` holds a class to all that `swe_rl.api` says of its kind.
 
     from my_agent import MyAgent
     from swe_rl.testing import check_agent
@@ -25,13 +25,13 @@ from typing import Any
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.foreign import ForeignAgent
 from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
-from swe_rl.algo.foreign.advantage import ForeignAdvantage
-from swe_rl.algo.protocol import LossTokens, RewardGroup
+from swe_rl.algo.conformance import check_advantage as check_advantage
+from swe_rl.algo.conformance import check_loss as check_loss
 from swe_rl.check.findings import Severity
 from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import AgentConfig, AlgoConfig, EnvConfig, RouterConfig, SandboxConfig
+from swe_rl.config.schema import AgentConfig, EnvConfig, RouterConfig, SandboxConfig
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import ForeignGrader
@@ -66,13 +66,17 @@ from swe_rl.sandbox.conformance import check_sandbox as check_sandbox
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 
+# By default the model says these replies, which solve the task that an agent is given here.
 COMMANDS = ("```bash\necho hello > made.txt\n```", "```bash\nsubmit\n```")
-_STALL_S = 1.0  # for which an agent may keep the event loop from others
-_LATE_S = 10.0  # beyond its time, within which an agent has to end
+_STALL_S = 1.0  # An agent may keep the event loop from others for so long.
+_LATE_S = 10.0  # An agent has to end so many seconds after its time at the latest.
 
 
 def check_agent(agent: type, params: Params = NONE, *, replies: Sequence[str] = COMMANDS) -> None:
-    """`replies`: what the model says, turn by turn, then the last one again; the last one ends an attempt."""
+    """Checks an agent with a model that says `replies`, one a turn, and the last one again and again.
+
+    The last reply has to end an attempt. Raises ConformanceError.
+    """
     asyncio.run(_check_agent(agent, params, replies))
 
 
@@ -118,6 +122,7 @@ async def _attempt(agent: Agent, model: "_Model", sandboxes: ProcessProvider, ti
         return result
 
 
+# These are the seconds for which the event loop was kept from others during one attempt.
 _STALLS: list[float] = []
 
 
@@ -129,11 +134,14 @@ async def _longest_stall() -> None:
 
 
 class _Model:
-    """An OpenAI-compatible server on loopback whose model says what is on a list."""
+    """This is an OpenAI-compatible server on loopback, whose model says the replies of a list."""
 
     def __init__(self, replies: Sequence[str]) -> None:
         self._replies = replies
-        self.asked, self.overflows, self.delay_s, self.base_url = 0, False, 0.0, ""
+        self.asked = 0
+        self.overflows = False
+        self.delay_s = 0.0
+        self.base_url = ""
 
     async def __aenter__(self) -> "_Model":
         from aiohttp import web
@@ -186,8 +194,11 @@ async def _client() -> AsyncIterator[ChatClient]:
 def check_env(
     env: type, cache: Path, params: Params = NONE, *, splits: Sequence[str] = ("train", "heldout"), most: int = 2
 ) -> None:
-    """`cache`: an empty folder. `most`: so many instances of each split are graded, with their gold patch, without a
-    change and with a patch that is none."""
+    """Checks an environment, which gets the empty folder `cache`. Raises ConformanceError.
+
+    The first `most` instances of each split are graded three times: with their gold patch, with a patch that changes
+    nothing, and with a text that is no patch.
+    """
     given = {"config": EnvConfig(), "cache": cache, "sandbox": SandboxKind.process}
     made, maker = made_of(ExtensionKind.env, env, params, given)
     guarded = ForeignEnv(made, maker)
@@ -210,7 +221,8 @@ async def _check_instances(env: ForeignEnv, maker: Foreign, instances: Sequence[
             require(instance.patch.strip() not in prompt, maker, f"prompt({name}) must not have the gold patch")
             workspace = await asyncio.to_thread(env.workspace, instance)
             if workspace.path is None:
-                continue  # an image, which takes an engine of containers to look into
+                # The workspace is an image, and to start that takes a container engine.
+                continue
             verdicts = {"the gold patch": (instance.patch, True), "a change of nothing": (NOOP_PATCH, False)}
             for what, (patch, wanted) in verdicts.items():
                 grade = await env.grade(instance, patch, sandboxes, 60.0)
@@ -221,7 +233,7 @@ async def _check_instances(env: ForeignEnv, maker: Foreign, instances: Sequence[
 
 
 def an_attempt(*, resolved: bool) -> Attempt:
-    """What a reward is told of a trajectory, for tests of your own."""
+    """Returns an example of what a reward is told of a trajectory, for tests of your own."""
     instance = Instance("conformance", "conformance", "0" * 40, "Function f is broken.", "", "", ("t.py::test_f",), ())
     grade = Grade(resolved, patch_applied=True, fail_to_pass={"t.py::test_f": resolved})
     messages = ({"role": "user", "content": "Function f is broken."}, {"role": "assistant", "content": "Done."})
@@ -231,6 +243,7 @@ def an_attempt(*, resolved: bool) -> Attempt:
 
 
 def check_reward(reward: type, params: Params = NONE) -> None:
+    """Checks a reward with a resolved and an unresolved attempt. Raises ConformanceError."""
     made, maker = made_of(ExtensionKind.reward, reward, params, {})
     guarded = ForeignReward(made, maker, timeout_s=30.0)
     require(math.isfinite(guarded.failure), maker, "failure must be a finite number")
@@ -242,54 +255,7 @@ def check_reward(reward: type, params: Params = NONE) -> None:
             raise ConformanceError(str(error)) from error
 
 
-def check_advantage(advantage: type, params: Params = NONE) -> None:
-    made, maker = made_of(ExtensionKind.advantage, advantage, params, {"config": AlgoConfig()})
-    guarded = ForeignAdvantage(made, maker)
-    rows: list[tuple[float | None, ...]] = [(1.0, 0.0, 0.0), (1.0, 1.0), (0.0, None, 1.0, 0.5), (None, None), (0.5,)]
-    groups = [RewardGroup(row, tuple(reward is not None for reward in row), row) for row in rows]
-    for some in (groups, groups[:1], []):
-        try:
-            values = guarded.advantages(some)
-        except ExtensionFailure as error:
-            raise ConformanceError(str(error)) from error
-        require(values == guarded.advantages(some), maker, "advantages must not remember its former calls")
-    best, *others = guarded.advantages(groups[:1])[0]
-    require(best >= max(others), maker, "advantages must not be lower for a higher reward of the same group")
-
-
-def check_loss(loss: type, params: Params = NONE) -> None:
-    """Also that each token's loss depends on that token alone: micro-batches and ranks split them as they like."""
-    import torch
-
-    from swe_rl.algo.foreign.loss import ForeignLoss
-
-    made, maker = made_of(ExtensionKind.loss, loss, params, {"config": AlgoConfig()})
-    guarded = ForeignLoss(made, maker)
-
-    def tokens(count: int, order: "torch.Tensor | None" = None) -> LossTokens:
-        source = torch.Generator().manual_seed(0)
-        old = -3.0 * torch.rand(count, generator=source)
-        moved = old + 0.2 * torch.randn(count, generator=source)
-        advantages = torch.arange(count).remainder(3).float() - 1.0
-        rows = [moved, old, old.clone(), advantages, torch.ones(count)]
-        moved, old, sampled, advantages, entropy = (row if order is None else row[order] for row in rows)
-        return LossTokens(moved.detach().requires_grad_(), old, sampled, advantages, entropy)
-
-    some, order = tokens(9), torch.randperm(9, generator=torch.Generator().manual_seed(1))
-    try:
-        plain, shuffled, nothing = guarded.loss(some), guarded.loss(tokens(9, order)), guarded.loss(tokens(0))
-    except ExtensionFailure as error:
-        raise ConformanceError(str(error)) from error
-    require(nothing.shape == (0,), maker, "loss must take no tokens at all")
-    require(torch.allclose(plain[order], shuffled), maker, "loss of a token must depend on that token alone")
-    plain.sum().backward()
-    gradient = some.logprobs.grad
-    require(gradient is not None and bool(gradient.any()), maker, "loss must have a gradient by tokens.logprobs")
-    if not guarded.needs_all_rows and gradient is not None:
-        still = not bool(gradient[some.advantages == 0].any())
-        require(still, maker, "tokens of advantage 0 are left out, unless needs_all_rows = True")
-
-
+# In these events engines are drained, lost and come back, weights are synchronized, and some names are unknown.
 _ARRIVE = [RequestArrived(f"p{number}", f"r{number}", 100 + number, "group", 0) for number in range(4)]
 _EVENTS: tuple[Event, ...] = (
     StepTail(active=False),
@@ -319,11 +285,15 @@ _EVENTS: tuple[Event, ...] = (
 
 
 def check_router(router: type, params: Params = NONE) -> None:
-    """Engines are drained, lost and come back; every request is placed in the end, and equal events do the same."""
+    """Checks a router while engines are drained, lost and come back. Raises ConformanceError.
+
+    The router has to place every request in the end, and has to do the same for the same events.
+    """
     made, maker = made_of(
         ExtensionKind.router, router, params, {"config": RouterConfig(), "capacity_tokens": 10_000, "max_num_seqs": 64}
     )
-    first, second = _routed(made, maker), _routed(made, maker)
+    first = _routed(made, maker)
+    second = _routed(made, maker)
     require(first == second, maker, "step must do the same for the same events: all it remembers is in its state")
     placed = {action.request_id for actions in first for action in actions}
     missing = sorted({event.request_id for event in _EVENTS if isinstance(event, RequestArrived)} - placed)
@@ -342,7 +312,7 @@ def _routed(policy: Any, maker: Foreign) -> list[list[Action]]:
 
 
 def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
-    """A resumed run logs some steps again."""
+    """Checks a logger with the calls of a run that was resumed, and so logs a step twice. Raises ConformanceError."""
     given = {"folder": folder, "run_name": "conformance", "configuration": {"trainer.steps": 2}}
     made, maker = made_of(ExtensionKind.logger, logger, params, given)
     guarded = ForeignLogger(made, maker)
@@ -356,7 +326,10 @@ def check_logger(logger: type, folder: Path, params: Params = NONE) -> None:
 
 
 def check_grader(grader: type, params: Params = NONE) -> None:
-    """Of a small folder it judges the gold patch, a change of nothing, and what is no patch."""
+    """Checks a grader with one small folder. Raises ConformanceError.
+
+    The grader judges the gold patch, a patch that changes nothing, and a text that is no patch.
+    """
     made, maker = made_of(ExtensionKind.grader, grader, params, {"config": EnvConfig()})
     asyncio.run(_check_grader(ForeignGrader(made, maker), maker))
 
@@ -381,7 +354,10 @@ async def _check_grader(grader: ForeignGrader, maker: Foreign) -> None:
 
 
 def check_rule(rule: type, params: Params = NONE, *, refused: Sequence[str] = (), passed: Sequence[str] = ()) -> None:
-    """`refused`: words of a command line that it must refuse; `passed`: some that it must let start."""
+    """Checks a rule. Raises ConformanceError.
+
+    The rule must refuse a run with the words `refused` on its command line, and must let one with `passed` start.
+    """
     made, maker = made_of(ExtensionKind.rule, rule, params, {})
     guarded = ForeignRule(made, maker)
     for words, wanted in ((passed, False), (refused, True)):

@@ -1,34 +1,30 @@
 """Settings of the whole suite."""
 
-import copy
 import gc
-import importlib.metadata
 import os
 import signal
 import sys
-from functools import cache
-from types import SimpleNamespace
 
 import pytest
-from hydra._internal.config_repository import ConfigRepository
 from hypothesis import settings
 
 from swe_rl.check import findings
-from swe_rl.config import compose, known_hardware
+from swe_rl.config import known_hardware
 from swe_rl.engine.vllm import server
 from swe_rl.host.machine import Machine
 from swe_rl.run.event_loop import open_more_files
 from swe_rl.sandbox.process import isolation
 from swe_rl.trainer.ranks import forked
 from tests.support.command import HEAVY, environ_of_session
-from tests.support.composition import COMPOSE_TREE, LOAD_CONFIG, SharedFiles, SharedTrees, copied
 from tests.support.spare import ask_for_each
 
-INTERPRETER = forked._interpreter
+INTERPRETER = forked._start_interpreter
 
-# A busy machine is no failure of a property. Each run draws other examples.
-settings.register_profile("busy_machine", deadline=None, max_examples=50)
-settings.load_profile("busy_machine")
+# A busy machine is no failure of a property, so there is no deadline. Each run draws other examples, so few of them
+# in each run find in a week what many would find today. A property has a number of its own only where it is costly.
+settings.register_profile("by_hand", deadline=None, max_examples=20)
+settings.register_profile("ci", deadline=None, max_examples=50)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "by_hand")
 
 
 def hear_signals():
@@ -68,26 +64,6 @@ def same_machine_everywhere():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_trees():
-    """Options that were composed once are not composed again; `composed_from_nothing` leaves this out."""
-    files = SharedFiles()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_compose_tree", SharedTrees())
-        patch.setattr(compose, "copy", SimpleNamespace(deepcopy=copied))
-        patch.setattr(ConfigRepository, "load_config", lambda *given, **named: files.load(*given, **named))
-        yield
-
-
-@pytest.fixture(scope="module")
-def composed_from_nothing(shared_trees):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_compose_tree", COMPOSE_TREE)
-        patch.setattr(compose, "copy", copy)
-        patch.setattr(ConfigRepository, "load_config", LOAD_CONFIG)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def one_etc_for_all_sandboxes(tmp_path_factory):
     """Each provider copies hundreds of links of this host, which its commands only read."""
     made, make = {}, isolation.make_etc
@@ -107,7 +83,7 @@ def one_etc_for_all_sandboxes(tmp_path_factory):
 def isolation_is_tried_once():
     """Each provider runs Python in a sandbox and mounts an overlay to know whether that works on this host. Where the
     same settings passed before, they pass again. Tests in tests/sandbox/ try each time."""
-    passed, trial = set(), isolation._trial
+    passed, trial = set(), isolation._try_launcher
 
     def tried(launcher, folder):
         settings = (str(vars(launcher)).replace(str(folder), ""), folder.stat().st_dev)
@@ -119,16 +95,7 @@ def isolation_is_tried_once():
         return reason
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation, "_trial", tried)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def packages_are_looked_for_once():
-    """Each check reads the metadata of a few packages, which takes most of its time; nothing installs any meanwhile."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("version", "requires"):
-            patch.setattr(importlib.metadata, name, cache(getattr(importlib.metadata, name)))
+        patch.setattr(isolation, "_try_launcher", tried)
         yield
 
 
@@ -145,13 +112,13 @@ def ranks_are_forked_at_once():
     """Else each start of ranks imports torch and transformers; `ranks_from_nothing` leaves this out."""
     environ_of_session()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forked, "_interpreter", ask_for_each(HEAVY))
+        patch.setattr(forked, "_start_interpreter", ask_for_each(HEAVY))
         yield
 
 
 @pytest.fixture
 def ranks_from_nothing(monkeypatch):
-    monkeypatch.setattr(forked, "_interpreter", INTERPRETER)
+    monkeypatch.setattr(forked, "_start_interpreter", INTERPRETER)
 
 
 class Rotated(pytest.Dir):

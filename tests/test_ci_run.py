@@ -73,13 +73,19 @@ def test_known_to_fail_beside_others_passes_alone(project):
     assert "once more alone: test_it.py::test_once" in done.stdout
 
 
-@pytest.mark.parametrize("known", [None, "", "test_it.py::test\n"])
-def test_who_is_not_known_to_fail_fails_by_name(project, known):
-    if known is not None:
-        (project / ".ci" / "flaky.txt").write_text(f"# why\n{known}", encoding="utf-8")
+def test_who_is_not_known_to_fail_fails_by_name(project):
     done = run_tests(project, ONCE, '{ tests || echo "${ROWS[*]}"; }')
     assert "1 of 1 passed alone only" in done.stdout, done.stdout + done.stderr
     assert "to be mended, not in .ci/flaky.txt: test_it.py::test_once" in done.stdout
+
+
+@pytest.mark.parametrize("known", [None, "", "test_it.py::test\n", "test_it.py::test_once\n"])
+def test_a_list_forgives_whole_names_alone(project, known):
+    if known is not None:
+        (project / ".ci" / "flaky.txt").write_text(f"# why\n{known}", encoding="utf-8")
+    done = run_tests(project, "", "unknown_to_fail <<< test_it.py::test_once")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("" if known == "test_it.py::test_once\n" else "test_it.py::test_once\n")
 
 
 def test_failed_twice_fails(project):
@@ -171,26 +177,78 @@ def test_short():
 def test_long():
     time.sleep(60)
 """
+# What pytest does in a long lane that is interrupted, without its start, which takes a busy machine seconds.
+INTERRUPTED = """#!/bin/bash
+trap 'echo "!!! KeyboardInterrupt !!!"; echo "{line} in 0.10s"; kill %1; exit 2' INT
+sleep 60 < /dev/null > /dev/null 2>&1 &
+touch ready
+wait
+"""
+# The time is over as soon as that pytest is ready: `timeout -s INT -k 60 SECONDS COMMAND...`
+OVER_WHEN_READY = """
+timeout() {
+  set -m
+  "${@:6}" & local child=$!
+  until [[ -e ready ]]; do sleep 0.02; done
+  kill -INT -- "-$child"
+  wait "$child" || true
+  return 124
+}
+lane_lacks() { :; }
+"""
+SHOW_ROWS = """printf '%s\\n' "${ROWS[@]}"; exit "$FAILED";"""
+
+
+def interrupted(project, line):
+    """The lanes' pytest has come to the result `line` when its time is over."""
+    (project / ".venv" / "bin" / "python").write_text(INTERRUPTED.format(line=line), encoding="utf-8")
+
+
+def assert_cut_and_left_out(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    cut, left_out = done.stdout.splitlines()[-2:]
+    assert re.fullmatch(r"slow +1 .* cut short: 36 minutes are over", cut), cut
+    assert re.fullmatch(r"slow +- +- +- +0 +left out: 36 minutes are over", left_out), left_out
 
 
 def test_a_slow_machine_cuts_a_lane_short_and_leaves_out_those_after_it(project):
-    ends = '{ SECONDS=3228; lane slow; lane slow; printf "%s\n" "${ROWS[@]}"; exit "$FAILED"; }'
-    done = run_tests(project, LONG, ends)
-    assert done.returncode == 0, done.stdout + done.stderr
-    cut, left_out = done.stdout.splitlines()[-2:]
-    assert re.fullmatch(r"slow +1 .* cut short: 54 minutes are over", cut), cut
-    assert re.fullmatch(r"slow +- +- +- +0 +left out: 54 minutes are over", left_out), left_out
+    interrupted(project, "1 passed")
+    done = run_tests(project, LONG, f"{OVER_WHEN_READY} {{ lane slow; SECONDS=2160; lane slow; {SHOW_ROWS} }}")
+    assert_cut_and_left_out(done)
+
+
+@pytest.mark.slow
+def test_a_lane_of_the_real_pytest_is_cut_short(project):
+    """It waits until pytest has surely begun."""
+    done = run_tests(project, LONG, f"lane_lacks() {{ :; }}; {{ SECONDS=2148; lane slow; lane slow; {SHOW_ROWS} }}")
+    assert_cut_and_left_out(done)
+
+
+def test_a_lane_that_has_to_be_killed_is_cut_short_too(project):
+    """timeout's own status is then another one."""
+    (project / ".venv" / "bin" / "python").write_text("#!/bin/bash\ntrap '' INT\nsleep 9 & wait\n", encoding="utf-8")
+    impatient = 'timeout() { command timeout -k 0.2 "${@:1:2}" "${@:5}"; }; lane_lacks() { :; }'
+    done = run_tests(project, LONG, f"{impatient}; {{ SECONDS=2157; lane slow; {SHOW_ROWS} }}")
+    assert done.returncode == 0 and "cut short: 36 minutes are over" in done.stdout.splitlines()[-1], done.stdout
+
+
+def test_the_lanes_after_the_longest_have_their_turn_on_a_slow_machine(project):
+    done = run_tests(project, "", "SECONDS=2160; left_s slow; left_s slurm; left_s tests")
+    assert [round(int(line) / 60) for line in done.stdout.splitlines()] == [0, 18, 18]
 
 
 def test_a_failure_before_the_end_of_the_time_fails_the_run(project):
-    body = LONG.replace("pass", "raise AssertionError('wrong')")
-    done = run_tests(project, body, '{ SECONDS=3228; lane slow; exit "$FAILED"; }')
+    interrupted(project, "1 failed, 1 passed")
+    done = run_tests(project, LONG, f'{OVER_WHEN_READY} {{ lane slow; exit "$FAILED"; }}')
     assert done.returncode == 1, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("seconds", "what"), [(3238, "cut short"), (3300, "left out")])
+@pytest.mark.parametrize(("seconds", "what"), [(0, "cut short"), (3300, "left out")])
 def test_readmes_tests_fail_where_the_time_is_over(project, seconds, what):
-    done = run_tests(project, LONG, f'SECONDS={seconds}; tests || {{ echo "${{ROWS[*]}}"; exit 3; }}')
+    interrupted(project, "1 passed")
+    done = run_tests(
+        project, LONG, f'{OVER_WHEN_READY} {{ SECONDS={seconds}; tests || {{ echo "${{ROWS[*]}}"; exit 3; }}; }}'
+    )
     assert done.returncode == 3 and f"{what}: 54 minutes are over" in done.stdout.splitlines()[-1], done.stdout
 
 

@@ -14,7 +14,7 @@ import yaml
 from swe_rl.agent.protocol import Exit, Turn
 from swe_rl.config.choices import JobName, OutcomeReward, RewardKind
 from swe_rl.config.compose import compose
-from swe_rl.config.folders import options
+from swe_rl.config.folders import list_options
 from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal
 from swe_rl.config.schema import Config
@@ -24,15 +24,15 @@ from swe_rl.rollout.batch import rollout_numbers
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.outcome import FAILURE_REWARD, reward_of, status_of
 from swe_rl.rollout.pass_rates import PassRates
-from swe_rl.rollout.prefixes import replay_numbers
 from swe_rl.rollout.rows import Mismatch
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run.stream import token_staleness
-from swe_rl.trainer.metrics import TrainMetrics
+from swe_rl.trainer.protocol import TrainMetrics
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OF_THE_ROOT = ("CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md")
+PAGES = [README, *(ROOT / name for name in OF_THE_ROOT), *sorted((ROOT / "docs").rglob("*.md"))]
 GROUPS = {field.name for field in dataclasses.fields(Config) if field.name != "name"}
 FILE_ENDINGS = ("json", "jsonl", "yaml", "html", "safetensors", "py", "md", "svg")
 ABSENT = "°"  # composes, but cannot run yet
@@ -125,7 +125,7 @@ def test_the_cpu_extra_names_one_torch():
 
 def test_the_jobs_are_those_of_the_schema():
     found = {cells[0].strip("`") for cells in rows("job", README.read_text())}
-    assert found == set(JobName) == {option.name for option in options()["job"]}
+    assert found == set(JobName) == {option.name for option in list_options()["job"]}
 
 
 def test_the_groups_are_those_of_conf():
@@ -134,7 +134,7 @@ def test_the_groups_are_those_of_conf():
         cells[0].strip("`"): {name.strip(f"* {ABSENT}") for name in cells[1].split(",")}
         for cells in rows("group", text)
     }
-    there = {group: {option.name for option in members} for group, members in options().items() if group != "job"}
+    there = {group: {option.name for option in members} for group, members in list_options().items() if group != "job"}
     assert found == there
 
 
@@ -145,7 +145,7 @@ def test_the_bold_option_is_the_default():
         if (match := re.search(r"\*\*(\w+)\*\*", cells[1]))
     }
     choices = compose().choices
-    groups = [group for group in options() if group in choices and group not in ("job", "hydra/launcher")]
+    groups = [group for group in list_options() if group in choices and group not in ("job", "hydra/launcher")]
     assert bold == {group: choices[group] for group in groups}
 
 
@@ -222,7 +222,6 @@ def keys_of_steps():
     """Those of a line of steps.jsonl that functions of their own give; `run/loop.py` adds a few by name."""
     yield from (field.name for field in dataclasses.fields(TrainMetrics))
     yield from rollout_numbers(Collected([], [], []), 1.0)
-    yield from replay_numbers([])
     yield from PassRates(1, 1.0).observe([])
     yield from Mismatch().rates()
     yield from token_staleness([], 0)
@@ -244,7 +243,7 @@ def first_cells(section):
 
 def test_each_key_of_steps_jsonl_is_explained():
     explained, keys = first_cells(section_of_run_folder("`steps.jsonl`")), set(keys_of_steps())
-    assert len(keys) > 60 and {"loss", "resampled_groups", "replays_dropped"} < keys
+    assert len(keys) > 60 and {"loss", "resampled_groups", "foreseen_groups"} < keys
     assert sorted(keys - explained) == []
 
 
@@ -284,6 +283,12 @@ def test_files_that_are_named_exist(page):
     for part in re.findall(r"`((?:swe_rl|conf|tests|docs|sweeps|\.ci)/[^`\s]*)`", page.read_text()):
         if not re.search(r"[A-Z]{3,}", part):  # conf/GROUP/NAME.yaml
             assert list(ROOT.glob(part.partition("::")[0].rstrip("/"))), part
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_modules_that_commands_start_exist(page):
+    modules = set(re.findall(r"python -m ((?:bench|tests)[\w.]*)", page.read_text()))
+    assert [module for module in sorted(modules) if not (ROOT / f"{module.replace('.', '/')}.py").is_file()] == []
 
 
 def test_the_page_of_the_trainer_names_files_of_the_trainer():

@@ -193,7 +193,7 @@ def test_its_runs_are_accepted(line, monkeypatch, tmp_path, capsys):
     words = [word for word in shlex.split(line) if not word.startswith("paths.")]  # these are of the pod
     job = next((word.partition("=")[2] for word in words if word.startswith("job=")), "train")
     words = [word for word in words if not word.startswith("job=")]
-    assert launch.start([*words, "job=check", f"job.of={job}"]) == 0, capsys.readouterr().out
+    assert launch.run_command([*words, "job=check", f"job.of={job}"]) == 0, capsys.readouterr().out
 
 
 def test_every_run_is_looked_at():

@@ -55,20 +55,20 @@ def cli(*arguments, cwd, fake=False, cold=False):
     )
 
 
-def cpu_s(*arguments, cwd, times=3):
-    """The least of some runs: a busy machine makes each wait, and slower as well."""
-    found = []
+def takes_at_most(bound_s, *arguments, cwd, times=3):
+    """CPU seconds of the quickest of some runs: a busy machine makes each wait, and slower as well."""
     for _ in range(times):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert cli(*arguments, cwd=cwd, cold=True).returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(found)
+        if after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < bound_s:
+            return True
+    return False
 
 
 def test_help_and_check_are_fast(tmp_path):
-    assert cpu_s("--help", cwd=tmp_path) < 0.6
-    assert cpu_s("job=check", cwd=tmp_path) < 1.5
+    assert takes_at_most(0.6, "--help", cwd=tmp_path)
+    assert takes_at_most(1.5, "job=check", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["job=check"], ["job=plan"], ["job=describe", "job.topic=rollout"]])
@@ -221,7 +221,8 @@ def test_a_checkout_that_nobody_installed(arguments, tmp_path):
 def test_a_package_that_swe_rl_requires_is_missing(module, package):
     """Where the first module that needs it is imported, early or late."""
     code = (
-        "import sys; from swe_rl.logger.failure import report; sys.exit(report(ModuleNotFoundError(name=sys.argv[1])))"
+        "import sys; from swe_rl.logger.failure import report_failure; "
+        "sys.exit(report_failure(ModuleNotFoundError(name=sys.argv[1])))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, f"{module}.part"], cwd="/usr", capture_output=True, text=True, timeout=60

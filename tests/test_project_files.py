@@ -1,5 +1,6 @@
 """Files that hosting sites and tools read: complete in form, and in agreement with the package."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,3 +40,41 @@ def test_hooks_are_what_ci_runs_and_fetch_nothing():
     for hook in configured[0]["hooks"]:
         command = hook["entry"].replace(" --force-exclude", "")
         assert command in ci and hook["language"] == "system"
+
+
+def sections_of_changes():
+    """The lines below each heading of CHANGELOG.md, empty lines left out, by heading."""
+    parts = re.split(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {
+        heading: [line for line in body.splitlines() if line]
+        for heading, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def test_the_newest_release_of_the_changes_is_this_version():
+    unreleased, newest, *_ = sections_of_changes()
+    assert unreleased == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", newest)
+
+
+def test_what_is_not_released_yet_stays_short():
+    """A list that nobody reads to its end tells nobody what is new: release before it is longer."""
+    assert len(sections_of_changes()["Unreleased"]) <= 40
+
+
+def test_a_release_tells_its_changes_on_a_few_pages():
+    lengths = {heading: len(lines) for heading, lines in sections_of_changes().items()}
+    assert len(lengths) > 4
+    assert {heading: length for heading, length in lengths.items() if length > 120} == {}
+
+
+def test_lines_of_the_changes_are_short():
+    lines = [line for section in list(sections_of_changes().values())[:2] for line in section]
+    assert [line for line in lines if len(line) > 160] == []
+
+
+def test_the_one_workflow_runs_the_checks_of_everybody():
+    [workflow] = (ROOT / ".github" / "workflows").iterdir()
+    jobs = read(workflow)["jobs"].values()
+    commands = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    assert commands == ["CI=true bash .ci/run"]

@@ -24,7 +24,6 @@ TYPED = {  # what is seen in the end
     "reproduce": ("[kv_crowded]", "gpu_hours", "Average", "Nothing was submitted: an array of 2 jobs"),
     "debug_reward": ("resolved 100.0%", "resolved 0.0%"),
     "cost": ("plan", "GPU-hours"),
-    "migration": ("rollout.prompts_per_step", "the findings name what differs"),
 }
 COMPOSED = (*TYPED, "cluster", "resume")
 NOT_OURS = ("--config-dir", "$mine")  # options of the reader's own

@@ -94,10 +94,13 @@ def test_what_is_read_at_an_import_is_not_forked(tmp_path, environ, name):
 
 
 def test_it_is_ready_to_compose(start):
-    done = start("from swe_rl.config.store import register; print(register.cache_info().currsize)").completed(60)
+    done = start(
+        "from swe_rl.config.store import register_schema; print(register_schema.cache_info().currsize)"
+    ).completed(60)
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+@pytest.mark.slow
 def test_its_spares_are_seen_and_each_ends_with_it(tmp_path, environ):
     words = ["job=runtime", f"runtime.shared_dir={tmp_path / 'meet'}"]
     process = warm(HEAVY).start(words, tmp_path, environ)

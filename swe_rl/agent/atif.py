@@ -1,4 +1,4 @@
-"""An attempt in the Agent Trajectory Interchange Format (ATIF), which Harbor and others read.
+"""This module writes an attempt in the Agent Trajectory Interchange Format (ATIF), which Harbor and others read.
 
 Invariants:
 - Every turn is one agent step: what the model said, the command as a tool call, what it was answered as its result.
@@ -24,8 +24,8 @@ def atif_trajectory(
     sampled_tokens: int,
     outcome: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Ready for json.dumps. `outcome`: what became of it, as `status` and `reward`."""
-    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(result), 1)]
+    """Returns the trajectory ready for json.dumps. `outcome` says what became of it, as `status` and `reward`."""
+    steps = [{"step_id": number, **step} for number, step in enumerate(_make_steps(result), 1)]
     return {
         "schema_version": SCHEMA,
         "session_id": trajectory_id,
@@ -36,23 +36,24 @@ def atif_trajectory(
     }
 
 
-def _steps(result: AgentResult) -> Iterator[dict[str, Any]]:
+def _make_steps(result: AgentResult) -> Iterator[dict[str, Any]]:
     for message in result.messages:
         if message.get("role") not in _OPENING:
             break
         yield {"source": message["role"], "message": str(message.get("content") or "")}
     for turn in result.turns:
-        yield {"source": "agent", "message": turn.message, **_acted(turn)}
+        yield {"source": "agent", "message": turn.message, **_describe_action(turn)}
 
 
-def _acted(turn: Turn) -> dict[str, Any]:
-    """The call and its result; of a reply without a command, the words that it was answered."""
+def _describe_action(turn: Turn) -> dict[str, Any]:
+    """Returns the call and its result. For a reply without a command it is the words that the reply was answered."""
     name = f"call_{turn.index}"
     step: dict[str, Any] = {}
     answered: dict[str, Any] = {}
     if turn.command is not None:
         call = {"tool_call_id": name, "function_name": "bash", "arguments": {"command": turn.command}}
-        step, answered = {"tool_calls": [call]}, {"source_call_id": name}
+        step = {"tool_calls": [call]}
+        answered = {"source_call_id": name}
     if turn.observation is not None:
         step["observation"] = {"results": [{**answered, "content": turn.observation}]}
     if turn.exit_code is not None:

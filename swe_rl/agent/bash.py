@@ -1,4 +1,4 @@
-"""The agent of one tool: the model writes one bash block a turn and reads what the command said.
+"""This agent has one tool: the model writes one bash block a turn and reads what the command said.
 
 Invariants:
 - The conversation is [system, user(task), assistant, user(observation), ...]; a message, once in it, never changes.
@@ -34,7 +34,9 @@ class BashAgent(TalkingAgent):
         if parsed.command is None:
             return talk.answer_format_error(turn, FORMAT_REMINDER, self._config.max_format_errors)
         talk.format_errors_in_a_row = 0
-        return Exit.SUBMITTED if parsed.submit else await self._execute(talk, turn, parsed.command)
+        if parsed.submit:
+            return Exit.SUBMITTED
+        return await self._execute(talk, turn, parsed.command)
 
     async def _execute(self, talk: Conversation, turn: Turn, command: str) -> Exit | None:
         result = await talk.execute(command, turn)
@@ -42,4 +44,6 @@ class BashAgent(TalkingAgent):
             return Exit.AGENT_TIMEOUT
         turn.observation = format_observation(result, self._config.max_observation_chars)
         talk.say("user", turn.observation)
-        return Exit.AGENT_TIMEOUT if talk.budget.is_spent else None
+        if talk.budget.is_spent:
+            return Exit.AGENT_TIMEOUT
+        return None

@@ -1,9 +1,9 @@
-"""An OpenAI chat-completions client, as small as the agents need.
+"""This module is an OpenAI chat-completions client, as small as the agents need.
 
 Invariants:
-- One aiohttp session for all requests of a client; `close` ends it.
+- One aiohttp session serves all requests of a client; `close` ends it.
 - Only what may pass is retried: 429 and 503 (after their Retry-After) and broken connections, `max_retries` times.
-- What it says of a failure names the server, never the address: that has the secret of a session.
+- A message about a failure names the server, never the address: that has the secret of a session.
 - Cancelling `complete` closes its connection, so the server sees that the answer is no longer wanted.
 """
 
@@ -20,9 +20,13 @@ import aiohttp
 
 from swe_rl.engine.protocol import ContextOverflowError, EngineError
 
+# Only these statuses say that the same request may be answered later.
 _RETRIED = (429, 503)
-_PATH = re.compile(r"(https?://[^/\s]+)/\S*")  # of an address, which errors of aiohttp quote
+# Errors of aiohttp quote the address, whose path has the secret of a session.
+_PATH = re.compile(r"(https?://[^/\s]+)/\S*")
+# The gateway is near: a connection that takes longer is broken.
 _CONNECT_S = 10.0
+# A server may ask for a longer wait. Asking sooner costs it little.
 _LONGEST_WAIT_S = 30.0
 
 
@@ -32,20 +36,30 @@ class ContextOverflow(ContextOverflowError):
 
 @dataclass(frozen=True, slots=True)
 class CalledTool:
+    """Holds a call of a tool. `arguments` are as the model wrote them: a JSON object, or not."""
+
     call_id: str
     name: str
-    arguments: str  # as the model wrote them: a JSON object, or not
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """`message` is the assistant message to go on with: sent back unchanged, it extends the conversation."""
+    """Holds a reply of the model. `message` is the assistant message to go on with: sent back unchanged, it extends the
+    conversation."""
 
     content: str
     finish_reason: str
-    usage: dict[str, int] = field(default_factory=dict)  # prompt_tokens, completion_tokens, total_tokens
+    usage: dict[str, int] = field(default_factory=dict)  # It has prompt_tokens, completion_tokens and total_tokens.
     tool_calls: tuple[CalledTool, ...] = ()
     message: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Returns how many tokens the reply had when a limit cut it, or 0 if nothing cut it."""
+        if self.finish_reason == "length":
+            return max(1, self.usage.get("completion_tokens", 0))
+        return 0
 
 
 class _Retry(Exception):
@@ -55,7 +69,8 @@ class _Retry(Exception):
 
 
 class ChatClient:
-    """`rng` spreads the waits, `first_wait_s` doubles with every try where the server names none."""
+    """Sends requests to a chat-completions server. `rng` spreads the waits; `first_wait_s` doubles with every try if
+    the server names no wait."""
 
     def __init__(
         self,
@@ -81,7 +96,7 @@ class ChatClient:
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> ChatReply:
-        """One completion from `{base_url}/chat/completions`; `tools` are functions in OpenAI's shape.
+        """Returns one completion from `{base_url}/chat/completions`. `tools` are functions in OpenAI's shape.
 
         Raises ContextOverflow, or EngineError with the server's words (also once the retries are used up).
         """
@@ -94,7 +109,9 @@ class ChatClient:
                 return await self._post(url, body)
             except _Retry as retry:
                 if attempt == self._max_retries:
-                    raise EngineError(f"{_server(url)} gave no completion in {attempt + 1} tries: {retry}") from retry
+                    raise EngineError(
+                        f"{_server_of(url)} gave no completion in {attempt + 1} tries: {retry}"
+                    ) from retry
                 await self._sleep(self._wait_s(attempt, retry.after_s))
         raise AssertionError("unreachable")
 
@@ -107,7 +124,7 @@ class ChatClient:
         try:
             async with self._open().post(url, json=body, allow_redirects=False) as response:
                 if response.status == 200:
-                    return _reply(await response.json(content_type=None), _server(url))
+                    return _parse_reply(await response.json(content_type=None), _server_of(url))
                 said = await response.text()
                 if response.status in _RETRIED:
                     raise _Retry(f"status {response.status}: {said[:500]}", _retry_after_s(response))
@@ -117,8 +134,8 @@ class ChatClient:
             said = _PATH.sub(r"\1", str(error))
             raise _Retry(f"{type(error).__name__}: {said}") from error
         except ValueError as error:
-            raise EngineError(f"{_server(url)} answered with something that is not JSON: {error}") from error
-        raise _error(response.status, said, _server(url))
+            raise EngineError(f"{_server_of(url)} answered with something that is not JSON: {error}") from error
+        raise _make_error(response.status, said, _server_of(url))
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -140,18 +157,18 @@ def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
         return None
 
 
-def _server(url: str) -> str:
+def _server_of(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _reply(payload: Any, server: str) -> ChatReply:
+def _parse_reply(payload: Any, server: str) -> ChatReply:
     try:
         choice = payload["choices"][0]
         said = choice["message"]
         content = str(said.get("content") or "")
         usage = {key: value for key, value in (payload.get("usage") or {}).items() if isinstance(value, int)}
-        calls = tuple(_called(call) for call in said.get("tool_calls") or ())
+        calls = tuple(_parse_call(call) for call in said.get("tool_calls") or ())
         message: dict[str, Any] = {"role": "assistant", "content": content}
         message |= {key: said[key] for key in ("reasoning_content", "tool_calls") if said.get(key)}
         return ChatReply(content, str(choice.get("finish_reason") or "stop"), usage, calls, message)
@@ -159,7 +176,7 @@ def _reply(payload: Any, server: str) -> ChatReply:
         raise EngineError(f"{server} answered with something that is not a chat completion ({error!r})") from error
 
 
-def _called(call: Any) -> CalledTool:
+def _parse_call(call: Any) -> CalledTool:
     function = call["function"]
     return CalledTool(str(call.get("id") or ""), str(function["name"]), str(function.get("arguments") or "{}"))
 
@@ -171,7 +188,7 @@ def _error_code(said: str) -> str | None:
         return None
 
 
-def _error(status: int, said: str, server: str) -> EngineError:
+def _make_error(status: int, said: str, server: str) -> EngineError:
     if status == 400 and _error_code(said) == "context_length_exceeded":
         return ContextOverflow(f"the conversation no longer fits the model's context: {said[:500]}")
     return EngineError(f"{server} refused the request with status {status}: {said[:1000]}")

@@ -1,11 +1,12 @@
-"""One attempt's conversation with the model: the messages so far, what was done about them, and the time that is left.
+"""This module holds one attempt's conversation with the model: the messages so far, what was done about them, and the
+time that is left.
 
 Invariants:
 - A message, once in it, never changes; every request extends the one before.
 - Everything that the model said is in it, format errors too.
 - The budget holds completions and commands, without what they waited for (see `Budget`).
-- A completion's time is what passed less what its calls waited meanwhile, for the router or the engines; a command's
-  is what it ran for. Waiting for a place to run it is in neither.
+- A completion's time is what passed less what its calls waited meanwhile, for the router or the engines; a command's is
+  what it ran for. Waiting for a place to run it is in neither.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Replay, ReplayMismatchError, Turn
+from swe_rl.agent.prompts import reminder_after
+from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.sandbox.protocol import ExecResult, Waited, ends_within, no_wait
 
@@ -24,7 +26,7 @@ T = TypeVar("T")
 
 
 class Budget:
-    """Seconds to spend; `spend` never goes back. `waited`: by the agent's calls, so far."""
+    """Counts the seconds that are left to spend. `waited` returns how long the agent's calls waited so far."""
 
     def __init__(self, total_s: float, waited: Waited = no_wait, clock: Callable[[], float] = time.monotonic) -> None:
         self._left_s = total_s
@@ -43,11 +45,13 @@ class Budget:
         self._left_s -= max(0.0, seconds_s)
 
     async def on(self, completion: Coroutine[Any, Any, T]) -> T | None:
-        """What it returns, or None when the budget ran out first, and then it is cancelled. Its own time is spent."""
+        """Returns the completion's result, or None if the budget ran out first, and then cancels it. The completion's
+        own time is spent."""
         if self.is_spent:
             completion.close()
             return None
-        began_s, before_s = self._clock(), self._waited()
+        began_s = self._clock()
+        before_s = self._waited()
         work = asyncio.ensure_future(completion)
         try:
             if not await ends_within(work, self.left_s, self._waited, self._clock):
@@ -62,7 +66,8 @@ class Budget:
 
 @dataclass(slots=True)
 class Conversation:
-    """`tools` are offered with every request. Sampling is the gateway's: the agent asks for nothing."""
+    """Holds an attempt's conversation. `tools` are offered with every request. Sampling is the gateway's: the agent
+    asks for nothing."""
 
     client: ChatClient
     work: Assignment
@@ -80,7 +85,7 @@ class Conversation:
         self.messages.append({"role": role, "content": content, **fields})
 
     async def go_on(self, max_turns: int, act: Callable[[ChatReply, Turn], Awaitable[Exit | None]]) -> AgentResult:
-        """Turn after turn until an exit: `act` does what a reply asks for, and returns None to go on."""
+        """Takes turn after turn until an exit. `act` does what a reply asks for, and returns None to go on."""
         end: Exit | None = None
         while end is None and len(self.turns) < max_turns:
             try:
@@ -91,22 +96,9 @@ class Conversation:
             end = await act(*asked) if asked else Exit.AGENT_TIMEOUT
         return AgentResult(end or Exit.STEP_LIMIT, self.turns, self.messages, tuple(self.tools))
 
-    async def replay(self, replay: Replay, act: Callable[[ChatReply, Turn], Awaitable[Exit | None]]) -> None:
-        """Says and does again what an earlier attempt did; that is not in the budget. Raises ReplayMismatchError."""
-        for earlier in replay.turns:
-            self.say("assistant", earlier.message)
-            turn = Turn(len(self.turns), earlier.message, None, None, replayed=True)
-            self.turns.append(turn)
-            end = await act(ChatReply(earlier.message, "stop"), turn)
-            if end is not None:
-                raise ReplayMismatchError(turn.index, f"it ends with {end.value}")
-            if turn.observation != earlier.observation:
-                raise ReplayMismatchError(turn.index, "its command answers something else")
-        self.budget = Budget(self.work.timeout_s, self.work.waited)
-        await replay.stands(self.messages)
-
     async def ask(self) -> tuple[ChatReply, Turn] | None:
-        """The reply, now the last message, and its turn; None when the budget ran out first: the request is cancelled.
+        """Returns the reply, now the last message, and its turn. Returns None if the budget ran out first, and cancels
+        the request.
 
         Raises ContextOverflow, EngineError.
         """
@@ -117,14 +109,22 @@ class Conversation:
         if reply is None:
             return None
         self.messages.append(reply.message)
-        turn = Turn(len(self.turns), reply.content, None, None, completion_s=time.monotonic() - started_s)
+        turn = Turn(
+            len(self.turns),
+            reply.content,
+            None,
+            None,
+            completion_s=time.monotonic() - started_s,
+            cut_tokens=reply.cut_tokens,
+        )
         self.turns.append(turn)
         return reply, turn
 
     async def execute(
         self, command: str, turn: Turn, timeout_s: float | None = None, **options: Any
     ) -> ExecResult | None:
-        """In the sandbox, within what is left of the budget; None when nothing is left. `options` are `exec`'s."""
+        """Runs a command in the sandbox, within what is left of the budget. Returns None when nothing is left.
+        `options` are `exec`'s."""
         if self.budget.is_spent:
             return None
         limit_s = min(timeout_s or self.command_timeout_s, self.budget.left_s)
@@ -135,20 +135,21 @@ class Conversation:
         return result
 
     def answer_format_error(self, turn: Turn, reminder: str, max_in_a_row: int) -> Exit | None:
-        """Of a turn that asked for nothing: the exit where it is one too many, else it is answered with `reminder`."""
+        """Answers a turn that asked for nothing with `reminder`, and with what cut its reply if a limit did. Returns
+        the exit if such turns are too many in a row, else None."""
         turn.format_error = True
         self.format_errors_in_a_row += 1
         if self.format_errors_in_a_row > max_in_a_row:
             return Exit.FORMAT_ERRORS
-        turn.observation = reminder
-        self.say("user", reminder)
+        turn.observation = reminder_after(reminder, turn.cut_tokens)
+        self.say("user", turn.observation)
         return None
 
 
 class TalkingAgent(ABC):
     """Begins with a system message and the task, and acts turn by turn.
 
-    Stateless between runs: one object serves any number of trajectories at a time.
+    It keeps no state between runs: one object serves any number of trajectories at a time.
     """
 
     needs_door = False
@@ -174,11 +175,8 @@ class TalkingAgent(ABC):
         talk = Conversation(self._client, work, self._command_timeout_s, self._tools)
         talk.say("system", self._prompt)
         talk.say("user", work.task.prompt)
-        act = self._acting(talk)
-        if work.replay is not None:
-            await talk.replay(work.replay, act)
-        return await talk.go_on(self._max_turns, act)
+        return await talk.go_on(self._max_turns, self._acting(talk))
 
     @abstractmethod
     def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
-        """What does, in one conversation, what a reply asks for."""
+        """Returns the function that does, in one conversation, what a reply asks for."""

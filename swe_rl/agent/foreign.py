@@ -1,4 +1,4 @@
-"""An agent that somebody else wrote, held to what the rollout relies on.
+"""This module holds an agent that a user wrote to what the rollout relies on.
 
 Invariants:
 - Whatever it raises is an AgentError, a failure of infrastructure and never a reward; errors of ours keep their type.
@@ -13,10 +13,11 @@ from swe_rl.agent.client import ContextOverflow
 from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import failure
+from swe_rl.extension.make import describe_failure
 from swe_rl.sandbox.protocol import ends_within
 
-_GRACE_S = 30.0  # beyond rollout.agent_timeout_s, to end by itself and to say what it did
+# A user's agent has so long beyond rollout.agent_timeout_s to end by itself and to say what it did.
+_GRACE_S = 30.0
 
 
 class ForeignAgent:
@@ -35,7 +36,7 @@ class ForeignAgent:
         except SweRlError:
             raise
         except Exception as error:
-            raise AgentError(f"{work.task.instance_id}: {failure(self._maker, 'run', error)}") from error
+            raise AgentError(f"{work.task.instance_id}: {describe_failure(self._maker, 'run', error)}") from error
         if not isinstance(result, AgentResult) or not isinstance(result.exit, Exit):
             raise AgentError(f"{self._maker}: its method run must return swe_rl.api.AgentResult, not {result!r:.80}")
         return result

@@ -1,4 +1,5 @@
-"""Which agent a configuration means: ours by this table, anybody's by `agent._target_` or an entry point."""
+"""This module makes the agent that a configuration means: one of this table, or a user's by `agent._target_` or an
+entry point."""
 
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.foreign import ForeignAgent
@@ -6,7 +7,7 @@ from swe_rl.agent.protocol import Agent
 from swe_rl.agent.scripted import Patches
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AgentConfig, RolloutConfig
-from swe_rl.extension.make import make
+from swe_rl.extension.make import make_extension
 
 AGENTS = {
     "bash": "swe_rl.agent.bash.BashAgent",
@@ -20,6 +21,7 @@ AGENTS = {
     "noop": "swe_rl.agent.scripted.NoopAgent",
     "gold": "swe_rl.agent.scripted.gold_agent",
     "scripted": "swe_rl.agent.scripted.scripted_agent",
+    "predictions": "swe_rl.agent.scripted.predictions_agent",
 }
 
 
@@ -31,9 +33,10 @@ def make_agent(
     patches: Patches | None = None,
     api_key: str | None = None,
 ) -> Agent:
-    """`patches`: instance id to its gold patch, for agent=gold. `api_key`: the gateway's token, for programs.
+    """Makes the agent. `patches` maps an instance's id to its patch, for agent=gold and agent=predictions. `api_key` is
+    the gateway's token, for programs. Sampling is the gateway's: the agent asks for nothing.
 
-    Raises UserError for what cannot be made. Sampling is the gateway's: the agent asks for nothing.
+    Raises UserError for what cannot be made.
     """
     given = {
         "config": config,
@@ -43,6 +46,6 @@ def make_agent(
         "api_key": api_key,
         "patches": patches,
     }
-    agent, maker = make(ExtensionKind.agent, config, given, AGENTS)
+    agent, maker = make_extension(ExtensionKind.agent, config, given, AGENTS)
     made: Agent = agent if maker is None else ForeignAgent(agent, maker)
     return made

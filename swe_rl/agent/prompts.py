@@ -1,4 +1,4 @@
-"""The words that an agent gives its model, by the name in `agent.system_prompt`."""
+"""This module has the words that an agent gives its model, by the name in `agent.system_prompt`."""
 
 from swe_rl.errors import UserError
 
@@ -37,6 +37,17 @@ submit
 
 Your changes in the working tree are what is handed in; nothing can be done after `submit`."""
 
+_CUT = "Your reply was cut at {tokens} tokens, the limit, and nothing in it was run. Write a shorter one. "
+
+
+def reminder_after(reminder: str, cut_tokens: int) -> str:
+    """Returns the answer to a reply in which nothing can be run. A reply that a limit cut need not have been wrong, so
+    it is told of the limit."""
+    if cut_tokens:
+        return _CUT.format(tokens=cut_tokens) + reminder
+    return reminder
+
+
 # A tiny model was warm-started on exactly these words.
 _SHORT = "Fix the bug. Answer with one ```bash block per turn. Use `submit` as the command when done."
 
@@ -44,7 +55,7 @@ SYSTEM_PROMPTS = {"standard": _STANDARD, "short": _SHORT}
 
 
 def system_prompt(name: str) -> str:
-    """Raises UserError for an unknown name."""
+    """Returns the prompt of this name. Raises UserError for an unknown name."""
     if name not in SYSTEM_PROMPTS:
         known = ", ".join(sorted(SYSTEM_PROMPTS))
         raise UserError(f"agent.system_prompt={name!r} is not known; choose one of: {known}")

@@ -1,8 +1,9 @@
-"""Agents without a model: what a perfect or an idle agent would do, for oracle runs and tests.
+"""These agents have no model: they do what a perfect or an idle agent would do, for oracle runs and tests.
 
 Invariants:
 - They never use their base URL; their conversation is the task and the commands.
-- With the gold patch every instance must be resolved and with a change of nothing none: else the environment is broken.
+- With the gold patch every instance must be resolved, and with a change that fixes nothing none: else the environment
+  is broken.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from swe_rl.config.schema import AgentConfig
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.errors import UserError
 
+# These agents read no observation. It is kept for the person who looks at the trajectory.
 _MAX_OBSERVATION_CHARS = 8000
 _PATCH_FILE = ".gold.patch"
 Patches = Mapping[str, str] | Callable[[str], str | None]
@@ -49,7 +51,7 @@ class ScriptedAgent:
 
 
 class NoopAgent(ScriptedAgent):
-    """Hands in a new file that fixes nothing, as a proof does: of an empty patch the tests are never run."""
+    """Hands in a new file that fixes nothing, as a proof does: with an empty patch the tests would never be run."""
 
     name = "noop"
 
@@ -63,19 +65,45 @@ class NoopAgent(ScriptedAgent):
 
 
 def scripted_agent(config: AgentConfig, command_timeout_s: float) -> ScriptedAgent:
-    """Of agent=scripted: `agent.command`, where there is one."""
+    """Makes agent=scripted, which runs `agent.command` if there is one."""
     return ScriptedAgent([config.command] if config.command else [], command_timeout_s=command_timeout_s)
 
 
 def gold_agent(patches: Patches | None, command_timeout_s: float) -> "GoldAgent":
-    """Of agent=gold. Raises UserError."""
+    """Makes agent=gold. Raises UserError."""
     if patches is None:
         raise UserError("agent=gold needs the instances' own patches, and this environment has none to give")
     return GoldAgent(patches, command_timeout_s=command_timeout_s)
 
 
+def predictions_agent(patches: Patches | None) -> "PredictionsAgent":
+    """Makes agent=predictions. Raises UserError."""
+    if patches is None:
+        raise UserError("agent=predictions needs a file of patches: agent.predictions=FILE")
+    return PredictionsAgent(patches)
+
+
+class PredictionsAgent(ScriptedAgent):
+    """Hands in the patch that a predictions file has for the instance, and leaves the working tree as it is.
+
+    The grader applies the patch, so that a patch that does not apply is the attempt's failure, as in SWE-bench.
+    """
+
+    name = "predictions"
+
+    def __init__(self, patches: Patches) -> None:
+        super().__init__(())
+        self._patch_of = patches if callable(patches) else patches.get
+
+    async def run(self, work: Assignment) -> AgentResult:
+        result = await super().run(work)
+        result.patch = self._patch_of(work.task.instance_id) or ""
+        return result
+
+
 class GoldAgent(ScriptedAgent):
-    """Applies the gold patch of the task's instance. `patches`: from instance id to unified diff, or to a script."""
+    """Applies the gold patch of the task's instance. `patches` maps an instance's id to a unified diff, or to a
+    script."""
 
     name = "gold"
 
@@ -91,7 +119,8 @@ class GoldAgent(ScriptedAgent):
         )
 
     async def run(self, work: Assignment) -> AgentResult:
-        """Raises AgentError when there is no gold patch for the instance or it does not apply."""
+        """Applies the patch and submits. Raises AgentError when there is no gold patch for the instance or it does not
+        apply."""
         patch = self._patch_of(work.task.instance_id)
         if not patch:
             raise AgentError(f"{work.task.instance_id}: the gold agent has no patch for this instance")

@@ -1,9 +1,9 @@
-"""`agent=verifiers`: the environment's own rollout, with an OpenAI client of the attempt's session at the gateway.
+"""`agent=verifiers` runs the environment's own rollout, with an OpenAI client of the attempt's session at the gateway.
 
 Invariants:
 - The environment leads the conversation; the gateway samples and traces it. Nothing runs in the sandbox.
 - What the environment or its rewards raise, and what the gateway could not answer, is an error and no reward.
-- What it hands in is the score of the rollout, as JSON. Only a rollout that ended by itself is scored.
+- It hands in the score of the rollout, as JSON. Only a rollout that ended by itself is scored.
 """
 
 import asyncio
@@ -14,28 +14,30 @@ from typing import Any
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.engine.protocol import EngineError
-from swe_rl.env.verifiers import Loaded, faults, library, loaded
+from swe_rl.env.verifiers import LoadedEnvironment, collect_faults, import_library, load_package
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import ends_within
 
-_SCORING_S = 25.0  # beyond the agent's time: less than what its guard grants
+# Scoring may take so long beyond the agent's time. Its guard grants a little more.
+_SCORING_S = 25.0
 
 
 class VerifiersAgent:
-    """`package` and `args`: those of env=verifiers."""
+    """Runs a verifiers environment. `package` and `args` are those of env=verifiers."""
 
     name = "verifiers"
     needs_door = False
 
     def __init__(self, max_turns: int, api_key: str | None, package: str, args: dict[str, Any] | None = None) -> None:
         self._max_turns = max_turns
-        self._api_key = api_key or "none"  # the client refuses an empty one
+        # The client refuses an empty key.
+        self._api_key = api_key or "none"
         self._package = package
         self._arguments = args or {}
 
     async def run(self, work: Assignment) -> AgentResult:
-        """Raises EngineError, AgentError."""
-        played = loaded(self._package, self._arguments)
+        """Plays the rollout and scores it. Raises EngineError, AgentError."""
+        played = load_package(self._package, self._arguments)
         played.limit_turns(self._max_turns)
         from openai import AsyncOpenAI
 
@@ -43,39 +45,42 @@ class VerifiersAgent:
             state = await self._rollout(played, work, client)
             if state is None:
                 return AgentResult(Exit.AGENT_TIMEOUT)
-            result = _result(played, state)
+            result = _make_result(played, state)
             if result.exit is Exit.SUBMITTED:
-                result.patch = await _score(played, state, work)
+                result.patch = await _score_rubric(played, state, work)
             return result
 
-    async def _rollout(self, played: Loaded, work: Assignment, client: Any) -> Any:
-        """Its state; None where it did not end in its time."""
+    async def _rollout(self, played: LoadedEnvironment, work: Assignment, client: Any) -> Any:
+        """Returns the rollout's state, or None if it did not end in its time."""
         row = await asyncio.to_thread(played.row, work.task.instance_id)
-        door = library().OpenAIChatCompletionsClient(client)
+        door = import_library().OpenAIChatCompletionsClient(client)
         running = asyncio.ensure_future(played.environment.rollout(row, door, work.model, {}))
         try:
-            return running.result() if await ends_within(running, work.timeout_s, work.waited) else None
+            if await ends_within(running, work.timeout_s, work.waited):
+                return running.result()
+            return None
         finally:
             if not running.done():
                 running.cancel()
                 await asyncio.wait({running})
 
 
-def _result(played: Loaded, state: Any) -> AgentResult:
-    """Raises EngineError, AgentError."""
-    result = AgentResult(_exit(played, state), turns=_turns(state), messages=_messages(state))
-    result.tools = tuple(_offered(tool) for tool in state.get("tool_defs") or ())
+def _make_result(played: LoadedEnvironment, state: Any) -> AgentResult:
+    """Makes the result of a state. Raises EngineError, AgentError."""
+    result = AgentResult(_exit_reason(played, state), turns=_make_turns(state), messages=_all_messages(state))
+    result.tools = tuple(_offered_tool(tool) for tool in state.get("tool_defs") or ())
     return result
 
 
-def _exit(played: Loaded, state: Any) -> Exit:
-    vf, error = library(), state.get("error")
+def _exit_reason(played: LoadedEnvironment, state: Any) -> Exit:
+    vf = import_library()
+    error = state.get("error")
     if isinstance(error, vf.InvalidModelResponseError | vf.ToolParseError):
         return Exit.FORMAT_ERRORS
     if isinstance(error, vf.ModelError):
-        raise EngineError(f"the gateway gave no completion: {_chain(error)}")
+        raise EngineError(f"the gateway gave no completion: {_describe_chain(error)}")
     if error is not None:
-        raise AgentError(f"env.dataset={played.package}: its rollout ended with {_chain(error)}")
+        raise AgentError(f"env.dataset={played.package}: its rollout ended with {_describe_chain(error)}")
     if state.get("prompt_too_long"):
         return Exit.CONTEXT_OVERFLOW
     if state.get("timed_out"):
@@ -84,18 +89,20 @@ def _exit(played: Loaded, state: Any) -> Exit:
     return Exit.STEP_LIMIT if ours else Exit.SUBMITTED
 
 
-def _chain(error: BaseException) -> str:
-    """What it says, and what caused it; addresses of a session are in neither."""
+def _describe_chain(error: BaseException) -> str:
+    """Says what the error says, and what caused it. Addresses of a session are in neither."""
     cause = error.__cause__
     said = f"{type(error).__name__}: {one_line(error)}".rstrip(": ")
-    return said if cause is None else f"{said} ({_chain(cause)})"
+    if cause is None:
+        return said
+    return f"{said} ({_describe_chain(cause)})"
 
 
-async def _score(played: Loaded, state: Any, work: Assignment) -> str:
-    """The reward by the environment's rubric, as JSON. Raises AgentError."""
+async def _score_rubric(played: LoadedEnvironment, state: Any, work: Assignment) -> str:
+    """Returns the reward by the environment's rubric, as JSON. Raises AgentError."""
     environment = played.environment
     where = f"env.dataset={played.package}: the rubric of {work.task.instance_id}"
-    with faults() as raised:
+    with collect_faults() as raised:
         try:
             await asyncio.wait_for(environment.rubric.score_rollout(state), _SCORING_S)
             await environment.rubric.cleanup(state)
@@ -115,33 +122,37 @@ async def _score(played: Loaded, state: Any, work: Assignment) -> str:
     return json.dumps(record, default=str) + "\n"
 
 
-def _turns(state: Any) -> list[Turn]:
+def _make_turns(state: Any) -> list[Turn]:
     steps = state["trajectory"]
     spans = state["timing"].model.spans
     turns = []
     for index, step in enumerate(steps):
         said = step["completion"][-1]
         calls = [f"{call.name}({call.arguments})" for call in getattr(said, "tool_calls", None) or ()]
-        turn = Turn(index, _text(said), "; ".join(calls) or None, None)
+        turn = Turn(index, _text_content(said), "; ".join(calls) or None, None)
         if index < len(spans):
             turn.completion_s = spans[index].end - spans[index].start
         if index + 1 < len(steps):
             seen = len(step["prompt"]) + len(step["completion"])
-            turn.observation = "\n".join(map(_text, steps[index + 1]["prompt"][seen:]))
+            turn.observation = "\n".join(map(_text_content, steps[index + 1]["prompt"][seen:]))
         turns.append(turn)
     return turns
 
 
-def _messages(state: Any) -> list[dict[str, Any]]:
+def _all_messages(state: Any) -> list[dict[str, Any]]:
     completion = state.get("completion") or ()
     return [message.model_dump(exclude_none=True) for message in (*state["prompt"], *completion)]
 
 
-def _text(message: Any) -> str:
+def _text_content(message: Any) -> str:
     content = message.content
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return json.dumps(content, default=str)
 
 
-def _offered(tool: Any) -> Mapping[str, Any]:
+def _offered_tool(tool: Any) -> Mapping[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}

@@ -1,1 +1,1 @@
-"""Advantages, losses and corrections: pure functions."""
+"""The package has advantages, losses and corrections as pure functions."""

@@ -1,7 +1,7 @@
-"""The policy-gradient loss of single tokens, and how these become the loss of a mini-batch.
+"""Computes the policy-gradient loss of single tokens, and how these become the loss of a mini-batch.
 
 Invariants:
-- Pure functions of tensors of shape [tokens]; only trained tokens get here.
+- All functions are pure, of tensors of shape [tokens]; only trained tokens get here.
 - Old, reference and rollout log-probabilities and sums over trajectories are constants; the gradient flows through
   `logprobs` and `entropy` only. Log-ratios are clamped to +-20 before they are exponentiated.
 - On the first update of a step old = current: every ratio is 1, its gradient is that of the token's log-probability,
@@ -23,13 +23,13 @@ from torch import Tensor
 
 from swe_rl.algo.protocol import Loss, LossTokens
 from swe_rl.algo.sequences import MAX_LOG_RATIO, kl_per_token
-from swe_rl.config.choices import KlPlace, LossAggregation, PolicyLoss
+from swe_rl.config.choices import KlEstimator, KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """Each of shape [tokens]; `low` and `high` are boolean: which end of the clip holds the token."""
+    """The surrogate of tokens, each of shape [tokens]; `low` and `high` say which end of the clip holds a token."""
 
     loss: Tensor
     low: Tensor
@@ -38,11 +38,15 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Each of shape [tokens]. `total` = policy + kl_coef * kl - entropy_coef * entropy; the clipped are boolean."""
+    """The parts of a loss, each of shape [tokens]. `total` = policy + kl_coef * kl - entropy_coef * entropy.
+
+    The clipped and the capped are boolean. `kl_capped` is None where no KL is bounded.
+    """
 
     total: Tensor
     policy: Tensor
     kl: Tensor
+    kl_capped: Tensor | None
     ratio: Tensor
     clipped_low: Tensor
     clipped_high: Tensor
@@ -53,40 +57,44 @@ class TokenLoss:
 
 
 def by_sequence(algo: AlgoConfig) -> bool:
-    """Whether `algo.policy_loss` compares whole trajectories."""
+    """Tells whether `algo.policy_loss` compares whole trajectories."""
     return algo.policy_loss in (PolicyLoss.gspo, PolicyLoss.gspo_token)
 
 
 def token_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """policy / old for each token, shape [tokens] (PPO, arXiv:1707.06347, section 3)."""
+    """Returns policy / old for each token, shape [tokens] (PPO, arXiv:1707.06347, section 3)."""
     return (logprobs - old_logprobs.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def sequence_ratio(logprobs: Tensor, mean_log_ratio: Tensor) -> Tensor:
-    """GSPO's ratio s of each token's trajectory, shape [tokens].
+    """Returns GSPO's ratio s of each token's trajectory, shape [tokens].
 
     `mean_log_ratio` is the mean of log policy - log old over the trajectory's tokens; s = exp of it (GSPO,
     arXiv:2507.18071, section 4.1). The gradient reaches a token through sg(s) * policy / sg(policy), GSPO-token's form
-    (section 4.3): where all tokens of a trajectory have one advantage, it is the gradient of s itself, and it needs
-    no other token's graph.
+    (section 4.3): where all tokens of a trajectory have one advantage, it is the gradient of s itself, and it needs no
+    other token's graph.
     """
     scale = mean_log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    # The second factor is exactly 1; it only carries the gradient.
     return scale * torch.exp(logprobs - logprobs.detach())
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, clip_c: float = 0.0
 ) -> Surrogate:
-    """max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)).
+    """Returns max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high)).
 
-    PPO, arXiv:1707.06347, equation 7; separate ends: DAPO, arXiv:2503.14476, section 3.1. `clip_c` > 1 also bounds the
-    loss of a negative advantage by -A * clip_c (dual clip, arXiv:1912.09729, equation 5); 0 leaves that off.
+    It is PPO's, arXiv:1707.06347, equation 7, with separate ends by DAPO, arXiv:2503.14476, section 3.1. `clip_c` > 1
+    also bounds the loss of a negative advantage by -A * clip_c (dual clip, arXiv:1912.09729, equation 5); 0 leaves that
+    off.
     """
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = torch.maximum(plain, bounded)
+    # A negative advantage pushes the ratio down, so that the lower end is the one that can hold it.
     held = bounded > plain
-    low, high = held & (advantages < 0), held & (advantages > 0)
+    low = held & (advantages < 0)
+    high = held & (advantages > 0)
     if clip_c > 0.0:
         ceiling = -advantages * clip_c
         loss = torch.where(advantages < 0, torch.minimum(loss, ceiling), loss)
@@ -97,10 +105,10 @@ def clipped_surrogate(
 def weighted_logprobs(
     logprobs: Tensor, ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> Surrogate:
-    """CISPO: -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log policy.
+    """Returns CISPO's loss, -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log policy.
 
-    MiniMax-M1, arXiv:2506.13585, section 3.1, equations 4 and 5. Every token keeps a gradient; `low` and `high` say
-    whose weight was clipped.
+    The source is MiniMax-M1, arXiv:2506.13585, section 3.1, equations 4 and 5. Every token keeps a gradient; `low` and
+    `high` say whose weight was clipped.
     """
     ratio = ratio.detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -109,10 +117,10 @@ def weighted_logprobs(
 
 
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
-    """The critic's for each token, [tokens]: half of the squared distance to `targets`.
+    """Returns the critic's loss for each token, [tokens]: half of the squared distance to `targets`.
 
-    `clip` > 0: the larger of that and the one of values kept within `clip` of `old_values`, those at the start of the
-    step (Engstrom et al., "Implementation Matters in Deep Policy Gradients", arXiv:2005.12729, section 3; OpenAI's
+    `clip` > 0 takes the larger of that and the one of values kept within `clip` of `old_values`, those at the start of
+    the step (Engstrom et al., "Implementation Matters in Deep Policy Gradients", arXiv:2005.12729, section 3; OpenAI's
     Baselines). Targets and old values are constants.
     """
     squared = (values - targets.detach()).square()
@@ -126,8 +134,15 @@ def kl_in_loss(algo: AlgoConfig) -> bool:
     return algo.kl_coef != 0.0 and algo.kl_in is KlPlace.loss
 
 
+def kl_bound(algo: AlgoConfig) -> float | None:
+    """Returns the largest value of a token's KL in nats, or None without a bound: `algo.kl_cap` is for k3 alone."""
+    if algo.kl_estimator in (KlEstimator.k3, KlEstimator.k3_grad_k2):
+        return algo.kl_cap or None
+    return None
+
+
 def zero_advantage_contributes(algo: AlgoConfig) -> bool:
-    """Whether a row with advantage 0 has a gradient at all: only through KL, entropy or the load over experts."""
+    """Tells whether a row with advantage 0 has a gradient at all: only through KL, entropy or the load over experts."""
     return kl_in_loss(algo) or algo.entropy_coef != 0.0 or algo.balance_coef != 0.0
 
 
@@ -142,35 +157,52 @@ def token_loss(
     mean_log_ratio: Tensor | None = None,
     formula: Loss | None = None,
     rollout_logprobs: Tensor | None = None,
+    sequences: Tensor | None = None,
+    sequence_means: Tensor | None = None,
 ) -> TokenLoss:
-    """The loss of each token, shape [tokens], not yet weighted.
+    """Returns the loss of each token, shape [tokens], not yet weighted.
 
-    `correction` (see `correction_weights`) multiplies the surrogate only. `mean_log_ratio` is what `sequence_ratio`
-    takes. `formula`: in place of `algo.policy_loss`; it may read `rollout_logprobs`. Raises ValueError where the KL
-    term is on and `reference_logprobs` is None, and where the policy loss is by trajectory and `mean_log_ratio` is
-    None.
+    `correction` (see `correction_weights`) multiplies the surrogate only: the KL term of tokens that older weights
+    sampled has no importance weight. `mean_log_ratio` is what `sequence_ratio` takes. `formula` takes the place of
+    `algo.policy_loss`; it may read `rollout_logprobs`, `sequences` and `sequence_means` (see `LossTokens`). Raises
+    ValueError where the KL term is on and `reference_logprobs` is None, and where the policy loss is by trajectory and
+    `mean_log_ratio` is None.
     """
-    ratio = _ratio(logprobs, old_logprobs, mean_log_ratio, algo)
+    ratio = _policy_ratio(logprobs, old_logprobs, mean_log_ratio, algo)
     if formula is None:
-        surrogate = _surrogate(logprobs, ratio, advantages, algo)
+        surrogate = _policy_surrogate(logprobs, ratio, advantages, algo)
     else:
         sampled = old_logprobs if rollout_logprobs is None else rollout_logprobs
-        tokens = LossTokens(logprobs, old_logprobs.detach(), sampled.detach(), advantages, entropy)
-        held = torch.zeros_like(logprobs, dtype=torch.bool)  # by no clip that we know of
+        tokens = LossTokens(
+            logprobs=logprobs,
+            old_logprobs=old_logprobs.detach(),
+            rollout_logprobs=sampled.detach(),
+            advantages=advantages,
+            entropy=entropy,
+            reference_logprobs=None if reference_logprobs is None else reference_logprobs.detach(),
+            sequences=sequences,
+            sequence_means=sequence_means,
+        )
+        # No clip that we know of holds a token of somebody's own formula.
+        held = torch.zeros_like(logprobs, dtype=torch.bool)
         surrogate = Surrogate(formula.loss(tokens), held, held)
     policy = surrogate.loss * correction.detach()
-    total, kl = policy, torch.zeros_like(policy)
+    total = policy
+    kl = torch.zeros_like(policy)
+    kl_capped = None
     if kl_in_loss(algo):
         if reference_logprobs is None:
             raise ValueError("algo.kl_coef is not 0, but there are no reference log-probabilities")
-        kl = kl_per_token(logprobs, reference_logprobs.detach(), algo.kl_estimator)
+        kl = kl_per_token(logprobs, reference_logprobs.detach(), algo.kl_estimator, algo.kl_cap)
+        if (bound := kl_bound(algo)) is not None:
+            kl_capped = kl.detach() >= bound
         total = total + algo.kl_coef * kl
     if algo.entropy_coef != 0.0:
         total = total - algo.entropy_coef * entropy
-    return TokenLoss(total, policy, kl, ratio.detach(), surrogate.low, surrogate.high)
+    return TokenLoss(total, policy, kl, kl_capped, ratio.detach(), surrogate.low, surrogate.high)
 
 
-def _ratio(logprobs: Tensor, old_logprobs: Tensor, mean_log_ratio: Tensor | None, algo: AlgoConfig) -> Tensor:
+def _policy_ratio(logprobs: Tensor, old_logprobs: Tensor, mean_log_ratio: Tensor | None, algo: AlgoConfig) -> Tensor:
     if not by_sequence(algo):
         return token_ratio(logprobs, old_logprobs)
     if mean_log_ratio is None:
@@ -178,22 +210,31 @@ def _ratio(logprobs: Tensor, old_logprobs: Tensor, mean_log_ratio: Tensor | None
     return sequence_ratio(logprobs, mean_log_ratio)
 
 
-def _surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algo: AlgoConfig) -> Surrogate:
+def _policy_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algo: AlgoConfig) -> Surrogate:
     if algo.policy_loss is PolicyLoss.cispo:
         return weighted_logprobs(logprobs, ratio, advantages, algo.clip_low, algo.clip_high)
     return clipped_surrogate(ratio, advantages, algo.clip_low, algo.clip_high, algo.clip_c)
 
 
 def row_weights(
-    trained_tokens: Sequence[int], trajectory_ids: Sequence[str], mode: LossAggregation, loss_norm_tokens: int
+    trained_tokens: Sequence[int],
+    trajectory_ids: Sequence[str],
+    mode: LossAggregation,
+    loss_norm_tokens: int,
+    group_ids: Sequence[str] | None = None,
 ) -> list[float]:
-    """The weight of each trained token of each row of one mini-batch.
+    """Returns the weight of each trained token of each row of one mini-batch.
 
-    With T trained tokens in all, N trajectories that have any, and T_i those of trajectory i:
+    `group_ids` are for prompt_mean; None: each trajectory is a prompt of its own.
+
+    With T trained tokens in all, N trajectories that have any, T_i those of trajectory i, G groups that have any, and
+    T_g those of group g:
 
     - token_mean: 1 / T (DAPO, arXiv:2503.14476, section 3.3).
     - sequence_mean: 1 / (N * T_i) (GRPO, arXiv:2402.03300, equation 3).
+    - prompt_mean: 1 / (G * T_g) (The Art of Scaling RL Compute, arXiv:2510.13786, section 3.2, prompt average).
     - sequence_sum_norm: 1 / (N * loss_norm_tokens) (Dr. GRPO, arXiv:2503.20783, section 3.2).
+    - token_sum: 1.
 
     Raises ValueError where the lengths differ or `loss_norm_tokens` is not positive.
     """
@@ -201,18 +242,25 @@ def row_weights(
         raise ValueError(f"{len(trained_tokens)} token counts, but {len(trajectory_ids)} trajectory ids")
     if loss_norm_tokens < 1:
         raise ValueError(f"loss_norm_tokens must be positive, not {loss_norm_tokens}")
-    per_trajectory: Counter[str] = Counter()
-    for tokens, trajectory_id in zip(trained_tokens, trajectory_ids, strict=True):
-        per_trajectory[trajectory_id] += tokens
-    sequences = sum(1 for tokens in per_trajectory.values() if tokens > 0)
+    owners = trajectory_ids
+    if mode is LossAggregation.prompt_mean and group_ids is not None:
+        owners = group_ids
+    if len(trained_tokens) != len(owners):
+        raise ValueError(f"{len(trained_tokens)} token counts, but {len(owners)} group ids")
+    per_owner: Counter[str] = Counter()
+    for tokens, owner in zip(trained_tokens, owners, strict=True):
+        per_owner[owner] += tokens
+    num_owners = sum(1 for tokens in per_owner.values() if tokens > 0)
     total = sum(trained_tokens)
 
-    def weight(trajectory_id: str) -> float:
+    def weight(owner: str) -> float:
+        if mode is LossAggregation.token_sum:
+            return 1.0
         if mode is LossAggregation.token_mean:
             return 1.0 / total
-        if mode is LossAggregation.sequence_mean:
-            return 1.0 / (sequences * per_trajectory[trajectory_id])
-        return 1.0 / (sequences * loss_norm_tokens)
+        if mode is LossAggregation.sequence_sum_norm:
+            return 1.0 / (num_owners * loss_norm_tokens)
+        return 1.0 / (num_owners * per_owner[owner])
 
-    pairs = zip(trained_tokens, trajectory_ids, strict=True)
-    return [weight(trajectory_id) if tokens > 0 else 0.0 for tokens, trajectory_id in pairs]
+    pairs = zip(trained_tokens, owners, strict=True)
+    return [weight(owner) if tokens > 0 else 0.0 for tokens, owner in pairs]

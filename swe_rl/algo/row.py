@@ -1,4 +1,4 @@
-"""One training sequence, as the trainer takes it, and rows by the age of the weights that sampled them.
+"""Defines one training sequence, as the trainer takes it, and sorts rows by the age of the weights that sampled them.
 
 Invariants:
 - What grows with tokens is in arrays: a token of a row takes 9 bytes, and 8 to 12 more where it was sampled.
@@ -13,23 +13,40 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.int32]  # of tokens
-Versions = npt.NDArray[np.int32]  # of weights, one a sampled token
-Logprobs = npt.NDArray[np.float32]  # nats
-PerToken = npt.NDArray[np.float32]  # of what was sampled
+# These are ids of tokens.
+Ids = npt.NDArray[np.int32]
+# These are versions of weights, one a sampled token.
+Versions = npt.NDArray[np.int32]
+# These are nats.
+Logprobs = npt.NDArray[np.float32]
+# These belong to what was sampled.
+PerToken = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]  # [tokens, layers, experts of a token]: swe_rl/model/experts.py
+# [tokens, layers, experts of a token]: swe_rl/model/experts.py says how.
+Routes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+# A log-probability may be this far above 0 by rounding: a log-softmax in float32 or bfloat16 ends there at large
+# logits. It is taken for 0, whatever engine it is from; what is higher is no log-probability.
+ROUNDING_NATS = 1e-3
+
+
+def find_unsound_logprob(logprobs: Sequence[float] | Logprobs) -> int | None:
+    """Returns the place of the first that is not finite, or above 0 by more than rounding, or None."""
+    values = np.asarray(logprobs, np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values <= ROUNDING_NATS)))
+    if len(wrong):
+        return int(wrong[0])
+    return None
 
 
 def same_fields(record: object, other: object) -> bool:
-    """Whether two records of one dataclass hold the same, arrays entry by entry."""
+    """Tells whether two records of one dataclass hold the same, arrays entry by entry."""
     if type(record) is not type(other):
         return False
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
-    return all(_same(getattr(record, name), getattr(other, name)) for name in names)
+    return all(_same_value(getattr(record, name), getattr(other, name)) for name in names)
 
 
-def _same(value: object, other: object) -> bool:
+def _same_value(value: object, other: object) -> bool:
     if isinstance(value, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(value, other)
     return type(value) is type(other) and value == other
@@ -37,16 +54,17 @@ def _same(value: object, other: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """Ids of one sequence with a mask over what the policy sampled.
+    """The ids of one sequence with a mask over what the policy sampled.
 
     `token_ids`, `loss_mask` and `rollout_logprobs` have one entry a token; where the mask is false the log-probability
-    is 0.0. `rollout_logprobs` is None under `rollout.capture=retokenize`. `advantage` and `weight_versions` have one
-    entry a sampled token, in their order. A trajectory that was split into several rows shares one `trajectory_id`:
-    together its rows weigh as one sequence. Sequences of other types become arrays, and a number that is given for
-    `advantage` is that of every sampled token. `rewards` are what each sampled token brought, for `algo.advantage=gae`
-    alone, whose critic makes advantages of them. `turns` has the number of the turn that sampled each token, until the
-    rewards of turns are known; None where it is not needed, or not known. `routes`: the experts that the engine sent
-    each token to but the last one; None where they are not known. Two rows are equal where all entries are.
+    is 0.0. `rollout_logprobs` are over the whole vocabulary, and None under `rollout.capture=retokenize`. `advantage`
+    and `weight_versions` have one entry a sampled token, in their order. A trajectory that was split into several rows
+    shares one `trajectory_id`: together its rows weigh as one sequence. Sequences of other types become arrays, and a
+    number that is given for `advantage` is that of every sampled token. `rewards` are what each sampled token brought,
+    for `algo.advantage=gae` alone, whose critic makes advantages of them. `turns` has the number of the turn that
+    sampled each token, until the rewards of turns are known; None where it is not needed, or not known. `routes` are
+    the experts that the engine sent each token to but the last one; None where they are not known. Two rows are equal
+    where all entries are.
     """
 
     trajectory_id: str
@@ -65,7 +83,9 @@ class Row:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))
         object.__setattr__(self, "loss_mask", np.asarray(self.loss_mask, np.bool_))
         advantage = np.asarray(self.advantage, np.float32)
-        object.__setattr__(self, "advantage", advantage if advantage.ndim else alike(float(advantage), self.loss_mask))
+        object.__setattr__(
+            self, "advantage", advantage if advantage.ndim else fill_sampled(float(advantage), self.loss_mask)
+        )
         object.__setattr__(self, "weight_versions", np.asarray(self.weight_versions, np.int32))
         for name, kind in (("rollout_logprobs", np.float32), ("rewards", np.float32), ("turns", np.int32)):
             if getattr(self, name) is not None:
@@ -78,7 +98,7 @@ class Row:
 
     @property
     def teaches(self) -> bool:
-        """Whether any token has an advantage."""
+        """True where any token has an advantage."""
         return bool(self.advantage.any())
 
     @property
@@ -87,29 +107,33 @@ class Row:
 
     @property
     def trained_tokens(self) -> int:
-        return self.sampled_tokens if self.trained else 0
+        if self.trained:
+            return self.sampled_tokens
+        return 0
 
     @property
     def oldest_version(self) -> int:
-        """Raises ValueError where nothing was sampled."""
+        """The oldest version of the weights that sampled. Raises ValueError where nothing was sampled."""
         return int(self.weight_versions.min())
 
 
-def alike(value: float, loss_mask: Mask) -> PerToken:
-    """The same for each sampled token."""
+def fill_sampled(value: float, loss_mask: Mask) -> PerToken:
+    """Returns `value` for each sampled token."""
     return np.full(np.count_nonzero(loss_mask), value, np.float32)
 
 
 def age_steps(row: Row, version: int) -> int:
-    """How many versions the trainer's weights are ahead of those that sampled the row's oldest token; at least 0."""
-    return max(0, version - row.oldest_version) if len(row.weight_versions) else 0
+    """Returns how many versions the trainer's weights are ahead of those of the row's oldest token; at least 0."""
+    if len(row.weight_versions):
+        return max(0, version - row.oldest_version)
+    return 0
 
 
 def without_old(rows: Sequence[Row], version: int, limit_steps: int | None) -> list[Row]:
-    """All rows, those of an age above `limit_steps` as untrained; None: no limit.
+    """Returns all rows, those of an age above `limit_steps` as untrained; None: no limit.
 
-    The bound on staleness of AReaL (arXiv:2505.24298, section 5.1), applied to what is trained instead of to what is
-    sampled.
+    It is the bound on staleness of AReaL (arXiv:2505.24298, section 5.1), applied to what is trained instead of to what
+    is sampled.
     """
     if limit_steps is None:
         return list(rows)

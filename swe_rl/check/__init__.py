@@ -1,1 +1,1 @@
-"""What refuses a bad configuration before it costs anything: findings, rules, and probes of the machine."""
+"""Refuses a bad configuration before it costs anything: by findings, rules, and probes of the machine."""

@@ -1,4 +1,4 @@
-"""What a rule has to say: severity, key, value, where the value comes from, what is wrong, the smallest fix.
+"""Defines what a rule says: severity, key, value, where the value comes from, what is wrong, and the smallest fix.
 
 Invariants:
 - A Finding is plain data; rules yield it without an origin, `check` fills that in, and mostly without the value, which
@@ -23,8 +23,8 @@ from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.host.machine import this_machine
 from swe_rl.host.packages import installed_version, own_requirements, pip_command
 
-_AT_KEY: Any = object()  # a value that is looked up
-_NO_PATH = (OSError, ValueError, RuntimeError)  # too long, with a NUL, below the home of a user that there is not
+_AT_KEY: Any = object()  # stands for the value that the configuration has at the key
+_NO_PATH = (OSError, ValueError, RuntimeError)  # a path is too long, has a NUL, or names a user that there is not
 
 
 class Severity(StrEnum):
@@ -46,14 +46,19 @@ class Finding:
         return asdict(self)
 
     def valued(self, config: Config) -> "Finding":
-        return replace(self, value=value_at(config, self.key)) if self.value is _AT_KEY else self
+        if self.value is _AT_KEY:
+            return replace(self, value=value_at(config, self.key))
+        return self
 
 
 def value_at(node: Any, key: str) -> Any:
-    """The value at a full key, `rollout.n` or `hardware.env_vars.NAME`; lists are lists, as they are written."""
+    """Returns the value at a full key, `rollout.n` or `hardware.env_vars.NAME`.
+
+    Lists are lists, as they are written.
+    """
     if not key:
         return list(node) if isinstance(node, tuple) else node
-    if isinstance(node, dict):  # whose names may have dots
+    if isinstance(node, dict):  # its names may have dots
         name = next(name for name in node if key == name or key.startswith(f"{name}."))
         return value_at(node[name], key[len(name) + 1 :])
     name, _, rest = key.partition(".")
@@ -67,7 +72,7 @@ def file_exists(path: str) -> bool:
 
 
 def folder_writable(path: str) -> bool:
-    """True if the folder, or the nearest parent that exists, is a folder that this user may write to."""
+    """Tells whether the folder, or the nearest parent that exists, is a folder that this user may write to."""
     with suppress(*_NO_PATH):
         for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
             if folder.exists():
@@ -76,7 +81,7 @@ def folder_writable(path: str) -> bool:
 
 
 def read_text(path: str) -> str | None:
-    """The text of a file, or None where there is none that this user may read as text."""
+    """Returns the text of a file, or None where there is none that this user may read as text."""
     with suppress(*_NO_PATH):
         return Path(path).expanduser().read_text(encoding="utf-8")
     return None
@@ -88,14 +93,14 @@ def path_exists(path: str) -> bool:
     return False
 
 
-def listing(path: str) -> Sequence[str]:
-    """Names of what a folder holds; none where it is none, or closed to this user."""
+def folder_names(path: str) -> Sequence[str]:
+    """Returns the names of what a folder holds, or none where it is no folder or closed to this user."""
     with suppress(*_NO_PATH):
         return sorted(entry.name for entry in Path(path).expanduser().iterdir())
     return ()
 
 
-def absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
     with suppress(*_NO_PATH):
         return str(Path(path).expanduser().absolute())
     return path
@@ -103,11 +108,11 @@ def absolute(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What rules may ask of this machine; tests inject their own answers.
+    """Answers what rules may ask of this machine. Tests inject their own answers.
 
-    `elsewhere`: the job would run on another machine than this. `submitted`: SLURM will start it, with this Python.
-    `answers`: nothing is going to start, somebody asks.
-    `driver`: why this machine's GPUs cannot be seen, or nothing.
+    With `elsewhere` the job would run on another machine than this. With `submitted` SLURM will start it, with this
+    Python. With `answers` nothing is going to start, because somebody only asks. `driver` says why this machine's GPUs
+    cannot be seen, or nothing.
     """
 
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -115,10 +120,10 @@ class Host:
     folder_writable: Callable[[str], bool] = folder_writable
     read_text: Callable[[str], str | None] = read_text
     exists: Callable[[str], bool] = path_exists
-    listing: Callable[[str], Sequence[str]] = listing
-    absolute: Callable[[str], str] = absolute
+    listing: Callable[[str], Sequence[str]] = folder_names
+    absolute: Callable[[str], str] = absolute_path
     find_program: Callable[[str], str | None] = shutil.which
-    version: Callable[[str], str | None] = installed_version  # of a package; None: it is not installed
+    version: Callable[[str], str | None] = installed_version  # takes a package, and gives None if it is not installed
     requirements: Callable[[], Sequence[str]] = own_requirements
     pip: Callable[[], str] = pip_command
     elsewhere: bool = False
@@ -133,10 +138,11 @@ Find = Callable[[Config, Host], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One check, and the parts of a run that it is about: where a job starts none of them it has nothing to say.
+class ConfigRule:
+    """Holds one check, and the parts of a run that it is about.
 
-    `whole`: it is about their meeting, so all of them must be started. No parts: it is about every job.
+    Where a job starts none of the parts, the rule has nothing to say. With `whole` it is about their meeting, so all of
+    them must be started. Without parts it is about every job.
     """
 
     find: Find
@@ -148,64 +154,76 @@ class Rule:
         return str(getattr(self.find, "__name__", self.find))
 
     def __call__(self, config: Config, host: Host) -> Iterator[Finding]:
-        """Whatever the job starts."""
+        """Returns the findings, whatever the job starts."""
         return (finding.valued(config) for finding in self.find(config, host))
 
     def applies(self, started: frozenset[Part]) -> bool:
+        """Tells whether the rule is about what a job starts."""
         if self.whole:
             return self.parts <= started
         return not self.parts or bool(self.parts & started)
 
 
-def about(*parts: Part) -> Callable[[Find], Rule]:
-    """Declares a rule about any of the parts; without one, about every job."""
-    return lambda find: Rule(find, frozenset(parts), whole=False)
+def rule_about(*parts: Part) -> Callable[[Find], ConfigRule]:
+    """Declares a rule about any of the parts, or about every job if no part is given."""
+    return lambda find: ConfigRule(find, frozenset(parts), whole=False)
 
 
-def between(*parts: Part) -> Callable[[Find], Rule]:
+def rule_between(*parts: Part) -> Callable[[Find], ConfigRule]:
     """Declares a rule about parts that must agree with each other."""
-    return lambda find: Rule(find, frozenset(parts), whole=True)
+    return lambda find: ConfigRule(find, frozenset(parts), whole=True)
 
 
-def rules_of(file: ModuleType) -> list[Rule]:
-    """Those that are declared there, in their order."""
-    return [rule for rule in vars(file).values() if isinstance(rule, Rule) and rule.find.__module__ == file.__name__]
+def rules_of(file: ModuleType) -> list[ConfigRule]:
+    """Returns the rules that are declared in a module, in their order."""
+    return [
+        rule for rule in vars(file).values() if isinstance(rule, ConfigRule) and rule.find.__module__ == file.__name__
+    ]
 
 
-def below(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether an absolute path is one of the folders, or inside of one."""
+def is_below(path: str, folders: tuple[str, ...]) -> bool:
+    """Tells whether an absolute path is one of the folders, or inside of one."""
     return any(path == folder.rstrip("/") or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def error(rule_id: str, key: str, message: str, fix: str, *, value: Any = _AT_KEY) -> Finding:
-    """`value`: where it is not the configuration's at `key`."""
+    """Returns a finding that keeps the job from starting.
+
+    `value` is given where it is not the configuration's at `key`.
+    """
     return Finding(Severity.error, rule_id, key, value, message, fix)
 
 
 def warning(rule_id: str, key: str, message: str, fix: str, *, value: Any = _AT_KEY) -> Finding:
-    """As `error`."""
+    """Returns a finding that does not keep the job from starting.
+
+    `value` is given where it is not the configuration's at `key`.
+    """
     return Finding(Severity.warning, rule_id, key, value, message, fix)
 
 
-def failing(findings: list[Finding], strict: bool) -> bool:
-    """True if these findings forbid a start; `strict` counts warnings as well."""
+def forbids_start(findings: list[Finding], strict: bool) -> bool:
+    """Tells whether these findings forbid a start. `strict` counts warnings as well."""
     fatal = {Severity.error, Severity.warning} if strict else {Severity.error}
     return any(finding.severity in fatal for finding in findings)
 
 
 def report_lines(finding: Finding, width: int) -> list[str]:
-    """What it is about, what is wrong, where the value comes from, the way out; no line is wider that can be broken."""
-    origin = _wrapped("    from: ", finding.origin, width) if finding.origin else []
+    """Returns lines for people: what a finding is about, what is wrong, where the value comes from, and the way out.
+
+    No line that can be broken is wider than `width`.
+    """
+    origin = _wrap_label("    from: ", finding.origin, width) if finding.origin else []
     return [
-        *_wrapped("", f"{finding.severity} [{finding.rule_id}] {finding.key}={finding.value}", width),
-        *_wrapped("    ", finding.message, width),
+        *_wrap_label("", f"{finding.severity} [{finding.rule_id}] {finding.key}={finding.value}", width),
+        *_wrap_label("    ", finding.message, width),
         *origin,
-        *_wrapped("    fix:  ", finding.fix, width),
+        *_wrap_label("    fix:  ", finding.fix, width),
     ]
 
 
-def _wrapped(label: str, text: str, width: int) -> list[str]:
-    """What follows the first line begins below the first word, or a little further to the right."""
+def _wrap_label(label: str, text: str, width: int) -> list[str]:
+    """Returns the text in lines. Those after the first begin below its first word, or a little further to the right."""
     return textwrap.wrap(
         text,
         width,

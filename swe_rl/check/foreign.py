@@ -1,7 +1,7 @@
-"""Rules of somebody's own: what they refuse or warn of, beside ours.
+"""Runs a user's own rules, which refuse a configuration or warn of it beside ours.
 
 Invariants:
-- They are the only code of somebody else's that a check runs; it is imported, so it had better import little.
+- They are the only code of a user's own that a check runs. It is imported, so it had better import little.
 - A rule that cannot be made, raises, hangs, or says what is no finding is an error that names it: nothing starts.
 """
 
@@ -15,18 +15,20 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.extension.code import on_path
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import LONGEST_S, ExtensionFailure, failure, make, within
+from swe_rl.extension.make import LONGEST_S, ExtensionFailure, describe_failure, limit_time, make_extension
 
 
 class Rule(Protocol):
-    """What a run may not be, in the eyes of whoever pays for it."""
+    """Says what a run may not be, in the eyes of whoever pays for it."""
 
     @abstractmethod
     def findings(self, config: Config) -> Iterable[Finding]:
-        """What `swe_rl.api.error` and `swe_rl.api.warning` make; an error keeps the job from starting.
+        """Returns findings, which `swe_rl.api.error` and `swe_rl.api.warning` make.
 
-        `config`: of the job that is about to start, frozen. Called for every job, so it says nothing of what it does
-        not mind. Whatever it raises keeps the job from starting as well.
+        An error keeps the job from starting.
+
+        `config` is that of the job that is about to start, frozen. The method is called for every job, so it says
+        nothing of what it does not mind. Whatever it raises keeps the job from starting as well.
         """
         ...
 
@@ -38,12 +40,12 @@ class ForeignRule:
         self._limit_s = limit_s
 
     def findings(self, config: Config) -> list[Finding]:
-        """With the configuration's values. Raises ExtensionFailure."""
+        """Returns the findings with the configuration's values. Raises ExtensionFailure."""
         try:
-            with within(self._limit_s):
+            with limit_time(self._limit_s):
                 said = list(self._rule.findings(config))
         except Exception as error:
-            raise ExtensionFailure(failure(self._maker, "findings", error)) from error
+            raise ExtensionFailure(describe_failure(self._maker, "findings", error)) from error
         return [self._checked(finding, config) for finding in said]
 
     def _checked(self, finding: object, config: Config) -> Finding:
@@ -64,10 +66,12 @@ class ForeignRule:
 
 
 def of_somebody(config: Config) -> Iterator[Finding]:
-    """What the chosen rule says, or what is wrong with it. Nothing where it is ours."""
+    """Yields what the chosen rule says, or what is wrong with it. It yields nothing where the rule is ours."""
     try:
         with on_path(config.job.code):
-            rule, maker = make(ExtensionKind.rule, config.rule, {}, {"default": "swe_rl.check.foreign.no_rule"})
+            rule, maker = make_extension(
+                ExtensionKind.rule, config.rule, {}, {"default": "swe_rl.check.foreign.no_rule"}
+            )
             said = ForeignRule(rule, maker).findings(config) if maker else []
     except SweRlError as problem:
         value = config.rule._target_ or config.rule.name
@@ -77,4 +81,4 @@ def of_somebody(config: Config) -> Iterator[Finding]:
 
 
 def no_rule() -> None:
-    """`rule=default`: ours alone."""
+    """Stands for `rule=default`: only our own rules."""

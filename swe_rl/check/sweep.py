@@ -1,7 +1,7 @@
-"""Rules over all jobs of a `--multirun`: what each job alone cannot know; and where each of them writes.
+"""Rules over all jobs of a `--multirun` check what each job alone cannot know, and where each of them writes.
 
 Invariants:
-- Pure, and over every job before the first is started; a finding names the jobs, counted from 0 as their folders are.
+- The rules see every job before the first is started. A finding names jobs, counted from 0 as their folders are.
 - Jobs one after another in this process (the basic launcher) may share what jobs side by side may not.
 - A folder has the name that Hydra would give it; what only a running job knows (its id, the time) is None, and refused
   for SLURM.
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.config.choices import JobName, RuntimeKind
-from swe_rl.config.compose import Composed, config_hash, flatten
+from swe_rl.config.compose import Composed, config_hash, flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
-from swe_rl.config.parts import asked
-from swe_rl.config.ranges import within
+from swe_rl.config.parts import asked_config
+from swe_rl.config.ranges import replace_out_of_range
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
 def check_sweep(jobs: Sequence[Composed]) -> list[Finding]:
-    """Findings about the sweep as a whole, errors first."""
-    # Of the jobs that a check answers for; each job's own rules name wrong numbers.
-    sound = [replace(job, config=within(asked(job.config))) for job in jobs]
+    """Returns the findings about the sweep as a whole, errors first."""
+    # These are the jobs that a check answers for. Each job's own rules name wrong numbers.
+    sound = [replace(job, config=replace_out_of_range(asked_config(job.config))) for job in jobs]
     findings = [finding for rule in RULES for finding in rule(sound)]
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
@@ -45,7 +45,10 @@ def one_launcher(jobs: Sequence[Composed]) -> Iterator[Finding]:
 
 
 def one_hardware(jobs: Sequence[Composed]) -> Iterator[Finding]:
-    """The launcher is told once; jobs that need something else would get the first job's."""
+    """Finds jobs that need other SLURM settings than the first one.
+
+    The launcher is told once, so these jobs would get the first job's.
+    """
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
     wanted = [{key: value for key, value in slurm_settings(job.config).items() if key != "name"} for job in jobs]
@@ -67,13 +70,14 @@ _SOURCES = {
     "cpus_per_task": "cpus_per_node",
     "mem_gb": "memory_gb",
     "max_num_timeout": "max_requeues",
-}  # launcher key: hardware's, where it has another name
+}  # maps a launcher's key to hardware's where that has another name
 
 
 def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
     if not jobs or not is_slurm(jobs[0].launcher_settings):
         return
-    settings, given = slurm_settings(jobs[0].config), jobs[0].launcher_settings
+    settings = slurm_settings(jobs[0].config)
+    given = jobs[0].launcher_settings
     overridden = {override.lstrip("+").partition("=")[0] for override in jobs[0].overrides}
     for key, value in settings.items():
         name = f"hydra.launcher.{key}"
@@ -91,30 +95,30 @@ def launcher_agrees(jobs: Sequence[Composed]) -> Iterator[Finding]:
 def own_folders(jobs: Sequence[Composed]) -> Iterator[Finding]:
     folders: dict[str, list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
-        folders[job_folder(job, number) or str(number)].append(number)  # what only a running job knows is its own
+        folders[job_folder(job, number) or str(number)].append(number)  # a running job alone knows its own
     for numbers in folders.values():
         if len(numbers) > 1:
             yield error(
                 "sweep_folder",
                 "hydra.sweep.subdir",
-                f"jobs {listed(numbers)} would write into one folder",
+                f"jobs {list_numbers(numbers)} would write into one folder",
                 "hydra.sweep.subdir='${hydra.job.num}', or leave it out",
                 value=jobs[0].sweep_subdir,
             )
 
 
 def own_paths(jobs: Sequence[Composed]) -> Iterator[Finding]:
-    for key, value, numbers in _shared(jobs):
+    for key, value, numbers in _find_shared(jobs):
         yield error(
             "sweep_path",
             key,
-            f"jobs {listed(numbers)} would use the same",
+            f"jobs {list_numbers(numbers)} would use the same",
             f"leave {key} out, or give each job its own: {key}=A,B",
             value=value,
         )
 
 
-def _shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
+def _find_shared(jobs: Sequence[Composed]) -> Iterator[tuple[str, Any, list[int]]]:
     side_by_side = bool(jobs) and starts_processes(jobs[0].launcher_settings)
     users: dict[tuple[str, Any], list[int]] = defaultdict(list)
     for number, job in enumerate(jobs):
@@ -142,15 +146,17 @@ def own_results(jobs: Sequence[Composed]) -> Iterator[Finding]:
             yield warning(
                 "sweep_same",
                 "trainer.seed",
-                f"jobs {listed(numbers)} have the same configuration: they compute the same",
+                f"jobs {list_numbers(numbers)} have the same configuration: they compute the same",
                 "trainer.seed=0,1,2, or job.repeat=0,1,2 to measure the same again",
                 value=jobs[numbers[0]].config.trainer.seed,
             )
 
 
-def listed(numbers: Sequence[int], most: int = 6) -> str:
+def list_numbers(numbers: Sequence[int], most: int = 6) -> str:
     shown = ", ".join(map(str, numbers[:most]))
-    return shown if len(numbers) <= most else f"{shown}, ... ({len(numbers)} in all)"
+    if len(numbers) <= most:
+        return shown
+    return f"{shown}, ... ({len(numbers)} in all)"
 
 
 RULES = (one_launcher, one_hardware, launcher_agrees, own_folders, own_paths, own_results)
@@ -160,7 +166,10 @@ _NUMBER = "${hydra.job.num}"
 
 
 def job_folders(jobs: Sequence[Composed]) -> list[str]:
-    """Relative to the sweep's folder, one a job. Raises ConfigError."""
+    """Returns the folder of each job, relative to the sweep's folder.
+
+    Raises ConfigError where a folder is not known yet, or where two jobs would have the same.
+    """
     names = [job_folder(job, number) for number, job in enumerate(jobs)]
     known = [name for name in names if name is not None]
     if len(known) < len(jobs):
@@ -176,13 +185,14 @@ def job_folders(jobs: Sequence[Composed]) -> list[str]:
 
 
 def job_folder(job: Composed, number: int) -> str | None:
-    """Of one job, or None where only the running job knows."""
+    """Returns the folder of one job, or None where only the running job knows it."""
     from omegaconf.errors import OmegaConfBaseException
 
     if job.sweep_subdir == _NUMBER:
         return str(number)
-    tree = _tree(
-        flatten(job.config), {"hydra.job.num": number, "hydra.job.name": "swe_rl", "hydra.subdir": job.sweep_subdir}
+    tree = _make_tree(
+        flatten_config(job.config),
+        {"hydra.job.num": number, "hydra.job.name": "swe_rl", "hydra.subdir": job.sweep_subdir},
     )
     try:
         return str(tree.hydra.subdir)
@@ -190,7 +200,7 @@ def job_folder(job: Composed, number: int) -> str | None:
         return None
 
 
-def _tree(*parts: dict[str, Any]) -> "DictConfig":
+def _make_tree(*parts: dict[str, Any]) -> "DictConfig":
     from omegaconf import OmegaConf
 
     tree = OmegaConf.create()

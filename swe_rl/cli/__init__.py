@@ -1,1 +1,1 @@
-"""From words on the command line to a composed, checked configuration and its job."""
+"""This package turns words on the command line into a composed, checked configuration and its job."""

@@ -1,4 +1,4 @@
-"""One checked configuration to its job module, with or without a folder.
+"""This module hands one checked configuration to its job module, with or without a folder.
 
 Invariants:
 - `swe_rl.job.<name>` is imported only when it is run.
@@ -18,26 +18,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.check.check import check
-from swe_rl.check.findings import Finding, Host, failing
+from swe_rl.check.check import check_config
+from swe_rl.check.findings import Finding, Host, error, forbids_start
 from swe_rl.check.packages import require_here
-from swe_rl.check.sweep import check_sweep, listed
+from swe_rl.check.sweep import check_sweep, list_numbers
 from swe_rl.config.choices import JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
-from swe_rl.config.ranges import within
+from swe_rl.config.launcher import is_slurm
+from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text, mask_tree
-from swe_rl.config.store import register
-from swe_rl.config.yaml_text import parse, render
+from swe_rl.config.store import register_schema
+from swe_rl.config.yaml_text import parse_yaml, render_yaml
 from swe_rl.errors import RunError, UserError
 from swe_rl.extension.code import code_facts, use_code
 from swe_rl.extension.make import require_importable
 from swe_rl.hardware.rendezvous import with_meeting
-from swe_rl.hardware.slurm.jobs import allocation
-from swe_rl.host.terminal import shown
+from swe_rl.hardware.slurm.jobs import DIVIDE, array_problem, current_allocation
+from swe_rl.host.terminal import status_after_output
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
-from swe_rl.logger.failure import print_finding, report
+from swe_rl.logger.failure import print_finding, report_failure
 from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, earlier_of, folder_of_ended, remove_untouched
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
 
@@ -53,14 +54,15 @@ class JobFailed(RunError):
         self.exit_status = exit_status
 
 
-# `job.objective`: the figure of a run's `summary.json` that Hydra's sweepers get as what the job returned.
-# - A figure that was not measured is an error, never a number that a sweeper would go by.
+# `job.objective` names the figure of a run's `summary.json` that Hydra's sweepers get as what the job returned. A
+# figure that was not measured is an error, never a number that a sweeper would go by.
 class ObjectiveError(RunError):
     """The job is over, and what it was run for was not measured."""
 
 
-def objective(config: Config, fresh: Path) -> float | None:
-    """None where job.objective names nothing. `fresh`: the folder that Hydra made. Raises ObjectiveError."""
+def read_objective(config: Config, fresh: Path) -> float | None:
+    """Returns the figure that job.objective names, or None if it names nothing. `fresh` is the folder that Hydra made.
+    Raises ObjectiveError."""
     name = config.job.objective
     if name is None:
         return None
@@ -82,71 +84,77 @@ _WITH_FOLDER = {JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobNa
 FOLDERLESS = frozenset(JobName) - _WITH_FOLDER
 
 
-def guard(composed: Composed, *, again: bool = False) -> bool:
-    """True if the job may start. Prints findings to stderr (`again`: only if they refuse the job).
+def may_start(composed: Composed, *, again: bool = False) -> bool:
+    """Tells whether the job may start. Prints findings to stderr (with `again` only if they refuse the job).
 
     `check` and `describe` speak for themselves.
     """
     if composed.config.job.name in (JobName.check, JobName.describe):
         return True
-    findings = check(composed.config, composed.origins)
-    refused = failing(findings, composed.config.job.strict)
+    findings = check_config(composed.config, composed.origins)
+    refused = forbids_start(findings, composed.config.job.strict)
     if refused or not again:
-        _say(findings)
+        _print_findings(findings)
     if refused:
         print("Nothing was started.", file=sys.stderr, flush=True)
     return not refused
 
 
-def _say(findings: Sequence[Finding]) -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         print_finding(finding, sys.stderr)
 
 
 def guard_all(jobs: Sequence[Composed]) -> bool:
-    """`guard` for every job of a sweep and for the sweep as a whole; what several jobs share is said once."""
+    """Does what `may_start` does for every job of a sweep and for the sweep as a whole.
+
+    What several jobs share is said once.
+    """
     refused = 0
     said: dict[tuple[str, str, str], list[int]] = {}
     findings_by_key: dict[tuple[str, str, str], Finding] = {}
     for number, job in enumerate(jobs):
-        findings = check(job.config, job.origins)
-        refused += failing(findings, job.config.job.strict)
+        findings = check_config(job.config, job.origins)
+        refused += forbids_start(findings, job.config.job.strict)
         for finding in findings:
             key = (finding.rule_id, finding.key, finding.message)
             said.setdefault(key, []).append(number)
             findings_by_key.setdefault(key, finding)
     for key, numbers in said.items():
-        where = "" if len(numbers) == len(jobs) else f"job {listed(numbers, 8)}: "
+        where = "" if len(numbers) == len(jobs) else f"job {list_numbers(numbers, 8)}: "
         print_finding(findings_by_key[key], sys.stderr, where)
     whole = check_sweep(jobs)
     for finding in whole:
         print_finding(finding, sys.stderr)
     strict = any(job.config.job.strict for job in jobs)
-    if refused or failing(whole, strict):
+    if refused or forbids_start(whole, strict):
         print(f"Nothing was started: {refused or 'all'} of {len(jobs)} jobs cannot run.", file=sys.stderr, flush=True)
         return False
     return True
 
 
 def run_folderless(composed: Composed) -> int:
-    """`plan` answers before the rules do, and also where they refuse: its table helps to mend what they name."""
+    """Runs a job without a folder and returns its exit status. `plan` answers before the rules do, and also if they
+    refuse: its table helps to mend what they name."""
     if composed.origins.assumed:
         print(composed.origins.assumed, file=sys.stderr, flush=True)
     if composed.config.job.name is JobName.plan:
-        status = _answer(composed)
-        return shown(status if guard(composed) else 2)
-    return shown(_answer(composed)) if guard(composed) else 2
+        status = _run_question(composed)
+        return status_after_output(status if may_start(composed) else 2)
+    if may_start(composed):
+        return status_after_output(_run_question(composed))
+    return 2
 
 
-def _answer(composed: Composed) -> int:
-    module = _module(composed.config.job.name)
+def _run_question(composed: Composed) -> int:
+    module = _job_module(composed.config.job.name)
     if composed.config.job.code and composed.config.job.name not in (JobName.check, JobName.plan, JobName.describe):
         use_code([Path(part) for part in composed.config.job.code])
     return int(module.run(composed.config, None, composed.origins))
 
 
 def run_all_folderless(jobs: Sequence[Composed]) -> int:
-    """One after the other, each under its number and what sets it apart. Returns the worst exit status."""
+    """Runs one job after the other, each under its number and what sets it apart. Returns the worst exit status."""
     worst = 0
     for number, job in enumerate(jobs):
         if job.config.job.format is not OutputFormat.json:
@@ -158,17 +166,27 @@ def run_all_folderless(jobs: Sequence[Composed]) -> int:
 
 
 def checks_pass(jobs: Sequence[Composed]) -> bool:
-    """For `job=check` over a sweep: what the rules over all jobs say, on stderr."""
+    """Prints what the rules over all jobs say of a sweep with `job=check`, on stderr. Tells whether they pass."""
     if not any(job.config.job.name is JobName.check for job in jobs):
         return True
-    findings = check_sweep(jobs)
-    _say(findings)
-    return not failing(findings, any(job.config.job.strict for job in jobs))
+    findings = [*check_sweep(jobs), *_array_fits(jobs)]
+    _print_findings(findings)
+    return not forbids_start(findings, any(job.config.job.strict for job in jobs))
+
+
+def _array_fits(jobs: Sequence[Composed]) -> list[Finding]:
+    """Returns what only the cluster knows of a sweep, if job.preflight lets it be asked."""
+    if not is_slurm(jobs[0].launcher_settings) or not any(job.config.job.preflight for job in jobs):
+        return []
+    problem = array_problem(len(jobs))
+    if problem:
+        return [error("sweep_array", "hydra/launcher", problem, DIVIDE, value=len(jobs))]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended; `objective` is the figure that job.objective names, where it ended well."""
+    """Says how a job ended. `objective` is the figure that job.objective names, if the job ended well."""
 
     status: int
     objective: float | None = None
@@ -177,26 +195,26 @@ class Ended:
 def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
     """Runs one job of Hydra's in its output folder; every error was reported by then.
 
-    `again`: what the check only warns of was said before.
+    With `again`, what the check only warns of was said before.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    register()
+    register_schema()
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
     was_empty = not any(folder.iterdir())
     try:
         composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
-        verify_frozen(folder, _number(hydra), composed)
-        _say(other_packages(folder, _number(hydra)))
+        verify_frozen(folder, _job_number(hydra), composed)
+        _print_findings(other_packages(folder, _job_number(hydra)))
         os.environ.update(composed.config.hardware.env_vars)
-        use_code(code_of(folder, _number(hydra), composed.config.job.code))
-        if not guard(composed, again=again):
+        use_code(code_of(folder, _job_number(hydra), composed.config.job.code))
+        if not may_start(composed, again=again):
             return Ended(2)
-        status, config = _start(composed, folder, tree, hydra)
-        return Ended(status, None if status else objective(config, folder))
+        status, config = _start_job(composed, folder, tree, hydra)
+        return Ended(status, None if status else read_objective(config, folder))
     except Exception as error:
-        status = report(error, folder)
+        status = report_failure(error, folder)
         if status == UserError.exit_status and was_empty:
             remove_untouched(folder)
             with suppress(OSError):
@@ -204,8 +222,8 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
         return Ended(status)
 
 
-def _number(hydra: "DictConfig") -> int | None:
-    """The job's number in its sweep; None for a single run."""
+def _job_number(hydra: "DictConfig") -> int | None:
+    """Returns the job's number in its sweep, or None for a single run."""
     from omegaconf import OmegaConf
 
     if OmegaConf.is_missing(hydra.hydra.job, "num"):
@@ -213,32 +231,37 @@ def _number(hydra: "DictConfig") -> int | None:
     return int(hydra.hydra.job.num)
 
 
-def _start(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> tuple[int, Config]:
-    """The job's exit status, and the configuration that it ran with."""
-    from swe_rl.job.plan import plan
+def _start_job(composed: Composed, folder: Path, tree: "DictConfig", hydra: "DictConfig") -> tuple[int, Config]:
+    """Runs the job. Returns its exit status, and the configuration that it ran with."""
+    from swe_rl.job.plan import make_plan
 
     require_here(composed.config, Host())
     require_importable(composed.config)
-    config, here = composed.config, allocation(os.environ)
-    if config.job.name is JobName.runtime:  # a server has the overrides of its run, but does not resume it
+    config = composed.config
+    here = current_allocation(os.environ)
+    # A server has the overrides of its run, but does not resume it.
+    if config.job.name is JobName.runtime:
         config = replace(config, trainer=replace(config.trainer, resume="none"))
     given = [mask_text(override) for override in composed.overrides]
     config = with_model_folder(config, lambda configs: earlier_of(configs, folder, here, given))
     config = with_meeting(config, folder)
-    choose_folder(config, folder, here, given)  # refuses before anything is written there
+    # This refuses before anything is written there.
+    choose_folder(config, folder, here, given)
     _refuse_foreign(folder)
     _write_hydra_folder(folder / ".hydra", given, tree, hydra)
     write_text_atomic(folder / "config.yaml", resolved_yaml(composed))
     with only_shown(folder / "plan.json"):
-        write_text_atomic(folder / "plan.json", json.dumps(plan(within(composed.config)), indent=2) + "\n")
-    if code := code_of(folder, _number(hydra), composed.config.job.code):
+        write_text_atomic(
+            folder / "plan.json", json.dumps(make_plan(replace_out_of_range(composed.config)), indent=2) + "\n"
+        )
+    if code := code_of(folder, _job_number(hydra), composed.config.job.code):
         facts = [asdict(fact) for fact in code_facts(code, folder)]
         write_text_atomic(folder / "code.json", json.dumps(facts, indent=2) + "\n")
-    return int(_module(config.job.name).run(config, folder)), config
+    return int(_job_module(config.job.name).run(config, folder)), config
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """Somebody's own files of the names that a start writes. Raises UserError."""
+    """Raises UserError if the folder has somebody's own files of the names that a start writes."""
     theirs = [] if (folder / ".hydra").is_dir() else [name for name in WRITTEN_FIRST if (folder / name).exists()]
     if theirs:
         raise UserError(
@@ -247,16 +270,16 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _module(name: JobName) -> Any:
+def _job_module(name: JobName) -> Any:
     return import_module(f"swe_rl.job.{name}")
 
 
 def _write_hydra_folder(folder: Path, given: list[str], tree: "DictConfig", hydra: "DictConfig") -> None:
-    """The three files that Hydra itself would write, references unresolved."""
+    """Writes the three files that Hydra itself would write, references unresolved."""
     from omegaconf import OmegaConf
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, node in (("config", tree), ("hydra", hydra)):
-        values = mask_tree(parse(OmegaConf.to_yaml(node)))
-        write_text_atomic(folder / f"{name}.yaml", render(values))
-    write_text_atomic(folder / "overrides.yaml", render(given))
+        values = mask_tree(parse_yaml(OmegaConf.to_yaml(node)))
+        write_text_atomic(folder / f"{name}.yaml", render_yaml(values))
+    write_text_atomic(folder / "overrides.yaml", render_yaml(given))

@@ -1,18 +1,21 @@
-"""What `python -m swe_rl --help` prints: jobs, groups with their options, three examples.
+"""This module prints `python -m swe_rl --help`: jobs, groups with their options, three examples.
 
 Invariants:
-- Read from conf/ itself, so that it cannot go stale.
+- The text is read from conf/ itself, so that it cannot go stale.
 - Standard library only; Hydra is not imported.
-- No line is longer than the columns that are asked for, but for a word that is.
+- No line is longer than the columns that are asked for, unless a word is.
 """
 
 import textwrap
 from pathlib import Path
 
 from swe_rl.config.choices import JobName
-from swe_rl.config.folders import LAUNCHERS, Option, clash, offered, options, own_options
+from swe_rl.config.folders import LAUNCHERS, Option, describe_clash, find_offered, list_options, own_options
+from swe_rl.host.lines import lines_of
 
-COLUMNS = 110  # where there is no terminal, and at most
+# The text is so wide at most, and without a terminal.
+COLUMNS = 110
+# Narrower lines could not be read, so a narrower terminal wraps them itself.
 _NARROWEST = 60
 _TITLE = "swe_rl: post-train software-engineering agents with reinforcement learning."
 _USAGE = "usage: python -m swe_rl [GROUP=OPTION ...] [KEY=VALUE ...] [--multirun]"
@@ -38,56 +41,59 @@ _LAST = [
 
 
 def help_text(config_dir: Path | None = None, columns: int = COLUMNS) -> str:
-    """For a terminal of `columns`. `config_dir` has options of the user's own; raises UserError where it is missing."""
+    """Returns the help for a terminal of `columns`. `config_dir` has options of the user's own; raises UserError if it
+    is missing."""
     columns = min(COLUMNS, max(_NARROWEST, columns))
-    groups = options()
+    groups = list_options()
     summaries = {job.name: job.summary for job in groups.pop("job")}
     jobs = {name.value: summaries[name] for name in JobName if name in summaries}
-    parts = [textwrap.fill(_TITLE, columns), "", *_wrapped(_USAGE, columns, "", " " * 7)]
-    parts += [*_wrapped(_PLAIN, columns, " " * 7), "", "Jobs (job=NAME)", *_table(jobs, columns)]
+    parts = [textwrap.fill(_TITLE, columns), "", *_wrap_text(_USAGE, columns, "", " " * 7)]
+    parts += [*_wrap_text(_PLAIN, columns, " " * 7), "", "Jobs (job=NAME)", *_format_table(jobs, columns)]
     parts += ["", "Groups (the first is the default; + where there is none)"]
-    parts += _table(dict(_group(name, members) for name, members in groups.items()), columns)
-    parts += [*_installed(columns), *(_own(config_dir, columns) if config_dir else []), ""]
-    parts += ["Examples", *_table(_EXAMPLES, columns), "", "Flags", *_table(_FLAGS, columns), ""]
+    parts += _format_table(dict(_describe_group(name, members) for name, members in groups.items()), columns)
+    parts += [*_list_installed(columns), *(_list_own(config_dir, columns) if config_dir else []), ""]
+    parts += ["Examples", *_format_table(_EXAMPLES, columns), "", "Flags", *_format_table(_FLAGS, columns), ""]
     return "\n".join([*parts, *(textwrap.fill(line, columns) for line in _LAST)])
 
 
-def _own(folder: Path, columns: int) -> list[str]:
+def _list_own(folder: Path, columns: int) -> list[str]:
     user_options = [option for members in own_options(folder).values() for option in members]
-    rows = {f"{option.group}={option.name}": f"{option.summary} {clash(option)}" for option in user_options}
-    return ["", f"Your own, in {folder}", *(_table(rows, columns) or ["  none"])]
+    rows = {f"{option.group}={option.name}": f"{option.summary} {describe_clash(option)}" for option in user_options}
+    return ["", f"Your own, in {folder}", *(_format_table(rows, columns) or ["  none"])]
 
 
-def _installed(columns: int) -> list[str]:
-    """Nothing where no package offers any."""
+def _list_installed(columns: int) -> list[str]:
+    """Lists the options of installed packages, or nothing if no package offers any."""
     rows = {
         f"{kind}={row.name}": f"{row.target}, {row.package}"
-        for kind, by_name in offered().items()
+        for kind, by_name in find_offered().items()
         for row in by_name.values()
     }
-    return ["", "Of installed packages", *_table(dict(sorted(rows.items())), columns)] if rows else []
+    if rows:
+        return ["", "Of installed packages", *_format_table(dict(sorted(rows.items())), columns)]
+    return []
 
 
-def _table(rows: dict[str, str], columns: int) -> list[str]:
-    """A name and what is said of it; below the name where it leaves too little room beside it."""
+def _format_table(rows: dict[str, str], columns: int) -> list[str]:
+    """Writes a name and what is said of it on a line, or below the name if that leaves too little room beside it."""
     wide = max(map(len, rows), default=0) + 4
     if columns - wide < _NARROWEST // 2:
-        return [line for name, text in rows.items() for line in (f"  {name}", *_wrapped(text, columns, " " * 6))]
+        return [line for name, text in rows.items() for line in (f"  {name}", *_wrap_text(text, columns, " " * 6))]
     return [
         line
         for name, text in rows.items()
-        for line in _wrapped(text, columns, f"  {name}".ljust(wide), " " * wide) or [f"  {name}"]
+        for line in _wrap_text(text, columns, f"  {name}".ljust(wide), " " * wide) or [f"  {name}"]
     ]
 
 
-def _wrapped(text: str, columns: int, first: str, others: str | None = None) -> list[str]:
+def _wrap_text(text: str, columns: int, first: str, others: str | None = None) -> list[str]:
     indent = first if others is None else others
     return textwrap.wrap(
         text, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
     )
 
 
-def _group(name: str, members: list[Option]) -> tuple[str, str]:
+def _describe_group(name: str, members: list[Option]) -> tuple[str, str]:
     default = default_choices().get(name)
     names = sorted((member.name for member in members), key=lambda option: (option != default, option))
     label = name if default or name == LAUNCHERS else f"+{name}"
@@ -97,11 +103,11 @@ def _group(name: str, members: list[Option]) -> tuple[str, str]:
 
 
 def default_choices() -> dict[str, str]:
-    """Group to default option, as conf/config.yaml lists them."""
+    """Maps each group to its default option, as conf/config.yaml lists them."""
     from swe_rl.config.folders import conf_dir
 
     choices: dict[str, str] = {}
-    for line in (conf_dir() / "config.yaml").read_text(encoding="utf-8").splitlines():
+    for line in lines_of((conf_dir() / "config.yaml").read_text(encoding="utf-8"), ends=False):
         entry = line.partition("#")[0].strip()
         if entry.startswith("- ") and ": " in entry and "override" not in entry:
             group, _, option = entry[2:].partition(": ")

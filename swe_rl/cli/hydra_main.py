@@ -1,4 +1,5 @@
-"""`hydra.main` as this program wants it: without secrets in its arguments, and with its errors left to us.
+"""This module calls `hydra.main` as this program wants it: without secrets in its arguments, and with its errors left
+to us.
 
 Invariants:
 - No error of Hydra's reaches the user as a traceback.
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swe_rl.cli.dispatch import JobFailed, run_in_folder
-from swe_rl.config.explain import ConfigError, explained
+from swe_rl.config.explain import ConfigError, explain_errors
 from swe_rl.config.folders import conf_dir
-from swe_rl.config.foreign_keys import ours
+from swe_rl.config.foreign_keys import our_key
 from swe_rl.config.hydra_internals import arguments_parser
-from swe_rl.config.store import register
+from swe_rl.config.keys import is_legal, nearest_keys
+from swe_rl.config.store import register_schema
 from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 
 
 def run_jobs(arguments: Sequence[str], overrides: list[str], config_dir: Path | None, conf: Path | None = None) -> int:
-    """All jobs through Hydra. Returns the worst exit status. Raises UserError for a folder that cannot be made."""
-    here, statuses = os.getpid(), [0]
+    """Runs all jobs through Hydra. Returns the worst exit status. Raises UserError for a folder that cannot be made."""
+    here = os.getpid()
+    statuses = [0]
 
     def task(tree: "DictConfig") -> float | None:
-        """What Hydra calls for each job, here or on another machine, where only this and an exception come back."""
+        """Runs a job for Hydra, here or on another machine, where only its figure and an exception come back."""
         ended = run_in_folder(tree)
         if os.getpid() == here:
             statuses.append(ended.status)
@@ -41,7 +44,8 @@ def run_jobs(arguments: Sequence[str], overrides: list[str], config_dir: Path | 
 
     try:
         through_hydra(task, arguments, overrides, config_dir, conf=conf)
-    except OSError as error:  # Hydra's own: a job reports its errors itself
+    except OSError as error:
+        # The error is Hydra's own, as a job reports its errors itself.
         raise UserError(
             f"the folder of the run cannot be made: {error.filename or error} ({error.strerror}). Name one that you "
             "may write to with paths.outputs=FOLDER, or with hydra.run.dir=FOLDER where you have set that"
@@ -61,37 +65,46 @@ def through_hydra(
     checked: list[str] | None = None,
     conf: Path | None = None,
 ) -> None:
-    """`hydra.main` with the secrets taken out of its arguments and its errors left to us."""
+    """Calls `hydra.main` with the secrets taken out of its arguments and its errors left to us."""
     import hydra
 
-    register()
-    given = set(parse(arguments).overrides)
+    register_schema()
+    given = set(parse_arguments(arguments).overrides)
     argv = [sys.argv[0], *(text for text in arguments if text not in given), *overrides]
     if conf is not None and config_dir is not None:
         argv[1:1] = ["--config-dir", str(config_dir)]
     checked = overrides if checked is None else checked
-    with _argv(argv), _environment("HYDRA_FULL_ERROR", "1"), explained(checked, config_dir):
+    with _set_argv(argv), _set_variable("HYDRA_FULL_ERROR", "1"), explain_errors(checked, config_dir):
         hydra.main(config_path=str(conf or conf_dir()), config_name="config", version_base="1.3")(task)()
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         flags = [word.partition("=") for word in message.split() if word.startswith("--")]
-        meant = [f"{known}={value or 'VALUE'}" for flag, _, value in flags if (known := ours(flag))]
+        meant = [f"{known}={value or 'VALUE'}" for flag, _, value in flags if (known := _key_of(flag))]
         hint = f" Did you mean {' '.join(meant)}?" if meant else ""
         raise ConfigError(f"{message[0].upper()}{message[1:]}.{hint} `python -m swe_rl --help` lists what there is.")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Flags and overrides. Raises ConfigError."""
+def _key_of(flag: str) -> str | None:
+    """Returns the key that somebody means who writes a flag, as other programs have them, or None."""
+    key = flag.lstrip("-").replace("-", "_")
+    if is_legal(key):
+        return key
+    return our_key(flag) or next(iter(nearest_keys(key, 1)), None)
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns flags and overrides. Raises ConfigError."""
     parser = arguments_parser()
     parser.__class__ = _Parser
     return parser.parse_intermixed_args(list(arguments))
 
 
 @contextmanager
-def _argv(argv: list[str]) -> Iterator[None]:
-    before, sys.argv = sys.argv, argv
+def _set_argv(argv: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = argv
     try:
         yield
     finally:
@@ -99,7 +112,7 @@ def _argv(argv: list[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def _set_variable(name: str, value: str) -> Iterator[None]:
     before = os.environ.get(name)
     os.environ[name] = value
     try:

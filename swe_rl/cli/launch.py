@@ -1,4 +1,4 @@
-"""From the command line to a job: compose, check, then start; nothing is started that has an error.
+"""This module goes from the command line to a job: compose, check, then start; nothing is started that has an error.
 
 Invariants:
 - Jobs without a folder run on the composition itself; Hydra makes folders for the others only, after the rules passed.
@@ -17,60 +17,62 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from swe_rl.check.rules.hardware import AUTO, WITHOUT_GPUS, answered
+from swe_rl.check.rules.hardware import AUTO, WITHOUT_GPUS, on_smallest_machine
 from swe_rl.cli.dispatch import (
     FOLDERLESS,
     checks_pass,
-    guard,
     guard_all,
+    may_start,
     run_all_folderless,
     run_folderless,
 )
-from swe_rl.cli.hydra_main import no_task, parse, run_jobs, through_hydra
+from swe_rl.cli.hydra_main import no_task, parse_arguments, run_jobs, through_hydra
 from swe_rl.cli.trials import BASIC, SWEEPERS, refuse_unfit, run_trials
 from swe_rl.config import yaml_text
 from swe_rl.config.choices import JobName
-from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand
+from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand_sweep
 from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import LAUNCHERS
-from swe_rl.config.launcher import is_slurm, quoted, starts_processes
+from swe_rl.config.launcher import is_slurm, quote_value, starts_processes
 from swe_rl.config.secrets import MASK, hide_secrets, mask_text, mask_tree
-from swe_rl.logger.failure import INTERRUPTED, report
+from swe_rl.logger.failure import INTERRUPTED, report_failure
 from swe_rl.plan.sizes import gpus_needed
 from swe_rl.submission.freeze import FOLDER as FROZEN
-from swe_rl.submission.freeze import Frozen, freeze, use_frozen_code
+from swe_rl.submission.freeze import Frozen, freeze_jobs, use_frozen_code
 
-_SLURM = "submitit_slurm"  # the launcher of a dry run that names none
+# A dry run that names no launcher takes this one.
+_SLURM = "submitit_slurm"
 _NO_DETACH = (
     "job.detach=true leaves jobs to SLURM, and hydra/launcher={} has none to leave them to. Add --multirun "
     "hydra/launcher=submitit_slurm, or leave job.detach out."
 )
-COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})  # what `--multirun` compares at its end
+# `--multirun` compares these at its end.
+COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})
 
 
-def start(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Runs what `arguments` ask for and returns the exit status; every error was reported by then."""
     try:
-        flags = parse(arguments)
+        flags = parse_arguments(arguments)
         read_dotenv(Path.cwd())
         overrides = hide_secrets(flags.overrides)
         config_dir = Path(flags.config_dir) if flags.config_dir else None
         if flags.cfg or flags.info or flags.shell_completion or flags.hydra_help:
             checked = [] if flags.shell_completion else overrides
-            return _look(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
+            return _show_config(flags, lambda: through_hydra(no_task, arguments, overrides, config_dir, checked))
         if flags.config_name or flags.config_path or flags.experimental_rerun:
             raise ConfigError("--config-name, --config-path and --experimental-rerun are not supported; see --help.")
         if not flags.multirun:
-            composed = answered(compose(overrides, config_dir))
+            composed = on_smallest_machine(compose(overrides, config_dir))
             if not composed.multirun and not _only_written(composed):
-                return _single(composed, arguments, config_dir)
-        return _several(flags, overrides, config_dir)
+                return _run_single(composed, arguments, config_dir)
+        return _run_several(flags, overrides, config_dir)
     except (KeyboardInterrupt, Exception) as error:
-        return report(error)
+        return report_failure(error)
 
 
-def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
+def _run_single(composed: Composed, arguments: Sequence[str], config_dir: Path | None) -> int:
     if composed.launcher != "basic":
         raise ConfigError(f"hydra/launcher={composed.launcher} starts jobs only together with --multirun; add it.")
     if (sweeper := composed.choices.get(SWEEPERS, BASIC)) != BASIC:
@@ -79,25 +81,25 @@ def _single(composed: Composed, arguments: Sequence[str], config_dir: Path | Non
         raise ConfigError(_NO_DETACH.format(composed.launcher))
     if composed.config.job.name in FOLDERLESS:
         return run_folderless(composed)
-    if not guard(composed):
+    if not may_start(composed):
         return 2
     return run_jobs(arguments, list(composed.overrides), config_dir)
 
 
-def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
-    jobs = _jobs(overrides, config_dir)
+def _run_several(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    jobs = _compose_jobs(overrides, config_dir)
     if not jobs:
-        return _optimize(flags, overrides, config_dir)
+        return _run_optimizer(flags, overrides, config_dir)
     if _only_written(jobs[0]) and not is_slurm(jobs[0].launcher_settings):
         overrides = [*(text for text in overrides if not text.startswith(f"{LAUNCHERS}=")), f"{LAUNCHERS}={_SLURM}"]
-        jobs = _jobs(overrides, config_dir)
+        jobs = _compose_jobs(overrides, config_dir)
     if _checks_a_start(jobs[0]):
         if is_slurm(jobs[0].launcher_settings):
             overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
         elif jobs[0].config.job.detach:
             raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     if all(job.config.job.name in FOLDERLESS for job in jobs):
-        jobs = [answered(job) for job in jobs]
+        jobs = [on_smallest_machine(job) for job in jobs]
         return max(run_all_folderless(jobs), 0 if checks_pass(jobs) else 2)
     if any(job.config.job.name in FOLDERLESS for job in jobs):
         names = ", ".join(sorted(JobName(name) for name in FOLDERLESS))
@@ -105,18 +107,20 @@ def _several(flags: argparse.Namespace, overrides: list[str], config_dir: Path |
     if not guard_all(jobs):
         return 2
     if is_slurm(jobs[0].launcher_settings):
-        return _submit(jobs, overrides, config_dir)
+        return _submit_jobs(jobs, overrides, config_dir)
     return _run_frozen(flags, jobs, overrides, config_dir)
 
 
-def _optimize(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
-    """A sweeper that decides as it goes."""
+def _run_optimizer(flags: argparse.Namespace, overrides: list[str], config_dir: Path | None) -> int:
+    """Runs a sweep whose sweeper decides as it goes."""
     fixed = compose_fixed(overrides, config_dir)
     refuse_unfit(fixed)
-    if fixed.config.job.name in FOLDERLESS:  # check or plan, of what all trials share
-        return run_folderless(answered(fixed))
-    folder = Path(fixed.sweep_dir).absolute()  # jobs elsewhere mean the same
-    given, frozen = _frozen(fixed, [], folder, overrides, config_dir)
+    # The job is check or plan, of what all trials share.
+    if fixed.config.job.name in FOLDERLESS:
+        return run_folderless(on_smallest_machine(fixed))
+    # Jobs that start elsewhere mean the same folder.
+    folder = Path(fixed.sweep_dir).absolute()
+    given, frozen = _freeze_jobs(fixed, [], folder, overrides, config_dir)
     multirun = ["--multirun"] if flags.multirun else []
 
     def run(task: Callable[[Any], float | None]) -> None:
@@ -128,7 +132,7 @@ def _optimize(flags: argparse.Namespace, overrides: list[str], config_dir: Path 
 
 
 def _checks_a_start(composed: Composed) -> bool:
-    """It starts a run, or is a check whether that can start: both are refused by the same."""
+    """Tells whether the job starts a run, or is a check whether that can start: both are refused by the same."""
     job = composed.config.job
     return (job.of if job.name is JobName.check else job.name) not in FOLDERLESS
 
@@ -136,9 +140,9 @@ def _checks_a_start(composed: Composed) -> bool:
 def _without_this_machine(
     overrides: list[str], jobs: list[Composed], config_dir: Path | None
 ) -> tuple[list[str], list[Composed]]:
-    """SLURM's jobs run elsewhere, and hardware=auto would ask for this machine's cores and memory.
+    """Replaces hardware=auto, which would ask for this machine's cores and memory, as SLURM's jobs run elsewhere.
 
-    Jobs without GPUs ask for what the tiny model needs. Raises ConfigError where GPUs are wanted: nobody said which.
+    Jobs without GPUs ask for what the tiny model needs. Raises ConfigError if GPUs are wanted: nobody said which.
     """
     if not any(job.choices.get("hardware") == AUTO for job in jobs):
         return overrides, jobs
@@ -150,24 +154,28 @@ def _without_this_machine(
             "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
         )
     overrides = [*overrides, f"hardware={WITHOUT_GPUS}"]
-    return overrides, _jobs(overrides, config_dir)
+    return overrides, _compose_jobs(overrides, config_dir)
 
 
-def _jobs(overrides: list[str], config_dir: Path | None) -> list[Composed]:
-    """In the order in which they start and are numbered; a launcher that starts all at once keeps Hydra's."""
-    jobs = compose_all(expand(overrides, config_dir), config_dir)
-    blocks = _blocks(jobs)
+def _compose_jobs(overrides: list[str], config_dir: Path | None) -> list[Composed]:
+    """Returns the jobs in the order in which they start and are numbered; a launcher that starts all at once keeps
+    Hydra's."""
+    jobs = compose_all(expand_sweep(overrides, config_dir), config_dir)
+    blocks = _repeat_blocks(jobs)
     return [job for number, block in enumerate(blocks) for job in (block[::-1] if number % 2 else block)] or jobs
 
 
-def _blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
-    """The arms of each repeat, by trainer.seed and job.repeat; empty where there are no repeats of several arms."""
+def _repeat_blocks(jobs: Sequence[Composed]) -> list[list[Composed]]:
+    """Returns the arms of each repeat, by trainer.seed and job.repeat; empty if there are no repeats of several
+    arms."""
     if not jobs or _side_by_side(jobs[0]):
         return []
     blocks: dict[tuple[int, int], list[Composed]] = {}
     for job in jobs:
         blocks.setdefault((job.config.job.repeat, job.config.trainer.seed), []).append(job)
-    return list(blocks.values()) if 1 < len(blocks) < len(jobs) else []
+    if 1 < len(blocks) < len(jobs):
+        return list(blocks.values())
+    return []
 
 
 def _side_by_side(job: Composed) -> bool:
@@ -175,16 +183,17 @@ def _side_by_side(job: Composed) -> bool:
 
 
 def _only_written(composed: Composed) -> bool:
-    """A dry run is about batch scripts, whatever launcher was chosen."""
+    """Tells whether only batch scripts are written: a dry run is about them, whatever launcher was chosen."""
     return composed.config.job.dry_run and composed.config.job.name not in FOLDERLESS
 
 
-def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
-    """To SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never writes."""
+def _submit_jobs(jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
+    """Submits to SLURM, in batch scripts of our own: Hydra's launcher would wait for pickles that a killed job never
+    writes."""
     from swe_rl.submission.submit import submit_sweep
 
     folder = Path(jobs[0].sweep_dir).absolute()
-    frozen = freeze(folder, jobs, config_dir, code=True)
+    frozen = freeze_jobs(folder, jobs, config_dir, code=True)
     status = submit_sweep(folder, jobs, frozen, overrides)
     if status in (0, 1) and not jobs[0].config.job.dry_run and not jobs[0].config.job.detach:
         _print_comparison(jobs, folder)
@@ -192,7 +201,7 @@ def _submit(jobs: list[Composed], overrides: list[str], config_dir: Path | None)
 
 
 def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
-    """One job of a submitted sweep, in the process that SLURM started for it. Returns the exit status."""
+    """Runs one job of a submitted sweep, in the process that SLURM started for it. Returns the exit status."""
     from swe_rl.submission.record import read_submission
 
     try:
@@ -202,13 +211,13 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
         more = _of_sweep(folder / job.folder, number, slurm_id)
         return run_jobs([], [*job.overrides, *more], config_dir, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
-        return report(error)
+        return report_failure(error)
 
 
 def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list[str], config_dir: Path | None) -> int:
     folder = Path(jobs[0].sweep_dir).absolute()
-    given, frozen = _frozen(jobs[0], jobs, folder, overrides, config_dir)
-    if _blocks(jobs):
+    given, frozen = _freeze_jobs(jobs[0], jobs, folder, overrides, config_dir)
+    if _repeat_blocks(jobs):
         status = _run_in_order(jobs, folder, frozen)
     else:
         status = run_jobs(["--multirun"] if flags.multirun else [], given, frozen.config_dir, frozen.conf)
@@ -216,25 +225,25 @@ def _run_frozen(flags: argparse.Namespace, jobs: list[Composed], overrides: list
     return status
 
 
-def _frozen(
+def _freeze_jobs(
     first: Composed, jobs: list[Composed], folder: Path, overrides: list[str], config_dir: Path | None
 ) -> tuple[list[str], Frozen]:
-    """Below `folder` what all jobs compose from; jobs in processes of their own run the frozen package, too.
+    """Freezes below `folder` what all jobs compose from; jobs in processes of their own run the frozen package, too.
 
     Returns the overrides with which they write there as well.
     """
     apart = starts_processes(first.launcher_settings)
-    frozen = freeze(folder, jobs, config_dir, code=apart, shared_code=first.config.job.code)
+    frozen = freeze_jobs(folder, jobs, config_dir, code=apart, shared_code=first.config.job.code)
     if apart:
         use_frozen_code(frozen)
         where = f"{f'{len(jobs)} jobs' if jobs else 'trials'} by {first.launcher} in {folder}"
         print(f"{where}: each folder has its run.log and status.json", flush=True)
     given = [override for override in overrides if not override.startswith("hydra.sweep.dir=")]
-    return [*given, f"hydra.sweep.dir={quoted(str(folder))}"], frozen
+    return [*given, f"hydra.sweep.dir={quote_value(str(folder))}"], frozen
 
 
 def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int:
-    """One after the other in this process, as Hydra's basic launcher does in an order of its own."""
+    """Runs one job after the other in this process, as Hydra's basic launcher does in an order of its own."""
     from swe_rl.check.sweep import job_folders
 
     worst = 0
@@ -248,13 +257,13 @@ def _run_in_order(jobs: Sequence[Composed], folder: Path, frozen: Frozen) -> int
 
 
 def _of_sweep(folder: Path, number: int, name: str) -> list[str]:
-    """Overrides with which a job runs alone, in its folder and under its number."""
-    here = {"mode": "RUN", "run.dir": quoted(str(folder)), "job.num": number, "job.id": quoted(name)}
+    """Returns overrides with which a job runs alone, in its folder and under its number."""
+    here = {"mode": "RUN", "run.dir": quote_value(str(folder)), "job.num": number, "job.id": quote_value(name)}
     return [f"hydra.{key}={value}" for key, value in here.items()]
 
 
 def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
-    """The arms of a sweep side by side, at its end."""
+    """Prints the arms of a sweep side by side, at its end."""
     if not all(job.config.job.name in COMPARED for job in jobs):
         return
     from swe_rl.job.compare import after_multirun
@@ -264,11 +273,12 @@ def _print_comparison(jobs: Sequence[Composed], folder: Path) -> None:
         print(text, flush=True)
 
 
-def _look(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
-    """Hydra's own looks (`--cfg`, `--info`, completion), `***` for a secret; returns the exit status."""
+def _show_config(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
+    """Shows Hydra's own looks (`--cfg`, `--info`, completion), with `***` for a secret; returns the exit status."""
     for name in [name for name in os.environ if name.startswith("SWE_RL_SECRET_")]:
         os.environ[name] = MASK
-    printed, status = StringIO(), 0
+    printed = StringIO()
+    status = 0
     try:
         with redirect_stdout(printed):
             run_hydra()
@@ -281,7 +291,9 @@ def _look(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> int:
 
 
 def _masked_yaml(text: str, package: str | None) -> str:
-    """Unchanged, comments included, where there is nothing to mask."""
-    values = yaml_text.parse(text)
+    """Masks secrets in YAML. The text is unchanged, comments included, if there is nothing to mask."""
+    values = yaml_text.parse_yaml(text)
     masked = mask_tree(values, "" if package in (None, "_global_") else str(package))
-    return mask_text(text) if masked == values else yaml_text.render(masked)
+    if masked == values:
+        return mask_text(text)
+    return yaml_text.render_yaml(masked)

@@ -1,4 +1,5 @@
-"""What a batch script starts: `python -m swe_rl.cli.slurm_task FOLDER NUMBER`, one job of a submitted sweep.
+"""A batch script starts this program: `python -m swe_rl.cli.slurm_task FOLDER NUMBER` runs one job of a submitted
+sweep.
 
 Invariants:
 - Code, conf/ and overrides are those of the submission; nothing of the folder where the job starts is read.
@@ -10,6 +11,8 @@ import logging
 import os
 import sys
 from pathlib import Path
+
+from swe_rl.host.ending import bound_ending
 
 MARKERS = ("Started: '", "Finished: '", "avg_final_rewards: ")
 
@@ -24,13 +27,14 @@ def main(arguments: list[str]) -> int:
     from swe_rl.cli.launch import start_submitted
 
     show_markers()
-    return start_submitted(Path(arguments[0]), int(arguments[1]), job_id(os.environ))
+    with bound_ending():
+        return start_submitted(Path(arguments[0]), int(arguments[1]), job_id(os.environ))
 
 
 def job_id(environ: "os._Environ[str] | dict[str, str]") -> str:
-    from swe_rl.hardware.slurm.jobs import allocation
+    from swe_rl.hardware.slurm.jobs import current_allocation
 
-    here = allocation(environ)
+    here = current_allocation(environ)
     return here.job_id if here is not None else ""
 
 

@@ -1,1 +1,1 @@
-"""The composed configuration: schema, composition, and where each value came from."""
+"""The composed configuration: its schema, its composition, and where each value came from."""

@@ -1,4 +1,4 @@
-"""What a key may be where only a few words are allowed: one enumeration each.
+"""This module has an enumeration for each key that allows only a few words.
 
 Invariants:
 - Members are named exactly as they are written in YAML.
@@ -9,6 +9,12 @@ from enum import StrEnum
 
 ROUTERS = ("default", "sticky_least_loaded", "cap", "tr")  # router.name is open to others
 
+# The fast paths of the embedded engine and the sharded trainer compute the families of these `model_type`s. Their slow
+# paths compute every family of `causal_architectures`.
+FAST_ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+# The fast family that is a mixture: its routers are steered (replay, balance), as their softmax is known.
+ROUTED_ARCHITECTURE = "qwen3_moe"
+
 
 class KeepTraces(StrEnum):
     all = "all"
@@ -17,7 +23,7 @@ class KeepTraces(StrEnum):
 
 
 class ExtensionKind(StrEnum):
-    """What may be somebody else's code; the groups of entry points are `swe_rl.KIND`."""
+    """Names what a user's own code may replace. The groups of entry points are `swe_rl.KIND`."""
 
     env = "env"
     agent = "agent"
@@ -32,13 +38,17 @@ class ExtensionKind(StrEnum):
 
 
 # What `job=new` writes: a package of any ExtensionKind, or a task: a record of a change of your own repository.
-NewKind = StrEnum("NewKind", [*ExtensionKind, "task"])  # type: ignore[misc]  # mypy wants its members literally
+NewKind = StrEnum("NewKind", [*ExtensionKind, "task", "tiny_model"])  # type: ignore[misc]  # mypy wants its members literally
 
 
 class RoutingReplay(StrEnum):
     none = "none"
     measure = "measure"  # engines tell, the trainer compares
     replay = "replay"
+
+
+# Rows of these environments are a user's own: what they need is known when they are read.
+OWN_ROWS = frozenset({"jsonl", "mined"})
 
 
 class JobName(StrEnum):
@@ -50,6 +60,7 @@ class JobName(StrEnum):
     plan = "plan"
     simulate = "simulate"
     compare = "compare"
+    mine = "mine"
     prepare = "prepare"
     validate = "validate"
     describe = "describe"
@@ -64,7 +75,7 @@ class JobName(StrEnum):
 
 
 class Objective(StrEnum):
-    """The figures of `summary.json`."""
+    """Names the figures of `summary.json`."""
 
     steps = "steps"
     resolved_rate_before = "resolved_rate_before"
@@ -117,7 +128,7 @@ class GradingKind(StrEnum):
 
 
 class Keep(StrEnum):
-    """What a probe found of an instance: solved in every attempt, in some, in none."""
+    """Says what a probe found of an instance: solved in every attempt, in some, in none."""
 
     solved = "solved"
     mixed = "mixed"
@@ -125,7 +136,7 @@ class Keep(StrEnum):
 
 
 class Unproven(StrEnum):
-    """What becomes of instances whose gold patch does not pass here, or was never tried."""
+    """Says what becomes of instances whose gold patch does not pass here, or was never tried."""
 
     skip = "skip"  # they are left out by name
     refuse = "refuse"  # the job is refused
@@ -171,8 +182,11 @@ class EngineKind(StrEnum):
 
 
 class LogprobsMode(StrEnum):
-    processed = "processed"  # of the distribution that was sampled from
-    raw = "raw"  # before temperature and truncation
+    """Says over which tokens, and at which temperature, an engine's log-probabilities are."""
+
+    whole = "whole"  # the whole vocabulary, at the temperature of sampling: what the trainer computes
+    processed = "processed"  # the tokens that truncation kept, at the temperature of sampling
+    raw = "raw"  # the whole vocabulary, at temperature 1
 
 
 class Capture(StrEnum):
@@ -190,7 +204,8 @@ INFRA_STATUSES = frozenset({"infra_error", "grade_error", "engine_error"})
 
 
 class OutcomeReward(StrEnum):
-    """`graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test run; `none`: no reward."""
+    """Says what pays an outcome. `graded`: what env.reward makes of the verdict; `failure`: the reward of a failed test
+    run; `none`: no reward."""
 
     graded = "graded"
     failure = "failure"
@@ -198,14 +213,15 @@ class OutcomeReward(StrEnum):
 
 
 class TrickPolicy(StrEnum):
-    """`zero`: the reward of a failed test run; `mask`: no reward, not trained; `count`: as the tests say, counted."""
+    """Says what a trick brings. `zero`: the reward of a failed test run; `mask`: no reward, not trained; `count`: as
+    the tests say, counted."""
 
     zero = "zero"
     mask = "mask"
     count = "count"  # type: ignore[assignment]  # hides a method of strings that nobody asks of it
 
 
-class Advantage(StrEnum):
+class AdvantageKind(StrEnum):
     grpo = "grpo"
     dr_grpo = "dr_grpo"
     rloo = "rloo"
@@ -215,7 +231,7 @@ class Advantage(StrEnum):
     teacher = "teacher"  # distillation: of each token, by another model
 
 
-FOUND_BY_TRAINER = frozenset({Advantage.gae, Advantage.teacher})
+FOUND_BY_TRAINER = frozenset({AdvantageKind.gae, AdvantageKind.teacher})
 
 
 class PolicyLoss(StrEnum):
@@ -231,15 +247,28 @@ class KlPlace(StrEnum):
 
 
 class KlEstimator(StrEnum):
+    """Estimates KL(policy || reference) by the token that was sampled; docs/loss.md says what each descends."""
+
     k1 = "k1"
     k2 = "k2"
     k3 = "k3"
+    k3_grad_k2 = "k3_grad_k2"  # the value of k3 with the gradient of k2
 
 
 class LossAggregation(StrEnum):
-    token_mean = "token_mean"
-    sequence_mean = "sequence_mean"
+    token_mean = "token_mean"  # all tokens weigh the same
+    sequence_mean = "sequence_mean"  # each trajectory weighs the same
+    prompt_mean = "prompt_mean"  # each prompt's group weighs the same
     sequence_sum_norm = "sequence_sum_norm"  # Dr. GRPO: token sum over algo.loss_norm_tokens
+    token_sum = "token_sum"  # nothing is divided
+
+
+class LrSchedule(StrEnum):
+    """Shapes the learning rate after the warm-up."""
+
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
 
 
 class DynamicSampling(StrEnum):
@@ -255,7 +284,7 @@ class Correction(StrEnum):
 
 
 class MaskLevel(StrEnum):
-    """What algo.mask_low and algo.mask_high bound."""
+    """Says what algo.mask_low and algo.mask_high bound."""
 
     token = "token"  # each token's own ratio
     geometric = "geometric"  # the geometric mean of the trajectory's ratios: all its tokens or none
@@ -263,7 +292,7 @@ class MaskLevel(StrEnum):
 
 
 class OptimizerState(StrEnum):
-    """What AdamW's two moments rest in; they are computed with in float32."""
+    """Names the type in which AdamW's two moments rest. They are computed with in float32."""
 
     float32 = "float32"  # 8 bytes a parameter
     bfloat16 = "bfloat16"  # 4, rounded stochastically
@@ -271,7 +300,7 @@ class OptimizerState(StrEnum):
 
 
 class LoraServing(StrEnum):
-    """What engines sample with while an adapter is trained."""
+    """Says what engines sample with while an adapter is trained."""
 
     merged = "merged"  # base and adapter as one, rounded to the engine's type: updates below its grid are lost
     adapter = "adapter"  # the base as it is, and the adapter beside it, by vLLM
@@ -285,7 +314,7 @@ class WeightSync(StrEnum):
 
 
 class Verbosity(StrEnum):
-    """What a run says on the console; `run.log` has the lines of `normal` in any case."""
+    """Says what a run prints on the console; `run.log` has the lines of `normal` in any case."""
 
     quiet = "quiet"  # how it begins and ends, and warnings
     normal = "normal"  # and a line for each step and evaluation, and what is under way

@@ -1,4 +1,4 @@
-"""Where a container engine answers: the one answer for the preflight, the run and its helpers.
+"""This module finds the address of a container engine, in one way for the preflight, the run and its helpers.
 
 Invariants:
 - `sandbox.host` decides, then DOCKER_HOST (CONTAINER_HOST for podman); only without both the usual sockets are tried.
@@ -16,7 +16,7 @@ from swe_rl.errors import UserError
 
 
 def is_socket(path: str) -> bool:
-    """False for one that may not be looked at."""
+    """Tells whether a path is a socket; False if it may not be looked at."""
     try:
         return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116  (pathlib raises where a parent is closed)
     except OSError:
@@ -26,9 +26,10 @@ def is_socket(path: str) -> bool:
 def engine_address(
     config: SandboxConfig, environment: Mapping[str, str], there: Callable[[str], bool] = is_socket
 ) -> str:
-    """unix:///PATH or tcp://HOST:PORT. Raises UserError when there is none, or one of a kind that is not spoken."""
+    """Returns unix:///PATH or tcp://HOST:PORT. Raises UserError when there is no address, or one of a kind that is not
+    supported."""
     if given := given_address(config, environment):
-        return _checked(given, environment)
+        return _check_address(given, environment)
     tried = usual_sockets(config.kind, environment)
     for path in tried:
         if there(path):
@@ -43,18 +44,20 @@ def usual_sockets(kind: SandboxKind, environment: Mapping[str, str]) -> list[str
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     home = environment.get("HOME", "/root")
     if kind is SandboxKind.podman:
-        rootless, system = f"{runtime}/podman/podman.sock", "/run/podman/podman.sock"
+        rootless = f"{runtime}/podman/podman.sock"
+        system = "/run/podman/podman.sock"
         return [system, rootless] if os.getuid() == 0 else [rootless, system]
     return [f"{runtime}/docker.sock", "/var/run/docker.sock", f"{home}/.docker/run/docker.sock"]
 
 
 def given_address(config: SandboxConfig, environment: Mapping[str, str]) -> str:
-    """Empty where only the usual sockets are left."""
+    """Returns the address that the configuration or the environment names, or an empty text if only the usual sockets
+    are left."""
     names = ("CONTAINER_HOST", "DOCKER_HOST") if config.kind is SandboxKind.podman else ("DOCKER_HOST",)
     return config.host or next((environment[name] for name in names if environment.get(name)), "")
 
 
-def _checked(address: str, environment: Mapping[str, str]) -> str:
+def _check_address(address: str, environment: Mapping[str, str]) -> str:
     url = urlsplit(address)
     if url.scheme not in ("unix", "tcp", "http") or environment.get("DOCKER_TLS_VERIFY"):
         raise UserError(
@@ -65,4 +68,6 @@ def _checked(address: str, environment: Mapping[str, str]) -> str:
 
 
 def _how_to_start(kind: SandboxKind) -> str:
-    return "podman system service --time=0" if kind is SandboxKind.podman else "systemctl start docker"
+    if kind is SandboxKind.podman:
+        return "podman system service --time=0"
+    return "systemctl start docker"

@@ -1,8 +1,10 @@
-"""Environment variables that people already set: which are honoured, what each is for, where it came from.
+"""This module has the environment variables that people already set: which are honoured, what each is for, and where it
+came from.
 
 Invariants:
 - What the environment holds wins over `.env`; a `.env` file is read once, in the folder where the run starts.
-- Values never leave through here: `shown` masks secrets, and the list of names that came from the file holds no value.
+- Values never leave through here: `describe_variables` masks secrets, and the list of names that came from the file
+  holds no value.
 """
 
 import os
@@ -14,7 +16,7 @@ from swe_rl.config.secrets import MASK, is_secret_key, mask_text
 from swe_rl.errors import UserError
 from swe_rl.host.gpus import visible_devices
 
-# Variable: what it decides.
+# Says for each variable what it decides.
 HONOURED: dict[str, str] = {
     "WANDB_API_KEY": "logger.wandb=online",
     "MLFLOW_TRACKING_URI": "where logger.mlflow=true writes",
@@ -37,8 +39,10 @@ HONOURED: dict[str, str] = {
     "SWE_RL_RUNTIME_KEY": "what sandbox=remote sends",
     "SWE_RL_VLLM_COMMAND": "how engine=vllm starts a server",
 }
-SERVER_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")  # of engines' servers, the first that is set
-_FROM_FILE = "SWE_RL_FROM_DOTENV"  # names only; jobs that start other processes hand it on
+# The first of these that is set is the key of engines' servers.
+SERVER_KEYS = ("VLLM_API_KEY", "OPENAI_API_KEY")
+# This variable has the names only. Jobs that start other processes hand it on.
+_FROM_FILE = "SWE_RL_FROM_DOTENV"
 
 
 def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = None) -> list[str]:
@@ -64,25 +68,30 @@ def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = Non
 
 
 def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """`environment`, `.env`, or nothing where the variable is not set."""
+    """Returns `environment` or `.env`, or an empty text if the variable is not set."""
     environment = os.environ if environment is None else environment
     if not environment.get(name):
         return ""
-    return ".env" if name in environment.get(_FROM_FILE, "").split(",") else "environment"
+    if name in environment.get(_FROM_FILE, "").split(","):
+        return ".env"
+    return "environment"
 
 
-def variable(name: str, default: Any) -> Any:
-    """`${swe_rl.env:NAME,DEFAULT}` in conf/: what the environment says; one that is set to nothing is not set."""
+def read_variable(name: str, default: Any) -> Any:
+    """Resolves `${swe_rl.env:NAME,DEFAULT}` in conf/ from the environment. A variable that is set to nothing counts as
+    not set."""
     return os.environ.get(name) or default
 
 
 def key_of(environment: Mapping[str, str], *names: str) -> str | None:
-    """The first that is set, without the line break that a file's end leaves: no HTTP header can have it."""
+    """Returns the first of these variables that is set, without the line break that a file's end leaves: no HTTP header
+    can have it."""
     return next((key for name in names if (key := environment.get(name, "").strip())), None)
 
 
-def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Each honoured variable: its value or `***`, where it came from and what it decides; or that it is not set."""
+def describe_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Describes each honoured variable: its value or `***`, where it came from and what it decides; or that it is not
+    set."""
     environment = os.environ if environment is None else environment
     rows = {}
     for name, purpose in HONOURED.items():
@@ -93,6 +102,6 @@ def shown(environment: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> int | None:
-    """How many GPUs CUDA_VISIBLE_DEVICES lets this process see; None where it says nothing."""
+    """Returns how many GPUs CUDA_VISIBLE_DEVICES lets this process see, or None if it says nothing."""
     entries = visible_devices(environment.get("CUDA_VISIBLE_DEVICES"))
     return None if entries is None else len(entries)

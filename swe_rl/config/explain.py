@@ -1,4 +1,5 @@
-"""Composition errors of Hydra and OmegaConf as one paragraph: the key, the reason, the nearest legal spelling.
+"""This module explains composition errors of Hydra and OmegaConf in one paragraph: the key, the reason, the nearest
+legal spelling.
 
 Invariants:
 - Every error of Hydra, OmegaConf and YAML leaves as a ConfigError; anything else passes through untouched.
@@ -13,8 +14,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.config.folders import extension_names, option_names
-from swe_rl.config.foreign_keys import ours
-from swe_rl.config.keys import describe_type, is_legal, key_types, nearest, nearest_keys, row_table
+from swe_rl.config.foreign_keys import SAME, our_key
+from swe_rl.config.keys import (
+    describe_type,
+    is_legal,
+    is_text,
+    item_type,
+    key_types,
+    nearest_keys,
+    nearest_words,
+    row_table,
+    type_of,
+)
 from swe_rl.config.launcher import no_such_setting
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import UserError
@@ -22,9 +33,12 @@ from swe_rl.host.packages import install_command, own_requirements, pip_command
 
 _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See https?://\S+ for details\.?")
 
-_OPTIONAL = ("experiment", "sweep")  # groups that are no part of the default composition
-_LONGEST_OPTION = 200  # characters; no file has a longer name
+# These groups are not in the default composition, so an override needs a `+`.
+_OPTIONAL = ("experiment", "sweep")
+# No file has a longer name, in characters.
+_LONGEST_OPTION = 200
 _FLAGS = ("help", "version")
+_NULL_AS_TEXT = " null is no text, unless it has quotes of its own: 'KEY=\"null\"'."
 _ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
 
@@ -33,7 +47,7 @@ class ConfigError(UserError):
 
 
 @contextmanager
-def explained(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[None]:
+def explain_errors(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[None]:
     """Turns errors of composition raised inside into ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -43,12 +57,13 @@ def explained(overrides: Sequence[str], config_dir: Path | None = None) -> Itera
     check_overrides(overrides, config_dir)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YamlError, ValueError) as error:  # ValueError: `rollout=5`
-        raise ConfigError(mask_text(explain(error, overrides, config_dir))) from error
+    except (HydraException, OmegaConfBaseException, YamlError, ValueError) as error:
+        # ValueError is what OmegaConf raises for `rollout=5`.
+        raise ConfigError(mask_text(explain_error(error, overrides, config_dir))) from error
 
 
-def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | None = None) -> str:
-    """One paragraph for an error that composing `overrides` raised."""
+def explain_error(error: BaseException, overrides: Sequence[str], config_dir: Path | None = None) -> str:
+    """Returns one paragraph for an error that composing `overrides` raised."""
     from hydra.errors import MissingConfigException, OverrideParseException
 
     if isinstance(error, OverrideParseException):
@@ -64,16 +79,36 @@ def explain(error: BaseException, overrides: Sequence[str], config_dir: Path | N
         if absent.group(1).startswith("hydra.launcher."):
             return no_such_setting(absent.group(1).removeprefix("hydra.launcher."))
         return f"{absent.group(1)} is not there to be overridden. Does +{absent.group(1)}=... add what you mean?"
-    return _bad_value(error, overrides) or f"The configuration does not compose: {text}{_reason(error)}"
+    return _bad_value(error, overrides) or f"The configuration does not compose: {text}{_state_reason(error)}"
 
 
 def check_overrides(overrides: Sequence[str], config_dir: Path | None = None) -> None:
     """Refuses what Hydra would accept in silence or explain badly. Raises ConfigError for the first such override."""
     groups = groups_of(config_dir)
+    foreign = [text for text in overrides if "=" in text and _is_foreign(_split_override(text)[0])]
+    if len(foreign) > 1:
+        raise ConfigError(mask_text(_explain_foreign(foreign)))
     for override in overrides:
-        problem = _problem(override, groups)
+        problem = _find_problem(override, groups)
         if problem:
             raise ConfigError(mask_text(problem))
+
+
+def _is_foreign(key: str) -> bool:
+    return not is_legal(key) and not key.startswith("hydra") and our_key(key) is not None
+
+
+def _explain_foreign(overrides: Sequence[str]) -> str:
+    """Answers a command line of another system: what of it can be taken, as one line, and what has to be looked at."""
+    names = {_split_override(text)[0]: text.partition("=")[2] for text in overrides}
+    taken = [f"{SAME[name]}={value}" for name, value in names.items() if name in SAME]
+    others = [f"{name} ({our_key(name)})" for name in names if name not in SAME]
+    said = f"{len(names)} keys are called otherwise here."
+    if taken:
+        said = f"{said} As they are: {' '.join(taken)}."
+    if others:
+        said = f"{said} In another unit or form, or under another meaning: {', '.join(others)}."
+    return f"{said} docs/migration.md has the tables."
 
 
 def _bad_grammar(override: str, message: str) -> str:
@@ -90,13 +125,13 @@ def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | Non
     groups = groups_of(config_dir)
     known = list(error.options or groups.get(group, []))
     if not group:
-        return f"There is no file or group {missing!r} in conf/.{_did_you_mean(nearest(missing, groups))}"
-    named = any(_split(text)[0] == group for text in overrides)
+        return f"There is no file or group {missing!r} in conf/.{_did_you_mean(nearest_words(missing, groups))}"
+    named = any(_split_override(text)[0] == group for text in overrides)
     where = f"{group}={option}" if named else f"{missing} in a defaults list"
     if not known and group not in groups and group != "hydra/launcher":
-        return f"{where}: there is no group {group!r}.{_did_you_mean(nearest(group, groups))}"
+        return f"{where}: there is no group {group!r}.{_did_you_mean(nearest_words(group, groups))}"
     return (
-        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(nearest(option, known))} "
+        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(nearest_words(option, known))} "
         f"Options: {', '.join(known)}.{_plugin_hint(group, option)}"
     )
 
@@ -111,10 +146,12 @@ def _plugin_hint(group: str, option: str) -> str:
     return ""
 
 
-def _problem(override: str, groups: dict[str, list[str]]) -> str:
-    key, sign = _split(override)
+def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
+    key, sign = _split_override(override)
     if "=" not in override and sign != "~":
-        return _unknown_key(key, override, groups) if ours(key) else _word(override, key, groups)
+        if our_key(key):
+            return _unknown_key(key, override, groups)
+        return _explain_word(override, key, groups)
     optional = key in _OPTIONAL
     if key in groups:
         if optional and not sign:
@@ -138,38 +175,45 @@ def _problem(override: str, groups: dict[str, list[str]]) -> str:
 
 
 def _bad_option(group: str, value: str, known: Sequence[str]) -> str:
-    """What Hydra fails on: a list with something else than names, a table, a name that no file can have."""
+    """Finds what Hydra fails on: a list with something else than names, a table, a name that no file can have."""
     listed = [name.strip("'\" ") for name in value.strip("[]").split(",")] if value.startswith("[") else []
     if all(name in known for name in listed) and not value.startswith("{") and len(value) < _LONGEST_OPTION:
         return ""
     return f"{group}={value:.60} names no option of the group {group}. Options: {', '.join(known)}."
 
 
-def _word(override: str, key: str, groups: dict[str, list[str]]) -> str:
-    """A word without a value, as other programs take them: `train`, `help`."""
+def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
+    """Answers a word without a value, as other programs take them: `train`, `help`."""
     if key in _FLAGS:
         return f"{override} is no override. Did you mean `python -m swe_rl --{key}`?"
     spelled = {
         name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
-        for group in [*groups, "job"]  # a job comes before an option of the same name
+        # A job comes before an option of the same name.
+        for group in [*groups, "job"]
         for name in groups.get(group, ())
     }
     known = key not in spelled and (key in groups or is_legal(key))
-    near = [key] if key in spelled else nearest(key, spelled, 1)
+    near = [key] if key in spelled else nearest_words(key, spelled, 1)
     meant = [f"{key}=VALUE"] if known else [f"`python -m swe_rl {spelled[name]}`" for name in near]
     return f"{override} has no value: an override is KEY=VALUE.{_did_you_mean(meant)} `--help` lists what there is."
 
 
 def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
-    """A wrong type, or an unknown key inside a file."""
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError
+    """Explains a wrong type, or an unknown key inside a file. Returns an empty text for anything else."""
+    from omegaconf.errors import (
+        ConfigAttributeError,
+        ConfigKeyError,
+        InterpolationResolutionError,
+        KeyValidationError,
+    )
 
     cause = _omegaconf_cause(error)
     if cause is None:
         return ""
     key = str(getattr(cause, "full_key", None) or "")
     reason = _one_line(str(getattr(cause, "msg", None) or cause)).partition(" full_key:")[0]
-    where = _where(error, key, overrides)
+    whole_key, is_item = re.subn(r"\[\d+\]$", "", key)
+    where = _find_override(error, whole_key, overrides)
     if variable := _variable_of(reason):
         hint = key_types().get(key)
         return f"{variable} in the environment decides {key}, which must be {describe_type(hint)} ({reason})."
@@ -177,32 +221,42 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
         return f"{key} cannot be resolved: {reason} ({where})."
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and key and not is_legal(key):
         return _unknown_key(key, where, {})
-    hint = key_types().get(key)
-    if not key or hint is None:
+    if isinstance(cause, KeyValidationError):
+        table, _, name = key.rpartition(".")
+        return f'{table} has names that are text, and {name} there is none ({where}). Write it in quotes: "{name}".'
+    hint = item_type(type_of(whole_key)) if is_item else type_of(key)
+    if not key or hint is None or hint is Any:
         return ""
     given = re.search(r"Value '(.*?)' of type", reason) or re.search(r"Invalid value '(.*?)'", reason)
     value = f", not {given.group(1)!r}" if given else ""
-    return f"{key} must be {describe_type(hint)}{value} ({where}).{_near_member(hint, given)}"
+    quoted = _NULL_AS_TEXT if is_text(hint) and re.search(r"\bNone|Optional", reason) else ""
+    return f"{key} must be {describe_type(hint)}{value} ({where}).{quoted}{_near_member(hint, given)}"
 
 
 def _variable_of(reason: str) -> str | None:
-    """The environment's variable whose value does not fit the key that it decides."""
+    """Returns the environment's variable whose value does not fit the key that it decides, or None."""
     match = re.search(r"\$\{swe_rl\.env:\s*(\w+)", reason)
-    return match.group(1) if match and "could not be converted" in reason else None
+    if match and "could not be converted" in reason:
+        return match.group(1)
+    return None
 
 
-def _reason(error: BaseException) -> str:
+def _state_reason(error: BaseException) -> str:
     cause = _omegaconf_cause(error)
-    return f": {_one_line(str(cause)).partition(' full_key:')[0]}" if cause is not None and cause is not error else ""
+    if cause is not None and cause is not error:
+        return f": {_one_line(str(cause)).partition(' full_key:')[0]}"
+    return ""
 
 
 def _near_member(hint: Any, given: re.Match[str] | None) -> str:
     hints = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, EnumMeta)]
-    return _did_you_mean(nearest(given.group(1), hints[0].__members__)) if given and hints else ""
+    if given and hints:
+        return _did_you_mean(nearest_words(given.group(1), hints[0].__members__))
+    return ""
 
 
-def _where(error: BaseException, key: str, overrides: Sequence[str]) -> str:
-    named = {_split(override)[0]: override for override in overrides}
+def _find_override(error: BaseException, key: str, overrides: Sequence[str]) -> str:
+    named = {_split_override(override)[0]: override for override in overrides}
     near = [name for name in named if name == key or key.startswith(f"{name}.") or name.startswith(f"{key}.")]
     if key and near:
         # `env=jsonl env.instances=[a]`: the key itself is at fault and not the option before it.
@@ -218,8 +272,8 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
         if parent in key_types() and "." in key
         else ""
     )
-    candidates = nearest_keys(key) if "." in key else [*nearest(key, groups), *nearest_keys(key)]
-    if known := ours(key):
+    candidates = nearest_keys(key) if "." in key else [*nearest_words(key, groups), *nearest_keys(key)]
+    if known := our_key(key):
         candidates = [known]
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{more}"
 
@@ -233,7 +287,7 @@ def _omegaconf_cause(error: BaseException | None) -> BaseException | None:
 
 
 def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
-    """Every group with its options, those of the user's own folder included."""
+    """Returns every group with its options, with those of the user's own folder."""
     groups = option_names()
     for kind, installed in extension_names().items():
         groups.setdefault(kind, []).extend(name for name in installed if name not in groups[kind])
@@ -243,8 +297,8 @@ def groups_of(config_dir: Path | None) -> dict[str, list[str]]:
     return groups
 
 
-def _split(override: str) -> tuple[str, str]:
-    """Key and sign: `+a.b@c=1` is (`a.b`, `+`)."""
+def _split_override(override: str) -> tuple[str, str]:
+    """Returns key and sign: `+a.b@c=1` is (`a.b`, `+`)."""
     name = override.partition("=")[0]
     key = name.lstrip("+~")
     return key.partition("@")[0].strip(), name[: len(name) - len(key)]

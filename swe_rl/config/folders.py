@@ -1,5 +1,5 @@
-"""Where conf/, sweeps/, launchers/ and examples/ are: beside the package in a checkout, inside it in a wheel; and which
-options there are, in files and in other packages.
+"""This module finds conf/, sweeps/, launchers/ and examples/, beside the package in a checkout and inside it in a
+wheel. It also lists the options there are, in files and in other packages.
 
 Invariants:
 - The answer does not depend on the working directory.
@@ -13,6 +13,7 @@ from pathlib import Path
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.errors import UserError
 from swe_rl.host.entry_points import Offered, offered_by_packages
+from swe_rl.host.lines import lines_of
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LAUNCHERS = "hydra/launcher"
@@ -24,7 +25,7 @@ class InstallationError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One file of a group, `router=tr`; `summary` is its first comment line."""
+    """Names one file of a group, such as `router=tr`. `summary` is its first comment line."""
 
     group: str
     name: str
@@ -33,23 +34,24 @@ class Option:
 
 
 def conf_dir() -> Path:
-    return _find("conf")
+    return _find_folder("conf")
 
 
 def sweeps_dir() -> Path:
-    return _find("sweeps")
+    return _find_folder("sweeps")
 
 
 def launchers_dir() -> Path:
-    return _find("launchers")
+    return _find_folder("launchers")
 
 
 def examples_dir() -> Path:
-    return _find("examples")
+    return _find_folder("examples")
 
 
-def options(root: Path | None = None) -> dict[str, list[Option]]:
-    """Every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`, launchers come last."""
+def list_options(root: Path | None = None) -> dict[str, list[Option]]:
+    """Returns every group of conf/ with its options, both sorted by name; sweeps are the group `sweep`, launchers come
+    last."""
     root = root or conf_dir()
     groups = {folder.name: _options_in(folder, folder.name) for folder in sorted(root.iterdir()) if folder.is_dir()}
     more = {"sweep": _options_in(sweeps_dir(), "sweep"), LAUNCHERS: _options_in(root / LAUNCHERS, LAUNCHERS)}
@@ -57,7 +59,7 @@ def options(root: Path | None = None) -> dict[str, list[Option]]:
 
 
 def option_names(root: Path | None = None) -> dict[str, list[str]]:
-    """The names alone, as `options` has them: no file is opened. Ours are looked for once."""
+    """Returns the names of `list_options` alone: no file is opened. Ours are looked for once."""
     if root is None or root == conf_dir():
         return {group: list(names) for group, names in _shipped_names(conf_dir(), sweeps_dir()).items()}
     return _names_in(root, {})
@@ -76,9 +78,9 @@ def _names_in(root: Path, more: dict[str, Path]) -> dict[str, list[str]]:
 
 
 @cache
-def offered() -> dict[str, dict[str, Offered]]:
-    """Options of installed packages, by kind and name: names that are not ours. Where two packages have one, the first
-    in the order of their names has it."""
+def find_offered() -> dict[str, dict[str, Offered]]:
+    """Returns the options of installed packages by kind and name, without names that are ours. If two packages have a
+    name, the first in the order of the packages' names has it."""
     table: dict[str, dict[str, Offered]] = {}
     ours = option_names()
     for row in sorted(offered_by_packages(), key=lambda row: row.package, reverse=True):
@@ -88,11 +90,13 @@ def offered() -> dict[str, dict[str, Offered]]:
 
 
 def extension_names() -> dict[str, list[str]]:
-    return {kind: sorted(rows) for kind, rows in offered().items()}
+    return {kind: sorted(rows) for kind, rows in find_offered().items()}
 
 
 def own_options(folder: Path) -> dict[str, list[Option]]:
-    """Those of a `--config-dir`, as `options`. Raises UserError where there is no such folder."""
+    """Returns the options of a `--config-dir` in the form of `list_options`. Raises UserError if there is no such
+    folder.
+    """
     if not folder.is_dir():
         raise UserError(f"--config-dir {folder}: there is no such folder.")
     groups = {child.name: _options_in(child, child.name) for child in sorted(folder.iterdir()) if child.is_dir()}
@@ -104,8 +108,8 @@ def is_ours(option: Option) -> bool:
     return any(option.path.is_relative_to(folder) for folder in (conf_dir(), sweeps_dir()))
 
 
-def clash(option: Option) -> str:
-    """What becomes of an option of the user's own that is called as one of ours; empty where none is.
+def describe_clash(option: Option) -> str:
+    """Says what becomes of an option of the user's own that is called as one of ours; empty if none is.
 
     Hydra searches conf/ first, then the user's folder, then what is in its store: sweeps/.
     """
@@ -114,12 +118,15 @@ def clash(option: Option) -> str:
     if not ours.is_file():
         return ""
     label = f"sweeps/{ours.name}" if swept else f"conf/{option.group}/{ours.name}"
-    return f"(read instead of {label})" if swept else f"(never read: {label} has the name)"
+    if swept:
+        return f"(read instead of {label})"
+    return f"(never read: {label} has the name)"
 
 
 def summary_of(path: Path) -> str:
-    """The first comment line of a YAML file that is not a package header; empty where there is none."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():  # a listing refuses no file
+    """Returns the first comment line of a YAML file that is not a package header; empty if there is none."""
+    # A listing must not fail for one file, so bytes that are no UTF-8 are replaced.
+    for line in lines_of(path.read_text(encoding="utf-8", errors="replace"), ends=False):
         if not line.startswith("#"):
             return ""
         text = line.lstrip("# ").strip()
@@ -132,7 +139,7 @@ def _options_in(folder: Path, group: str) -> list[Option]:
     return [Option(group, path.stem, path, summary_of(path)) for path in sorted(folder.glob("*.yaml"))]
 
 
-def _find(name: str) -> Path:
+def _find_folder(name: str) -> Path:
     for parent in (PACKAGE, PACKAGE.parent):
         if (parent / name).is_dir():
             return parent / name

@@ -1,7 +1,9 @@
-"""What keys of other systems are called here: SkyRL, verl and rLLM, slime, prime-rl, the scripts for FASRC.
+"""This module knows what keys of other systems are called here: SkyRL, verl and rLLM, slime, prime-rl, the scripts for
+FASRC.
 
 Invariants:
 - SAME: the value can be taken as it is. NEAR: our key for the same purpose, in another unit or form.
+- The tables only answer a key that does not exist; no value is taken over.
 - Every key on the right is one of the schema, or a group.
 """
 
@@ -22,6 +24,7 @@ SAME = {
     f"{_VERL}actor.ppo_mini_batch_size": "trainer.prompts_per_mini_batch",
     f"{_VERL}actor.optim.lr": "trainer.lr",
     f"{_VERL}actor.optim.weight_decay": "trainer.weight_decay",
+    f"{_VERL}actor.optim.min_lr_ratio": "trainer.lr_final_fraction",
     f"{_VERL}actor.grad_clip": "trainer.grad_clip",
     f"{_VERL}actor.clip_ratio_low": "algo.clip_low",
     f"{_VERL}actor.clip_ratio_high": "algo.clip_high",
@@ -139,6 +142,7 @@ NEAR = {
     f"{_VERL}actor.use_kl_loss": "algo.kl_coef",
     f"{_VERL}actor.kl_loss_coef": "algo.kl_coef",
     f"{_VERL}actor.kl_loss_type": "algo.kl_estimator",
+    f"{_VERL}actor.optim.lr_scheduler_type": "trainer.lr_schedule",
     f"{_VERL}actor.loss_agg_mode": "algo.loss_aggregation",
     "algorithm.adv_estimator": "algo.advantage",
     "algorithm.kl_ctrl.kl_coef": "algo.kl_coef",
@@ -174,6 +178,7 @@ NEAR = {
     "trainer.algorithm.advantage_estimator": "algo.advantage",
     "trainer.algorithm.policy_loss_type": "algo.policy_loss",
     "trainer.algorithm.loss_reduction": "algo.loss_aggregation",
+    "trainer.policy.optimizer_config.scheduler": "trainer.lr_schedule",
     "trainer.algorithm.use_kl_loss": "algo.kl_coef",
     "trainer.algorithm.kl_loss_coef": "algo.kl_coef",
     "trainer.algorithm.use_kl_in_reward": "algo.kl_in",
@@ -234,9 +239,44 @@ NEAR = {
 }
 
 
-def ours(key: str) -> str | None:
-    """Our key for one of another system's, as it is typed there: `--rollout-batch-size` or `rollout_batch_size`."""
-    for spelled in (key, key.lstrip("+~-").replace("-", "_")):
+# Most systems and libraries have these words, whatever stands before them.
+COMMON = {
+    "batch_size": "rollout.prompts_per_step",
+    "train_batch_size": "rollout.prompts_per_step",
+    "mini_batch_size": "trainer.prompts_per_mini_batch",
+    "micro_batch_size": "trainer.max_tokens_per_micro_batch",
+    "learning_rate": "trainer.lr",
+    "epochs": "trainer.steps",
+    "num_epochs": "trainer.steps",
+    "num_train_epochs": "trainer.steps",
+    "num_steps": "trainer.steps",
+    "warmup": "trainer.warmup_steps",
+    "max_grad_norm": "trainer.grad_clip",
+    "gradient_checkpointing": "trainer.activation_checkpointing",
+    "save_steps": "trainer.checkpoint_every_steps",
+    "eval_steps": "trainer.eval_every_steps",
+    "num_generations": "rollout.n",
+    "group_size": "rollout.n",
+    "max_length": "rollout.max_trajectory_tokens",
+    "max_seq_len": "rollout.max_trajectory_tokens",
+    "max_seq_length": "rollout.max_trajectory_tokens",
+    "max_tokens": "rollout.max_turn_tokens",
+    "max_new_tokens": "rollout.max_turn_tokens",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "beta": "algo.kl_coef",
+    "model_name": "model.path",
+    "model_name_or_path": "model.path",
+    "output_dir": "paths.outputs",
+    "num_gpus": "hardware.gpus_per_node",
+    "num_nodes": "hardware.nodes",
+}
+
+
+def our_key(key: str) -> str | None:
+    """Returns our key for one of another system's, as it is typed there: `--rollout-batch-size` or
+    `rollout_batch_size`."""
+    plain = key.lstrip("+~-").replace("-", "_")
+    for spelled in (key, plain):
         if known := SAME.get(spelled) or NEAR.get(spelled):
             return known
-    return None
+    return COMMON.get(plain.rpartition(".")[2])

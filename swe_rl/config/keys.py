@@ -1,4 +1,4 @@
-"""Every legal key of an override, its type and what is written about it, and the nearest to a wrong one.
+"""This module knows every legal key of an override, its type and its documentation, and the nearest key to a wrong one.
 
 Invariants:
 - The schema is the only source: nothing here lists a key by hand.
@@ -21,62 +21,84 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from swe_rl.config import schema
 from swe_rl.config.schema import Config
+from swe_rl.host.lines import lines_of
 
 
 @cache
 def fields_of(schema: type) -> dict[str, Any]:
-    """Field name to resolved type, in order of declaration."""
+    """Maps field names to resolved types, in order of declaration."""
     return get_type_hints(schema)
 
 
 @cache
 def key_types() -> dict[str, Any]:
-    """Full key to its type, groups included (`rollout`, `rollout.n`)."""
-    return dict(_walk(Config, ""))
+    """Maps full keys to their types, groups included (`rollout`, `rollout.n`)."""
+    return dict(_walk_schema(Config, ""))
 
 
 def is_legal(key: str) -> bool:
-    """True for a key of the schema and for any name inside a table (`hardware.env_vars.NAME`)."""
+    """Tells whether a key is in the schema or names an entry of a table (`hardware.env_vars.NAME`)."""
+    return type_of(key) is not None
+
+
+@cache
+def type_of(key: str) -> Any:
+    """Returns the type of a legal key, or None if there is no such key."""
     hint: Any = Config
     for name in key.split("."):
-        if isinstance(hint, type) and is_dataclass(hint):
-            hint = fields_of(hint).get(name)
-        elif get_origin(hint) is dict:
-            hint = get_args(hint)[1]
-        else:
-            return hint is Any  # inside of a `params` table
-        if hint is None:
-            return False
-    return True
+        hint = type_below(hint, name)
+    return hint
+
+
+def type_below(hint: Any, name: str) -> Any:
+    """Returns the type of the entry `name` in a value of type `hint`, or None if there can be none."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return fields_of(hint).get(name)
+    if get_origin(hint) is dict:
+        return get_args(hint)[1]
+    return hint if hint is Any else None  # Any: inside of a `params` table
+
+
+def item_type(hint: Any) -> Any:
+    """Returns the type of a list's items. Any other type is returned itself, since options are chosen as one or as a
+    list."""
+    return get_args(hint)[0] if get_origin(hint) in (tuple, list) else hint
+
+
+def is_text(hint: Any) -> bool:
+    return hint is str or (get_origin(hint) in (Union, UnionType) and get_args(hint)[0] is str)
 
 
 def row_table(key: str) -> str:
-    """The table of rows that a key lies in (`rollout.outcomes` for `rollout.outcomes.resolved.trained`), or nothing."""
+    """Returns the table of rows that a key lies in (`rollout.outcomes` for `rollout.outcomes.resolved.trained`), or an
+    empty text."""
     for name, hint in key_types().items():
         if key.startswith(f"{name}.") and get_origin(hint) is dict and is_dataclass(get_args(hint)[1]):
             return name
     return ""
 
 
-def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """Best first, by spelling; a candidate that starts with `word` is near however long it is."""
+def nearest_words(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
+    """Returns the nearest candidates by spelling, best first. A candidate that starts with `word` is near however long
+    it is."""
     pool = list(dict.fromkeys(candidates))
     starts = [name for name in pool if len(word) > 2 and name.startswith(word)]
     return list(dict.fromkeys([*difflib.get_close_matches(word, pool, n=count, cutoff=0.6), *starts]))[:count]
 
 
 def nearest_keys(key: str, count: int = 3) -> list[str]:
-    """Same last part first (`n` for `rollout.n`), then the same group's keys, then every key."""
+    """Returns the nearest keys: same last part first (`n` for `rollout.n`), then the same group's keys, then every
+    key."""
     pool = [name for name in key_types() if "." in name]
     parent, _, leaf = key.rpartition(".")
     same_leaf = [name for name in pool if name.rpartition(".")[2] == leaf]
     siblings = {name.rpartition(".")[2]: name for name in pool if name.rpartition(".")[0] == parent}
-    close = [siblings[name] for name in nearest(leaf, siblings)]
-    return list(dict.fromkeys([*same_leaf, *close, *([] if close else nearest(key, pool))]))[:count]
+    close = [siblings[name] for name in nearest_words(leaf, siblings)]
+    return list(dict.fromkeys([*same_leaf, *close, *([] if close else nearest_words(key, pool))]))[:count]
 
 
 def describe_type(hint: Any) -> str:
-    """`a whole number`, `one of grpo, dr_grpo, rloo`, ...: how a person would ask for a value of this type."""
+    """Says how a person would ask for a value of this type: `a whole number`, `one of grpo, dr_grpo, rloo`, ..."""
     if isinstance(hint, EnumMeta):
         return f"one of {', '.join(str(name) for name in hint.__members__)}"
     if get_origin(hint) in (Union, UnionType):
@@ -89,12 +111,12 @@ def describe_type(hint: Any) -> str:
     return words.get(hint, str(hint))
 
 
-def _walk(schema: type, prefix: str) -> Iterator[tuple[str, Any]]:
+def _walk_schema(schema: type, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, hint in fields_of(schema).items():
         key = f"{prefix}{name}"
         yield key, hint
         if isinstance(hint, type) and is_dataclass(hint):
-            yield from _walk(hint, f"{key}.")
+            yield from _walk_schema(hint, f"{key}.")
 
 
 _YAML_LINE = re.compile(r"^(\w+):.*?\s{2,}#\s*(.+)$")
@@ -102,7 +124,8 @@ _FIELD_LINE = re.compile(r"^    (\w+)\s*:")
 
 
 def comment_of(key: str, option: Path | None = None) -> str:
-    """The comment beside a full key, from the chosen option's file or else from the schema; empty if there is none."""
+    """Returns the comment beside a full key, from the chosen option's file or else from the schema; empty if there is
+    none."""
     group, _, leaf = key.rpartition(".")
     if option is not None and (comment := yaml_comments(option).get(leaf)):
         return comment
@@ -110,9 +133,9 @@ def comment_of(key: str, option: Path | None = None) -> str:
 
 
 def yaml_comments(path: Path) -> dict[str, str]:
-    """Top-level key of an option file to its trailing comment; files it builds on are read first."""
+    """Maps each top-level key of an option file to its trailing comment; files it builds on are read first."""
     comments: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in lines_of(path.read_text(encoding="utf-8"), ends=False):
         if parent := re.match(r"^  - (\w+)$", line):
             file = path.with_name(f"{parent.group(1)}.yaml")
             comments |= yaml_comments(file) if file.is_file() and file != path else {}
@@ -123,9 +146,10 @@ def yaml_comments(path: Path) -> dict[str, str]:
 
 @cache
 def schema_comments() -> dict[tuple[str, str], str]:
-    """(class, field) to the trailing comment in schema.py."""
+    """Maps (class, field) to the trailing comment in schema.py."""
     comments: dict[tuple[str, str], str] = {}
-    current, field = "", ""
+    current = ""
+    field = ""
     source = Path(schema.__file__).read_text(encoding="utf-8")
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if header := re.match(r"class (\w+)", token.line):
@@ -138,12 +162,12 @@ def schema_comments() -> dict[tuple[str, str], str]:
 
 
 def _classes_of(group: str) -> list[str]:
-    """The dataclass of a group and those that it builds on."""
+    """Returns the names of a group's dataclass and of those that it builds on."""
     hint = key_types().get(group) if group else Config
     return [base.__name__ for base in getattr(hint, "__mro__", ())]
 
 
 def keys_of(group: str) -> list[str]:
-    """Full keys of one group, in order of declaration."""
+    """Returns the full keys of one group, in order of declaration."""
     hint = key_types()[group]
     return [f"{group}.{name}" for name in fields_of(hint)]

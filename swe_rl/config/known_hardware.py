@@ -1,4 +1,4 @@
-"""The machines that conf/hardware/ describes, and this one in the same words.
+"""This module describes the machines of conf/hardware/, and this machine in the same words.
 
 Invariants:
 - A kind of GPU has its published rates in conf/hardware/ alone; a machine of a kind that is not there has none.
@@ -15,44 +15,44 @@ from typing import Any
 
 from swe_rl.config.folders import conf_dir
 from swe_rl.config.schema import HardwareConfig
-from swe_rl.config.yaml_text import read
+from swe_rl.config.yaml_text import read_yaml
 from swe_rl.host.machine import Machine, this_machine
 
 _GROUP = "hardware"
 
 
 def known_hardware(folders: Sequence[Path] = ()) -> tuple[HardwareConfig, ...]:
-    """The options of the group, by name; `folders` hold groups, as Hydra searches them (none: conf/)."""
+    """Returns the options of the group, sorted by name. `folders` hold groups, as Hydra searches them (none: conf/)."""
     names = {field.name for field in fields(HardwareConfig)}
     described: dict[str, HardwareConfig] = {}
     for folder in folders or (conf_dir(),):
         for path in sorted((folder / _GROUP).glob("*.yaml")):
-            values = _values(path, folder)
+            values = _merge_values(path, folder)
             if values.keys() <= names and "${" not in str(values):
                 tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
                 described.setdefault(path.stem, HardwareConfig(**{**values, **tuples}))
     return tuple(described[name] for name in sorted(described))
 
 
-def _values(path: Path, folder: Path) -> dict[str, Any]:
-    """A file over the files of its own group that its defaults list names."""
-    content = dict(read(path))
+def _merge_values(path: Path, folder: Path) -> dict[str, Any]:
+    """Merges a file over the files of its own group that its defaults list names."""
+    content = dict(read_yaml(path))
     merged: dict[str, Any] = {}
     for parent in content.pop("defaults", []):
         base = folder / _GROUP / f"{parent}.yaml"
         if isinstance(parent, str) and parent != "_self_" and base.is_file():
-            merged |= _values(base, folder)
+            merged |= _merge_values(base, folder)
     return merged | content
 
 
-def here(key: str) -> Any:
-    """`${swe_rl.here:gpus_per_node}` in conf/: a value of `hardware` as this machine has it."""
-    return described(this_machine())[key]
+def value_here(key: str) -> Any:
+    """Resolves `${swe_rl.here:gpus_per_node}` in conf/: a value of `hardware` as this machine has it."""
+    return describe_hardware(this_machine())[key]
 
 
-def described(machine: Machine) -> dict[str, Any]:
-    """Keys of `hardware` to what `machine` has. A MIG slice has its share of the GPU's rates."""
-    kind, tflops, bandwidth = _rates(machine.gpu_name) if machine.gpus else ("none", 0.0, 0.0)
+def describe_hardware(machine: Machine) -> dict[str, Any]:
+    """Maps keys of `hardware` to what `machine` has. A MIG slice has its share of the GPU's rates."""
+    kind, tflops, bandwidth = _gpu_rates(machine.gpu_name) if machine.gpus else ("none", 0.0, 0.0)
     return {
         "nodes": machine.nodes,
         "gpus_per_node": machine.gpus,
@@ -68,22 +68,22 @@ def described(machine: Machine) -> dict[str, Any]:
     }
 
 
-def _rates(name: str) -> tuple[str, float, float]:
-    """Kind, bfloat16 TFLOPS and bandwidth in GB/s of the GPU that the driver calls `name`.
+def _gpu_rates(name: str) -> tuple[str, float, float]:
+    """Returns kind, bfloat16 TFLOPS and bandwidth in GB/s of the GPU that the driver calls `name`.
 
     `NVIDIA GeForce RTX 4090` is an rtx4090: words of the name, or two of them in a row, are a kind.
     """
     words = findall(r"[a-z0-9]+", name.lower())
     spelled = {*words, *(first + second for first, second in pairwise(words))}
-    for kind, rates in _published().items():
+    for kind, rates in _published_rates().items():
         if kind in spelled:
             return kind, *rates
     return "_".join(words), 0.0, 0.0
 
 
 @cache
-def _published() -> dict[str, tuple[float, float]]:
-    """Whole GPUs only."""
+def _published_rates() -> dict[str, tuple[float, float]]:
+    """Maps kinds of whole GPUs to their published rates."""
     return {
         option.gpu_kind: (option.gpu_bf16_tflops, option.gpu_bandwidth_gb_per_s)
         for option in known_hardware()

@@ -1,4 +1,4 @@
-"""What a model's own files say of it, in the keys of `model`.
+"""This module reads what a model's own files say of it, in the keys of `model`.
 
 Invariants:
 - Only text is read: config.json, the chat template beside it, and the record of a checkpoint. Nothing of a folder is
@@ -6,18 +6,24 @@ Invariants:
 - A file that is missing or makes no sense has no facts; the rules say so (check/rules/model.py).
 """
 
+import ast
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.config.schema import ModelConfig
+from swe_rl.host.parameter_count import count_parameters
+from swe_rl.templates.names import OWN, OWN_PARSERS
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3_moe")  # `model_type` that trainer and embedded engine compute
-# Keys of `model` and what a checkpoint's config.json calls them.
+_CAUSAL_TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+# Maps keys of `model` to their names in a checkpoint's config.json.
 CHECKPOINT_FACTS = {
     "num_layers": "num_hidden_layers",
     "hidden_size": "hidden_size",
@@ -26,33 +32,90 @@ CHECKPOINT_FACTS = {
     "num_kv_heads": "num_key_value_heads",
     "vocab_size": "vocab_size",
 }
-# The same of a mixture of experts; a dense model's file has none of them. transformers 5 writes the first one's alias.
+# Does the same for a mixture of experts; a dense model's file has none of them. transformers 5 writes the first one's
+# alias.
 MIXTURE_FACTS = {
-    "num_experts": ("num_experts", "num_local_experts"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "active_experts": ("num_experts_per_tok",),
     "expert_intermediate_size": ("moe_intermediate_size",),
 }
-STATE_FILE, MANIFEST_FILE = "state.json", "manifest.json"  # of a checkpoint; without the second it is not whole
-PROMPT_FACT = "swe_rl_system_prompt"  # of a config.json that an export wrote: the words that the model was trained with
+# A checkpoint has these two files. Without the second it is not whole.
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+# An export writes the words that the model was trained with under this name into config.json.
+PROMPT_FACT = "swe_rl_system_prompt"
+# The names under which families list their layers, one entry a layer.
+_LISTS_OF_LAYERS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+# The format of safetensors allows no longer header.
+_MOST_HEADER_BYTES = 100_000_000
 _DEFAULTS = ModelConfig(system_prompt="standard")
-_SAYS_WHERE = ("name", "path", "revision")  # keys of `model` that no file decides
+# No file decides these keys of `model`.
+_SAYS_WHERE = ("name", "path", "revision")
+
+
+def text_part(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a config.json says of the language model, which a multimodal one has in a table of its own."""
+    inner = facts.get("text_config")
+    return {**facts, **inner} if isinstance(inner, dict) else facts
 
 
 def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """By key of `model`: the name and the number in a config.json; of a dense model the first name and 0."""
-    return {
+    """Maps keys of `model` to the name and the number in a config.json; a dense model gets the first name and 0."""
+    found = {
         key: next(((name, facts[name]) for name in names if facts.get(name)), (names[0], 0))
         for key, names in MIXTURE_FACTS.items()
     }
+    if found["num_experts"][1] and not found["expert_intermediate_size"][1]:
+        # Mixtral and gpt-oss have no dense layer, so their experts have the plain name.
+        found["expert_intermediate_size"] = ("intermediate_size", facts.get("intermediate_size"))
+    return found
+
+
+def plain_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Maps keys of `model` to the numbers of a config.json, also of families that give fewer of them.
+
+    A model of states has no heads: it counts as one head that is as wide as the model. One whose layers are listed has
+    as many as the list, and one whose MLPs are experts alone has their width.
+    """
+    numbers = {key: facts.get(name) for key, name in CHECKPOINT_FACTS.items()}
+    if facts.get("model_type") in FAST_ARCHITECTURES:
+        return numbers
+    listed = next((facts[name] for name in _LISTS_OF_LAYERS if facts.get(name)), None)
+    others = {
+        "num_layers": None if listed is None else len(listed),
+        "num_heads": 1,
+        "num_kv_heads": numbers["num_heads"] or 1,
+        "intermediate_size": facts.get("moe_intermediate_size") or numbers["hidden_size"],
+    }
+    return numbers | {key: value for key, value in others.items() if numbers[key] is None}
+
+
+@cache
+def causal_architectures() -> frozenset[str]:
+    """Returns the `model_type` of every causal language model that the installed transformers computes.
+
+    Its table is read as text, because an import would load torch. Empty where transformers is not installed.
+    """
+    package = find_spec("transformers")
+    places = package.submodule_search_locations if package else None
+    text = _read_text(Path(places[0]) / "models/auto/modeling_auto.py") if places else None
+    for node in ast.parse(text or "").body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name) and target.id == _CAUSAL_TABLE and isinstance(node, ast.Assign):
+            call = node.value
+            return frozenset(dict(ast.literal_eval(call.args[0]))) if isinstance(call, ast.Call) else frozenset()
+    return frozenset()
 
 
 def parameters_b(model: ModelConfig, experts: int | None = None) -> float:
-    """Billions of parameters of a Qwen3 with these facts: embeddings, attention with norms, gated MLP or experts.
+    """Counts the parameters of a Qwen3, or of another fast family, with these facts in billions: embeddings, attention
+    with norms, gated MLP or experts.
 
-    `experts`: how many of each layer's are counted; None for all. Of a dense layer it is its MLP.
+    `experts` says how many of each layer's are counted; None for all. A dense layer counts its MLP.
     """
     experts = model.num_experts if experts is None else experts
-    queries, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    queries = model.num_heads * model.head_dim
+    keys = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * queries + 2 * keys) + 2 * model.head_dim
     mlp = 3 * model.hidden_size * model.intermediate_size
     if experts:
@@ -63,41 +126,43 @@ def parameters_b(model: ModelConfig, experts: int | None = None) -> float:
     return (layers + embeddings + model.hidden_size) / 1e9
 
 
-def fact(key: str, path: str, revision: str | None = None) -> Any:
-    """`${swe_rl.model:num_layers,${model.path},${model.revision}}` in conf/: a value of `model` as the files of that
-    model have it; the schema's default where there are none."""
+def resolve_fact(key: str, path: str, revision: str | None = None) -> Any:
+    """Resolves `${swe_rl.model:num_layers,${model.path},${model.revision}}` in conf/: a value of `model` as the files
+    of that model have it, or the schema's default if there are none."""
     return facts_of(path, revision).get(key, getattr(_DEFAULTS, key))
 
 
 @cache
 def facts_of(path: str, revision: str | None = None) -> Mapping[str, Any]:
-    """Keys of `model` with what the files say; empty where nothing can be read.
+    """Maps keys of `model` to what the files say; empty if nothing can be read.
 
-    `path`: a model's folder, a checkpoint of this program, a run with one, or a name of the hub whose files are in the
-    hub's cache.
+    `path` is a model's folder, a checkpoint of this program, a run with one, or a name of the hub whose files are in
+    the hub's cache.
     """
-    for folder in _folders(path, revision):
+    for folder in folders_of(path, revision):
         facts = _of_a_checkpoint(folder) or _of_a_folder(folder)
         if facts:
             return facts
     return {}
 
 
-def _folders(path: str, revision: str | None) -> list[Path]:
+def folders_of(path: str, revision: str | None) -> list[Path]:
+    """Returns the folders that may have the model's files; none for a name of the hub that is not in its cache."""
     place = Path(path).expanduser()
     if place.parent.name == "checkpoints" and not place.exists():
-        place = place.parent.parent  # its run has removed it, and has others of the same sizes
+        # The run has removed this checkpoint, and has others of the same sizes.
+        place = place.parent.parent
     if place.is_dir():
         return [place, *sorted((place / "checkpoints").glob("step_*"), reverse=True)]
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{path.replace('/', '--')}"
-    named = _text(hub / "refs" / (revision or "main")) or revision or ""
+    named = _read_text(hub / "refs" / (revision or "main")) or revision or ""
     return [hub / "snapshots" / named.strip()] if named else []
 
 
 def _of_a_checkpoint(folder: Path) -> dict[str, Any]:
-    """What the run had that wrote it."""
-    saved = _table(folder / STATE_FILE).get("config")
+    """Returns the facts of the run that wrote the checkpoint, or nothing if the folder is no whole checkpoint."""
+    saved = _read_table(folder / STATE_FILE).get("config")
     if not isinstance(saved, dict) or not (folder / MANIFEST_FILE).is_file():
         return {}
     names = [field.name for field in fields(ModelConfig) if field.name not in _SAYS_WHERE]
@@ -105,47 +170,102 @@ def _of_a_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def _of_a_folder(folder: Path) -> dict[str, Any]:
-    """Nothing where a number is missing or is none, as what is computed from it must not fail."""
-    said = _table(folder / "config.json")
-    facts: dict[str, Any] = {key: said.get(name) for key, name in CHECKPOINT_FACTS.items()}
+    """Returns the facts of a model's folder, or nothing if a number is missing or makes no sense: computing with it
+    would fail."""
+    said = text_part(_read_table(folder / "config.json"))
+    facts = plain_facts(said)
     facts |= {key: value for key, (_, value) in mixture_facts(said).items()}
     facts["max_position_embeddings"] = said.get("max_position_embeddings", _DEFAULTS.max_position_embeddings)
     if not all(isinstance(value, int) and value >= 0 for value in facts.values()) or not facts["num_heads"]:
         return {}
-    rope, head_dim = said.get("rope_parameters"), said.get("head_dim")
+    rope = said.get("rope_parameters")
+    head_dim = said.get("head_dim")
     theta = (rope if isinstance(rope, dict) else said).get("rope_theta")
     prompt = said.get(PROMPT_FACT)
+    if not isinstance(head_dim, int):
+        head_dim = facts["hidden_size"] // facts["num_heads"]
+    if not isinstance(prompt, str):
+        prompt = _DEFAULTS.system_prompt
+    if not isinstance(theta, int | float):
+        theta = _DEFAULTS.rope_theta
     facts |= {
-        "head_dim": head_dim if isinstance(head_dim, int) else facts["hidden_size"] // facts["num_heads"],
+        "head_dim": head_dim,
         "tie_word_embeddings": said.get("tie_word_embeddings") is True,
-        "system_prompt": prompt if isinstance(prompt, str) else _DEFAULTS.system_prompt,
-        "rope_theta": float(theta) if isinstance(theta, int | float) else _DEFAULTS.rope_theta,
+        "system_prompt": prompt,
+        "rope_theta": float(theta),
     }
     sizes = ModelConfig(**facts)
-    params_b, active_b = parameters_b(sizes), parameters_b(sizes, sizes.active_experts)
-    return facts | {"params_b": round(params_b, 6), "active_params_b": round(active_b, 6)} | _speech(folder)
+    stored = _stored_parameters(folder)
+    if stored is None and said.get("model_type") not in FAST_ARCHITECTURES:
+        counted = count_parameters(folder / "config.json")
+        stored = _StoredParameters(*counted) if counted else None
+    if stored is None:
+        params_b = parameters_b(sizes)
+        active_b = parameters_b(sizes, sizes.active_experts)
+    else:
+        params_b = stored.all_b
+        share = sizes.active_experts / sizes.num_experts if sizes.num_experts else 1.0
+        active_b = stored.all_b - stored.experts_b * (1.0 - share)
+    return facts | {"params_b": round(params_b, 6), "active_params_b": round(active_b, 6)} | _chat_facts(folder)
 
 
-def _speech(folder: Path) -> dict[str, Any]:
-    """Which of our chat formats its own template writes; nothing where it has none."""
-    theirs = _text(folder / "chat_template.jinja") or str(_table(folder / "tokenizer_config.json").get("chat_template"))
-    if "<function=" in theirs:
-        return {"chat_template": "qwen_coder", "tool_parser": "qwen3_coder"}
-    if "<|im_start|>" not in theirs:
-        return {}
-    # Qwen3 begins every reply with a think block, which its template writes where thinking is off.
-    return {"chat_template": "qwen" if "enable_thinking" in theirs else "qwen_plain", "tool_parser": "hermes"}
+@dataclass(frozen=True, slots=True)
+class _StoredParameters:
+    """Billions of parameters in the files of a model; `experts_b` of them belong to experts that tokens choose."""
+
+    all_b: float
+    experts_b: float
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _stored_parameters(folder: Path) -> _StoredParameters | None:
+    """Counts the parameters by the headers of the safetensors files; None where there are none, or they are cut."""
+    files = sorted(folder.glob("*.safetensors"))
+    counted = experts = 0
+    for path in files:
+        shapes = _shapes_in(path)
+        if shapes is None:
+            return None
+        for name, shape in shapes.items():
+            counted += prod(shape)
+            experts += prod(shape) if ".experts." in name else 0
+    return _StoredParameters(counted / 1e9, experts / 1e9) if counted else None
+
+
+def _shapes_in(path: Path) -> dict[str, list[int]] | None:
+    """Returns the shape of each tensor: a safetensors file begins with the length of a JSON header, then has it."""
     try:
-        content = json.loads(_text(path) or "{}")
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                return None
+            header = json.loads(file.read(length))
+        return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _chat_facts(folder: Path) -> dict[str, Any]:
+    """Returns the chat format of the model's own template, or nothing if it has none: one of ours where that begins a
+    conversation in the same way, else the template itself."""
+    from swe_rl.templates.formats import recognized
+    from swe_rl.templates.own.files import read_texts, read_tokens
+
+    texts = read_texts(folder)
+    if texts is None:
+        return {}
+    name = recognized(texts.text, read_tokens(folder).variables) if texts.with_tools is None else OWN
+    return {"chat_template": name, "tool_parser": OWN_PARSERS.get(name, OWN)}
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read_text(path) or "{}")
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):

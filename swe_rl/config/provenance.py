@@ -1,4 +1,4 @@
-"""Which file or override set a value.
+"""This module finds the file or override that set a value.
 
 Invariants:
 - Lookups follow the order in which Hydra merged: schema, group files, config.yaml, experiment, sweep, command line.
@@ -15,7 +15,7 @@ from typing import Any
 from swe_rl.config.environment import origin_of
 from swe_rl.config.folders import Option, own_options, sweeps_dir
 from swe_rl.config.secrets import mask_text
-from swe_rl.config.yaml_text import read
+from swe_rl.config.yaml_text import read_yaml
 
 _GLOBAL_GROUPS = ("experiment", "sweep")
 _MISSING = object()
@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"\$\{(?:oc|swe_rl)\.env:\s*(\w+)")
 
 @dataclass(frozen=True)
 class _Layer:
-    """One file: its values as written, under full keys."""
+    """Holds the values of one file as written, under full keys."""
 
     label: str
     values: dict[str, Any]
@@ -32,10 +32,11 @@ class _Layer:
 
 @dataclass(frozen=True)
 class Origins:
-    """`choices` maps each group to its option, `sources` are the folders that Hydra searched, first match wins.
+    """Answers where a value came from. `choices` maps each group to its option, `sources` are the folders that Hydra
+    searched, first match wins.
 
-    `assumed`: a line about the machine that stands for this one, where another one was taken (check/rules/hardware.py).
-    `submitted`: SLURM starts the job (`hydra/launcher`).
+    `assumed` is a line about the machine that stands for this one, if another one was taken (check/rules/hardware.py).
+    `submitted` says that SLURM starts the job (`hydra/launcher`).
     """
 
     overrides: tuple[str, ...]
@@ -45,22 +46,22 @@ class Origins:
     submitted: bool = False
 
     def of(self, key: str) -> str:
-        """`command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`, `conf/model/tiny.yaml`, `schema`, or
-        `environment: VLLM_URL (conf/engine/external.yaml)`.
-        """
+        """Returns a value's origin: `command line: rollout.n=4`, `conf/env/bugs.yaml: ${rollout.n}`,
+        `conf/model/tiny.yaml`, `schema`, or `environment: VLLM_URL (conf/engine/external.yaml)`."""
         for override in reversed(self.overrides):
             name = override.partition("=")[0].lstrip("+~").partition("@")[0]
-            chooses = name in self.choices  # `model=qwen3_14b` names a file; the file has the value
+            # `model=qwen3_14b` names a file, and the file has the value.
+            chooses = name in self.choices
             if not chooses and (name == key or key.startswith(f"{name}.")):
                 return f"command line: {mask_text(override)}"
         for layer in self._layers:
-            value = _lookup(layer.values, key)
+            value = _value_at(layer.values, key)
             if value is not _MISSING:
                 return _from_layer(layer.label, value)
         return "schema"
 
     def own(self) -> dict[str, list[Option]]:
-        """Options of the user's own, by group: what is in the folders that Hydra searched after conf/."""
+        """Returns options of the user's own by group: those in the folders that Hydra searched after conf/."""
         members_of: dict[str, list[Option]] = {}
         for folder in map(Path, self.sources[1:]):
             if folder.is_dir():
@@ -70,7 +71,7 @@ class Origins:
 
     @cached_property
     def _layers(self) -> list[_Layer]:
-        """Highest precedence first."""
+        """Lists the layers, highest precedence first."""
         layers: list[_Layer] = []
         for group in reversed(_GLOBAL_GROUPS):
             if group in self.choices:
@@ -89,13 +90,13 @@ class Origins:
         return layers
 
     def _file_layers(self, name: str, package: str) -> list[_Layer]:
-        """The file, then the files of its own group that its defaults list builds on."""
+        """Returns the file, then the files of its own group that its defaults list builds on."""
         path = self._find(name)
         if path is None:
             return []
-        content = read(path)
+        content = read_yaml(path)
         defaults = content.pop("defaults", [])
-        layers = [_Layer(_label(path), {package: content} if package else content)]
+        layers = [_Layer(_short_path(path), {package: content} if package else content)]
         for parent in reversed(defaults):
             if "/" in name and isinstance(parent, str) and parent != "_self_":
                 layers += self._file_layers(f"{name.rpartition('/')[0]}/{parent}", package)
@@ -111,7 +112,7 @@ class Origins:
 
 
 def _from_layer(label: str, value: Any) -> str:
-    """A file, with the reference that stands there; the environment where that decided."""
+    """Returns a file with the reference that stands there, or the environment if that decided."""
     if not isinstance(value, str) or "${" not in value:
         return label
     for name in _VARIABLE.findall(value):
@@ -120,18 +121,20 @@ def _from_layer(label: str, value: Any) -> str:
     return label if _VARIABLE.search(value) else f"{label}: {value}"
 
 
-def _lookup(values: Any, key: str) -> Any:
-    """The value at a full key; a table's own dotted names are met on the way."""
+def _value_at(values: Any, key: str) -> Any:
+    """Returns the value at a full key. A table's own dotted names are met on the way."""
     if not key:
         return values
     if not isinstance(values, dict):
-        return values if isinstance(values, str) and "${" in values else _MISSING
+        if isinstance(values, str) and "${" in values:
+            return values
+        return _MISSING
     for name, value in values.items():
         if key == name or key.startswith(f"{name}."):
-            return _lookup(value, key[len(name) + 1 :])
+            return _value_at(value, key[len(name) + 1 :])
     return _MISSING
 
 
-def _label(path: Path) -> str:
-    """`conf/model/tiny.yaml`: the path from the folder that holds the groups."""
+def _short_path(path: Path) -> str:
+    """Returns the path from the folder that holds the groups: `conf/model/tiny.yaml`."""
     return "/".join(path.parts[-3:] if path.parent.name not in ("conf", "sweeps") else path.parts[-2:])

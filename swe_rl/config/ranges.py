@@ -1,8 +1,10 @@
-"""What each number of the schema may be: part of the field's type, read by one rule, `job=describe` and tests.
+"""This module says what each number of the schema may be. A range is part of the field's type, and is read by one rule,
+`job=describe` and tests.
 
 Invariants:
 - Every number of the schema has a range, and no range lets nan or an infinity through.
-- `within` keeps everything but wrong numbers: a rule behind it never divides by a zero that the schema forbids.
+- `replace_out_of_range` keeps everything but wrong numbers: a rule behind it never divides by a zero that the schema
+  forbids.
 - Standard library only.
 """
 
@@ -13,12 +15,13 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-LARGEST = 1e9  # of anything that has no smaller end of its own
+# A number without a smaller end of its own may be as large as this.
+LARGEST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From `least` or just `above`, to `most` or just `below`; `or_zero` allows 0, too, where 0 has a meaning."""
+    """Goes from `least` or just `above`, to `most` or just `below`. `or_zero` allows 0, too, if 0 has a meaning."""
 
     least: float | None = None
     above: float | None = None
@@ -35,15 +38,16 @@ class Range:
         return low and value <= self.most and (self.below is None or value < self.below)
 
     def said(self, value: float = 0) -> str:
-        """`at least 0 and below 1`, `0, or above 1`; the end that all numbers have where `value` is beyond it."""
+        """Returns words such as `at least 0 and below 1` or `0, or above 1`. The end that all numbers have is named
+        only if `value` is beyond it."""
         ends = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         if self.below is not None or value <= self.most == LARGEST:
             del ends["at most"]
-        words = [f"{word} {_plain(end)}" for word, end in ends.items() if end is not None]
+        words = [f"{word} {_format_number(end)}" for word, end in ends.items() if end is not None]
         return ("0, or " if self.or_zero else "") + " and ".join(words)
 
     def nearest(self, value: float) -> float | None:
-        """The end that a wrong value is beyond; None where that end is no legal value, as for nan."""
+        """Returns the end that a wrong value is beyond, or None if that end is no legal value, as for nan."""
         if self.least is not None and value < self.least:
             return self.least
         return self.most if value > self.most and self.below is None else None
@@ -59,13 +63,17 @@ NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 BelowOne = Annotated[float, Range(least=0, below=1)]
 OfAll = Annotated[float, Range(above=0, most=1)]
-LONGEST_S = 2_000_000.0  # 23 days: waiting for longer overflows the clock of poll(2)
+# Waiting for longer than 23 days overflows the clock of poll(2).
+LONGEST_S = 2_000_000.0
 Seconds = Annotated[float, Range(above=0, most=LONGEST_S)]
 SecondsFromOne = Annotated[float, Range(least=1, most=LONGEST_S)]
+# A process needs a few seconds to stop what it started.
+EndSeconds = Annotated[float, Range(least=5, most=LONGEST_S)]
 SecondsOrZero = Annotated[float, Range(least=0, most=LONGEST_S)]
 Minutes = Annotated[int, Range(least=0, most=525_600)]
 Port = Annotated[int, Range(least=0, most=65535)]
 Seed = Annotated[int, Range(least=0, most=2**31 - 1)]
+# The driver and other processes need some of a GPU's memory.
 MOST_OF_A_GPU = 0.95
 GpuShare = Annotated[float, Range(above=0, most=MOST_OF_A_GPU)]
 OrAboveOne = Annotated[float, Range(above=1, or_zero=True)]
@@ -75,35 +83,37 @@ Reward = Annotated[float, Range(least=-1000, most=1000)]
 
 @cache
 def ranges_of(schema: Any) -> dict[str, Range]:
-    """Field of one dataclass to its range, numbers only; `int | None` is a number."""
+    """Maps the number fields of one dataclass to their ranges; `int | None` is a number."""
     return {
         name: allowed
         for name, hint in get_type_hints(schema, include_extras=True).items()
-        if (allowed := _range(hint)) is not None
+        if (allowed := _range_of(hint)) is not None
     }
 
 
-def _range(hint: Any) -> Range | None:
+def _range_of(hint: Any) -> Range | None:
     if get_origin(hint) in (Union, UnionType):
-        return next((allowed for part in get_args(hint) if (allowed := _range(part))), None)
+        return next((allowed for part in get_args(hint) if (allowed := _range_of(part))), None)
     extras = getattr(hint, "__metadata__", ())
     return next((extra for extra in extras if isinstance(extra, Range)), None)
 
 
 def wrong_numbers(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Range]]:
-    """Key, value and range of each number of a configuration that is out of its range, rows of tables included."""
+    """Yields key, value and range of each number of a configuration that is out of its range, rows of tables
+    included."""
     schema: Any = type(node)
     allowed = ranges_of(schema)
     for item in fields(node):
-        key, value = f"{prefix}{item.name}", getattr(node, item.name)
+        key = f"{prefix}{item.name}"
+        value = getattr(node, item.name)
         if item.name in allowed and value is not None and value not in allowed[item.name]:
             yield key, value, allowed[item.name]
-        for name, child in _children(key, value).items():
+        for name, child in _child_tables(key, value).items():
             yield from wrong_numbers(child, f"{name}.")
 
 
-def within(node: T) -> T:
-    """The same, with the schema's default in place of each number that is out of its range."""
+def replace_out_of_range(node: T) -> T:
+    """Returns the configuration with the schema's default in place of each number that is out of its range."""
     changed: dict[str, Any] = {}
     schema: Any = type(node)
     allowed = ranges_of(schema)
@@ -112,17 +122,19 @@ def within(node: T) -> T:
         if item.name in allowed and value is not None and value not in allowed[item.name]:
             changed[item.name] = item.default
         elif is_dataclass(value):
-            changed[item.name] = within(value)
+            changed[item.name] = replace_out_of_range(value)
         elif isinstance(value, dict):
-            changed[item.name] = {name: within(row) if is_dataclass(row) else row for name, row in value.items()}
+            changed[item.name] = {
+                name: replace_out_of_range(row) if is_dataclass(row) else row for name, row in value.items()
+            }
     return replace(node, **changed)  # type: ignore[type-var]
 
 
-def _children(key: str, value: Any) -> dict[str, Any]:
-    """Dataclasses inside a value, by their full key."""
+def _child_tables(key: str, value: Any) -> dict[str, Any]:
+    """Returns the dataclasses inside a value, by their full key."""
     rows = {f"{key}.{name}": row for name, row in value.items()} if isinstance(value, dict) else {key: value}
     return {name: row for name, row in rows.items() if is_dataclass(row)}
 
 
-def _plain(number: float) -> str:
+def _format_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1e5 else f"{number:g}"

@@ -1,4 +1,4 @@
-"""The schema: one frozen dataclass per config group, the contract of every override.
+"""The schema is the contract of every override: one frozen dataclass per config group.
 
 Invariants:
 - One fact has one key; whatever depends on it interpolates it in conf/.
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.config.choices import (
-    Advantage,
+    AdvantageKind,
     Capture,
     Correction,
     DynamicSampling,
@@ -27,6 +27,7 @@ from swe_rl.config.choices import (
     LogprobsMode,
     LoraServing,
     LossAggregation,
+    LrSchedule,
     MaskLevel,
     NewKind,
     Objective,
@@ -51,6 +52,7 @@ from swe_rl.config.ranges import (
     AtLeastOne,
     BelowOne,
     Count,
+    EndSeconds,
     GpuShare,
     Machines,
     MachinesOrNone,
@@ -73,7 +75,7 @@ from swe_rl.config.ranges import (
 
 @dataclass(frozen=True)
 class Extensible:
-    """A group whose options may name code of your own: docs/extending.md."""
+    """Marks a group whose options may name code of your own: docs/extending.md."""
 
     name: str = "default"  # default, or the name of an option with code of your own
     _target_: str | None = None  # a class or function of your own: my_pkg.agents.MyAgent; None: what `name` says
@@ -82,39 +84,38 @@ class Extensible:
 
 @dataclass(frozen=True)
 class RewardConfig(Extensible):
-    """What pays a graded trajectory: `default` is env.reward, anything else is code of your own."""
+    """Decides what pays a graded trajectory: `default` is env.reward, anything else is code of your own."""
 
 
 @dataclass(frozen=True)
 class AdvantageConfig(Extensible):
-    """From rewards to advantages: `default` is algo.advantage, anything else is code of your own."""
+    """Decides how rewards become advantages: `default` is algo.advantage, anything else is code of your own."""
 
 
 @dataclass(frozen=True)
 class LossConfig(Extensible):
-    """The loss of a token: `default` is algo.policy_loss, anything else is code of your own."""
+    """Decides the loss of a token: `default` is algo.policy_loss, anything else is code of your own."""
 
 
 @dataclass(frozen=True)
 class GraderConfig(Extensible):
-    """Who judges a change: `default` is env.grading, anything else is code of your own."""
+    """Decides who judges a change: `default` is env.grading, anything else is code of your own."""
 
 
 @dataclass(frozen=True)
 class RuleConfig(Extensible):
-    """What is refused beside what swe_rl refuses: `default` is nothing, anything else is code of your own."""
+    """Decides what is refused beside what swe_rl refuses: `default` is nothing, anything else is code of your own."""
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What `python -m swe_rl` does, and the keys that belong to one kind of job only."""
+    """Says what `python -m swe_rl` does. The other keys belong to one kind of job only."""
 
     name: JobName = JobName.train  # what is done: train, eval, check, ...
     of: JobName = JobName.train  # check, plan: the job that they answer for
     format: OutputFormat = OutputFormat.table  # how check, plan and compare print: a table for people, or JSON
     strict: bool = False  # warnings count as errors
     preflight: bool = False  # check: also probe this host
-    imports: tuple[str, ...] = ()  # check: YAML files of other systems, compared with this configuration
     baseline: str | None = None  # compare: a run's folder, its job's number in SLURM, or a log of SkyRL's
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None  # compare: its name in the table; None: chosen from what differs
@@ -132,11 +133,12 @@ class JobConfig:
     number: ZeroOrMore | None = None  # logs: of this job alone, counted from 0
     lines: ZeroOrMore = 20  # logs: the last so many of each job
     follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
+    end_within_s: EndSeconds = 10.0  # after SIGTERM or Ctrl-C the process has ended; what is not saved by then is lost
     objective: Objective | None = None  # the figure of summary.json that the job returns, for sweepers that optimize
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
-    kind: NewKind = NewKind("agent")  # new: of what a package is written, or task: a record of your own repository
+    kind: NewKind = NewKind("agent")  # new: of what a package is written; task: a record of your repository; tiny_model
     repository: str = "."  # new, kind=task: a folder with a git repository, or its address; no password in it
     commits: str | None = None  # new, kind=task: BASE..HEAD, or one commit; of a merge all that it brought
     statement: str | None = None  # new, kind=task: a file that says what is wrong; None: the commits' messages
@@ -150,7 +152,7 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The policy: where its weights are, its dimensions, and how it speaks."""
+    """Describes the policy: where its weights are, its dimensions, and how it speaks."""
 
     name: str = "tiny"  # of the option; in tables and labels
     path: str = "builtin:tiny"  # builtin:NAME, a folder, or a hub id
@@ -170,17 +172,18 @@ class ModelConfig:
     expert_intermediate_size: ZeroOrMore = 0  # width of the MLP of one expert
     active_params_b: Positive = 0.0013  # billions of parameters that one token passes
     rope_theta: Positive = 10000.0  # base of the rotary positions
-    chat_template: str = "qwen_plain"  # qwen, qwen_plain or qwen_coder: of swe_rl/model/templates
+    chat_template: str = "qwen_plain"  # qwen, qwen_plain or qwen_coder: of swe_rl/templates; own: the model's own
     system_prompt: str = "short"  # the agent's words that the model was made for
-    tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags) or none
+    tool_parser: str = "hermes"  # hermes (JSON), qwen3_coder (tags), own (as chat_template writes them) or none
     thinking: bool = False  # the chat template opens a thinking block for each reply
+    keep_sampled: bool = False  # own: earlier turns stay as sampled where the template rewrites them; else they break
     gated: bool = False  # the hub wants HF_TOKEN for it
     float32_head: bool = True  # GPUs: engines and trainer sum logits in float32; false: in bfloat16, as the layers
 
 
 @dataclass(frozen=True)
 class LayoutConfig:
-    """How many engines and trainer ranks there are, and which GPUs each of them has."""
+    """Says how many engines and trainer ranks there are, and which GPUs each of them has."""
 
     name: str = "local"  # of the option; in tables and labels
     engines: Machines = 1  # copies of the model that sample
@@ -195,7 +198,7 @@ class LayoutConfig:
 
 @dataclass(frozen=True)
 class RouterConfig(Extensible):
-    """Which engine serves the next turn of a program, and who waits."""
+    """Decides which engine serves the next turn of a program, and which programs wait."""
 
     name: str = "default"  # the policy: default, cap, sticky_least_loaded, tr, or code of your own
     acting_token_weight: Share = 1.0  # tr: of the tokens of a program whose tool runs
@@ -211,7 +214,7 @@ class RouterConfig(Extensible):
 
 @dataclass(frozen=True)
 class EnvConfig(Extensible):
-    """The instances: where they come from, how they are split, and how they are graded."""
+    """Describes the instances: where they come from, how they are split, and how they are graded."""
 
     name: str = "bugs"  # of the option; decides how rows become instances
     dataset: str = "builtin:bugs"  # builtin:NAME, a .jsonl or .parquet file, or a hub id
@@ -236,12 +239,16 @@ class EnvConfig(Extensible):
     unproven: Unproven = Unproven.skip  # instances whose gold patch fails here: left out, refused, or kept
     proofs: str | None = None  # the file of proofs that jobs read and job=prepare adds to; None: in the cache
     proof_runs: Count = 1  # how often a proof runs the gold patch; with several, flaky tests are named
+    min_strength: Share = 0.0  # instances whose tests reject a smaller share of wrong patches are left out; 0: none
+    mutants: ZeroOrMore = 10  # job=validate: how many mutants of a gold patch are graded; 0: nothing is measured
+    mutants_cpu_s: Seconds = 60.0  # job=validate: after so much CPU no further wrong patch of an instance is graded
+    siblings: str | None = None  # job=validate: a folder of earlier runs; patches that failed there are graded as well
     cache_verdicts: bool = False  # same instance and same patch: same verdict; for deterministic suites only
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """The machine or the cluster's nodes that the run has."""
+    """Describes the machine or the cluster's nodes that the run has."""
 
     name: str = "cpu"  # of the option; in tables and labels
     nodes: Machines = 1  # hosts of the run
@@ -274,7 +281,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class AgentConfig(Extensible):
-    """The program that turns the policy's replies into commands."""
+    """Chooses the program that turns the policy's replies into commands."""
 
     name: str = "bash"  # who acts: a class of swe_rl/agent, a program, or code of your own
     tools: str = "bash"  # pdb: full, rewrite_only or debug_after_5; mini_swe: bash or bash_calls
@@ -282,6 +289,7 @@ class AgentConfig(Extensible):
     program_path: str | None = None  # programs: folders of the sandbox that its PATH begins with
     env_vars: dict[str, str] = field(default_factory=dict)  # programs: the program's own
     exit_codes: dict[str, str] = field(default_factory=dict)  # programs: exit status to submitted, step_limit, ...
+    predictions: str | None = None  # agent=predictions: the file of patches that job=eval grades
     system_prompt: str = "standard"  # of SYSTEM_PROMPTS in swe_rl/agent/prompts.py, or the agent's own
     max_observation_chars: Count = 8000  # head and tail are kept
     max_format_errors: Count = 3  # in a row
@@ -290,7 +298,7 @@ class AgentConfig(Extensible):
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Where sandboxes run when not beside the trainer: the CPU half of the two-job set-up."""
+    """Says where sandboxes run if not beside the trainer: the CPU half of the two-job set-up."""
 
     kind: RuntimeKind = RuntimeKind.none  # none: here; job: a SLURM job of its own; external: a running server
     containers: str = "docker"  # of the server: docker, podman, apptainer or process
@@ -314,7 +322,7 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class SandboxConfig(Extensible):
-    """Where an agent's commands run, and what bounds them. `default` is what `kind` says."""
+    """Says where an agent's commands run, and what bounds them. `default` is what `kind` says."""
 
     kind: SandboxKind = SandboxKind.process  # process, docker, podman, apptainer, remote, or custom: code of your own
     isolation: Isolation = Isolation.auto  # kind=process only: auto, bubblewrap or none
@@ -343,7 +351,7 @@ class SandboxConfig(Extensible):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The inference engines."""
+    """Describes the inference engines."""
 
     kind: EngineKind = EngineKind.embedded  # embedded: this process; vllm: servers of the run; external: running ones
     max_model_len: Count = 1024  # tokens of a prompt and its reply
@@ -353,11 +361,16 @@ class EngineConfig:
     num_threads: Count = 1  # embedded: torch's threads while generating
     max_num_batched_tokens: Count = 8192  # vllm: of one engine step
     prefix_caching: bool = True  # vllm: a program's earlier turns stay in its engine
-    logprobs_mode: LogprobsMode = LogprobsMode.processed  # processed: as sampled from; raw: before temperature
+    # Over which tokens servers report log-probabilities. whole: all of them, at the temperature, as the trainer does;
+    # processed: those that top_p, top_k and min_p kept; raw: all of them at temperature 1.
+    logprobs_mode: LogprobsMode = LogprobsMode.whole  # whole, processed (after truncation) or raw (temperature 1)
     served_model: str | None = None  # external: the name that the servers know; None: model.path
     urls: tuple[str, ...] = ()  # external: the servers' addresses
     command: str | None = None  # vllm: interpreter or whole command; None: SWE_RL_VLLM_COMMAND, or what is installed
     kv_cache_tokens: ZeroOrMore = 0  # vllm: of one engine; 0: what fits
+    # vllm: the tier of one engine's cache in its node's memory; auto takes what the node can spare. external: what each
+    # server has, if its metrics do not say so.
+    host_cache_gb: str = "0"  # GB of a node's memory for one engine's cache: auto, 0 or a number
     extra_arguments: tuple[str, ...] = ()  # vllm: of its command line, after all others: [--block-size,"32"]
     start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
@@ -366,7 +379,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    """The HTTP door between agents and engines."""
+    """Describes the HTTP server between agents and engines."""
 
     host: str = "127.0.0.1"  # address that it listens on
     port: Port = 0  # 0: any free port; each of several processes takes the next one
@@ -382,7 +395,7 @@ class GatewayConfig:
 
 @dataclass(frozen=True)
 class OutcomeConfig:
-    """What becomes of a trajectory with this outcome."""
+    """Says what becomes of a trajectory with this outcome."""
 
     reward: OutcomeReward = OutcomeReward.graded
     trained: bool = True
@@ -392,7 +405,7 @@ class OutcomeConfig:
 
 @dataclass(frozen=True)
 class WorkloadConfig:
-    """What trajectories ask of engines and sandboxes, for estimates only (`simulate`, `plan`, rules of time).
+    """Describes what trajectories ask of engines and sandboxes, for estimates only (`simulate`, `plan`, rules of time).
 
     Pairs are [median, spread], the spread that of the logarithm: about two thirds lie between median / e^spread and
     median * e^spread. The defaults are mini-SWE-agent's as measured with Qwen3-8B: turns of a task p50 9, mean 19, p90
@@ -413,7 +426,7 @@ class WorkloadConfig:
 
 @dataclass(frozen=True)
 class TurnRewardsConfig:
-    """What a turn brings by itself, in units of the trajectory's reward; all 0: turns are not looked at."""
+    """Says what a turn brings by itself, in units of the trajectory's reward. If all are 0, turns are not looked at."""
 
     format_error: Reward = 0.0  # an answer in which nothing can be run
     command_failed: Reward = 0.0  # a command that ended with another status than 0
@@ -422,15 +435,12 @@ class TurnRewardsConfig:
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How trajectories are sampled, limited, repeated and graded."""
+    """Says how trajectories are sampled, limited, repeated and graded."""
 
     mode: RolloutMode = RolloutMode.step  # step: a step waits for its slowest trajectory; stream: groups flow
     prompts_per_step: Count = 8  # instances of one step
     instances: InstanceChoice = InstanceChoice.uniform  # informative: more often those solved about half the time
     pass_rate_half_life_steps: Positive = 8.0  # by which what is known of an instance has lost half of its precision
-    # A group that would mostly fail begins with the beginning of a trajectory that succeeded, one that would mostly
-    # succeed with that of one that failed; what it repeats is not trained.
-    prefix_replay: bool = False  # groups that bring little signal begin within an earlier trajectory of their instance
     n: Count = 8  # trajectories of one instance: a group
     max_turns: Count = 6  # replies of the model in one trajectory
     max_prompt_tokens: Count = 512  # the first prompt
@@ -439,6 +449,7 @@ class RolloutConfig:
     temperature: NotNegative = 1.0  # of sampling for training
     top_p: OfAll = 1.0  # 1: no truncation
     top_k: ZeroOrMore = 0  # 0: off
+    min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's; 0: off
     concurrency: Count = 64  # trajectories under way at once
     capture: Capture = Capture.traced  # traced: ids as sampled; retokenize: the old way, to be measured against
     filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
@@ -460,14 +471,14 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class AlgoConfig:
-    """Advantages and the loss."""
+    """Describes advantages and the loss."""
 
     name: str = "grpo"  # of the option; in tables and labels
-    advantage: Advantage = Advantage.grpo  # how rewards become advantages
+    advantage: AdvantageKind = AdvantageKind.grpo  # how rewards become advantages
     normalize_std: bool = True  # advantages are divided by the standard deviation of their group or batch
     discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards), of a later token's with advantage=gae
     gae_lambda: Share = 1.0  # of advantage=gae, as the four below; 1: returns less values
-    critic_lr: Positive = 1e-3  # the critic warms up as the policy does
+    critic_lr: Positive = 1e-3  # the critic warms up and decays as the policy does
     critic_epochs: Count = 1  # over a step's rows, for the critic alone
     critic_warmup_steps: ZeroOrMore = 0  # the first steps teach the critic alone; the policy warms up after them
     value_clip: NotNegative = 0.2  # how far a value moves in a step before the loss stops pulling; 0: off
@@ -479,7 +490,8 @@ class AlgoConfig:
     clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
     kl_coef: Share = 0.0  # 0: no reference model
     kl_in: KlPlace = KlPlace.loss  # where the KL to the reference counts: in the loss, or in the reward
-    kl_estimator: KlEstimator = KlEstimator.k3  # k1, k2 or k3 (Schulman 2020)
+    kl_estimator: KlEstimator = KlEstimator.k3  # k1, k2, k3 (Schulman 2020), or k3_grad_k2
+    kl_cap: NotNegative | None = 10.0  # nats: largest k3 of one token, which has no gradient there; 0 or null: none
     entropy_coef: Share = 0.0  # weight of the entropy in the loss; 0: none
     balance_coef: Share = 0.0  # of a mixture: weight of a loss that spreads tokens evenly over experts; 0: none
     loss_aggregation: LossAggregation = LossAggregation.token_mean  # how the losses of tokens become one number
@@ -500,7 +512,7 @@ class AlgoConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The training loop, its optimizer, its checkpoints and its memory."""
+    """Describes the training loop, its optimizer, its checkpoints and its memory."""
 
     steps: Count = 24  # of the whole run; each is one batch of rollouts and its updates
     lr: Positive = 3e-4  # peak learning rate of AdamW
@@ -508,6 +520,8 @@ class TrainerConfig:
     beta1: BelowOne = 0.9  # of AdamW
     beta2: BelowOne = 0.95  # of AdamW
     warmup_steps: ZeroOrMore = 0  # steps in which the learning rate rises linearly
+    lr_schedule: LrSchedule = LrSchedule.constant  # after the warm-up until trainer.steps: constant, linear or cosine
+    lr_final_fraction: Share = 0.0  # linear, cosine: where the learning rate ends, as a share of its peak
     prompts_per_mini_batch: Count = 8  # groups of one optimizer update
     max_tokens_per_micro_batch: Count = 2048  # of one forward and backward pass, on each GPU
     grad_clip: Positive = 1.0  # largest norm of a gradient
@@ -535,11 +549,14 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless habits."""
+    """Describes the warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless
+    habits."""
 
     steps: Count = 5000  # updates on right demonstrations
     lr: Positive = 2e-3  # peak learning rate of these
     warmup_steps: ZeroOrMore = 50  # updates in which the learning rate rises linearly
+    lr_schedule: LrSchedule = LrSchedule.cosine  # of each of the two parts: constant, linear or cosine
+    lr_final_fraction: Share = 0.0  # linear, cosine: where the learning rate ends, as a share of its peak
     tokens_per_batch: Count = 4096  # of one update
     beginner_steps: ZeroOrMore = 150  # updates after these, on a beginner that makes mistakes and mends them
     beginner_lr: Positive = 3e-4  # learning rate of these
@@ -552,8 +569,23 @@ class SftConfig:
 
 
 @dataclass(frozen=True)
+class MineConfig:
+    """Says where `job=mine` looks for tasks, and which it wants. What is proven goes to the file env.dataset."""
+
+    projects: tuple[str, ...] = ()  # names of distributions of the package index: [xmltodict, tomli]
+    repository: str | None = None  # in their place a folder with a git repository, or its address; no password in it
+    newest: Count = 5  # so many pairs of neighbouring releases of each project, or commits, the newest first
+    licences: tuple[str, ...] = ("MIT", "BSD", "Apache", "ISC", "PSF")  # of releases, words of their names; []: any
+    since: str | None = None  # older ones are left out, as 2025-06-30: what a model may have read in its training
+    max_changed_lines: Count = 200  # of the fix; what changes more is left out
+    python: str | None = None  # the version that tests run with, as 3.11; None: this one
+    test_command: str = "pytest -rA"  # how tests are run; the test files that changed follow it
+    heldout_share: Share = 0.25  # of the projects: their instances are in the split heldout, all others in train
+
+
+@dataclass(frozen=True)
 class LoggerConfig(Extensible):
-    """Where figures go beside the run's folder; `_target_`: a logger of your own as well."""
+    """Says where figures go beside the run's folder. `_target_` names a logger of your own, as well."""
 
     wandb: WandbMode = WandbMode.disabled  # online, offline or disabled
     tensorboard: bool = False  # event files in tensorboard/ of the run's folder
@@ -566,7 +598,7 @@ class LoggerConfig(Extensible):
 
 @dataclass(frozen=True)
 class PathsConfig:
-    """The folders that a run reads and writes."""
+    """Names the folders that a run reads and writes."""
 
     outputs: str = "outputs"  # below it each run has a folder
     scratch: str | None = None  # a node's fast disk; None: a temporary folder
@@ -577,7 +609,8 @@ class PathsConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The whole run. `name` is the experiment's or else the job's; it names the folder under `paths.outputs`."""
+    """Describes the whole run. `name` is the experiment's or else the job's; it names the folder under
+    `paths.outputs`."""
 
     name: str = "train"  # of the run, for its folder and its tables
     job: JobConfig = field(default_factory=JobConfig)
@@ -600,5 +633,6 @@ class Config:
     rule: RuleConfig = field(default_factory=RuleConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     sft: SftConfig = field(default_factory=SftConfig)
+    mine: MineConfig = field(default_factory=MineConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)

@@ -1,8 +1,8 @@
-"""Keeps secrets out of whatever is printed or written.
+"""This module keeps secrets out of whatever is printed or written.
 
 Invariants:
-- A secret given as an override never reaches Hydra: it moves to this process's environment, and the override keeps
-  a reference to it. So no file that Hydra or a launcher writes can hold it.
+- A secret given as an override never reaches Hydra: it moves to this process's environment, and the override keeps a
+  reference to it. So no file that Hydra or a launcher writes can hold it.
 - A key is secret by its last part: `api_key`, `token`, `password`, ...; `max_prompt_tokens` is not. In `env_vars`,
   whose names the user chooses, a name that merely contains such a word is secret as well.
 """
@@ -15,12 +15,14 @@ from typing import Any
 from swe_rl.errors import UserError
 
 MASK = "***"
-_SHORTEST_SECRET = 8  # characters; shorter values are words that occur by chance
+# Shorter values, in characters, are words that occur by chance.
+_SHORTEST_SECRET = 8
 
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 _SECRET_VARIABLE = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
 _USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=[\"']?([^\s\"';&|,\]]+)")  # in a line of a shell
+# Finds what a line of a shell assigns to a name.
+_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=[\"']?([^\s\"';&|,\]]+)")
 _IN_BRACES = re.compile(r"[{,]\s*['\"]?([A-Za-z0-9_.-]+)['\"]?\s*:")
 
 
@@ -29,14 +31,14 @@ class SecretError(UserError):
 
 
 def is_secret_key(key: str) -> bool:
-    """`key` is a full key, `hardware.env_vars.WANDB_API_KEY`."""
+    """Tells whether a full key, such as `hardware.env_vars.WANDB_API_KEY`, holds a secret."""
     if ".env_vars." in f".{key}":
         return bool(_SECRET_VARIABLE.search(key.rsplit(".env_vars.", 1)[-1]))
     return bool(_SECRET_KEY.search(key.rsplit(".", 1)[-1]))
 
 
 def mask_value(key: str, value: Any) -> Any:
-    """The value as it may be shown: `***` under a secret key, addresses without their user and password."""
+    """Returns the value as it may be shown: `***` under a secret key, addresses without their user and password."""
     if value is None or isinstance(value, bool):
         return value
     if is_secret_key(key):
@@ -47,7 +49,8 @@ def mask_value(key: str, value: Any) -> Any:
 
 
 def mask_text(text: str) -> str:
-    """The text without users and passwords of addresses, and without any secret of this process's environment."""
+    """Returns the text without users and passwords of addresses, and without any secret of this process's
+    environment."""
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and value in text and is_secret_key(f"env_vars.{name}"):
             text = text.replace(value, MASK)
@@ -55,16 +58,17 @@ def mask_text(text: str) -> str:
 
 
 def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str] | None = None) -> list[str]:
-    """Overrides with each secret value replaced by `${oc.env:...}`; the value goes to `environment`.
+    """Replaces each secret value of the overrides by `${oc.env:...}`, and moves the value to `environment`.
 
     Raises SecretError for a secret inside a `{...}` literal, whose parts cannot be replaced.
     """
     environment = os.environ if environment is None else environment
-    return [_hide(override, environment) for override in overrides]
+    return [_hide_secret(override, environment) for override in overrides]
 
 
 def spelled_secrets(line: str) -> list[str]:
-    """Names of the secrets whose values a line of a shell spells out; a variable, a command or a file is none."""
+    """Returns names of the secrets whose values a line of a shell spells out; a variable, a command or a file is
+    none."""
     return [
         name
         for name, value in _ASSIGNED.findall(line)
@@ -72,10 +76,11 @@ def spelled_secrets(line: str) -> list[str]:
     ]
 
 
-def _hide(override: str, environment: MutableMapping[str, str]) -> str:
+def _hide_secret(override: str, environment: MutableMapping[str, str]) -> str:
     key, equals, value = override.partition("=")
     plain = key.lstrip("+~").partition("@")[0]
-    if not equals or not value or value.startswith(("${", "$\\{")):  # the sweeper escapes references
+    # The sweeper escapes references, so they come in two forms.
+    if not equals or not value or value.startswith(("${", "$\\{")):
         return override
     if value.lstrip().startswith("{"):
         _refuse_inside(plain, value)
@@ -88,7 +93,7 @@ def _hide(override: str, environment: MutableMapping[str, str]) -> str:
     if not is_secret_key(plain):
         return override
     variable = "SWE_RL_SECRET_" + re.sub(r"\W", "_", plain).upper()
-    environment[variable] = _unquote(value)
+    environment[variable] = _strip_quotes(value)
     return f"{key}=${{oc.env:{variable}}}"
 
 
@@ -101,12 +106,14 @@ def _refuse_inside(key: str, value: str) -> None:
             )
 
 
-def _unquote(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+def _strip_quotes(value: str) -> str:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value
 
 
 def mask_tree(node: Any, key: str = "") -> Any:
-    """A copy of nested dicts and lists with every secret masked."""
+    """Copies nested dicts and lists with every secret masked."""
     if isinstance(node, dict):
         return {name: mask_tree(value, f"{key}.{name}" if key else str(name)) for name, value in node.items()}
     if isinstance(node, list | tuple):

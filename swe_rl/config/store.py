@@ -1,76 +1,98 @@
-"""The schema as Hydra wants it, and the composed tree as the program wants it.
+"""This module gives Hydra the schema, checks what files may hold for it, and freezes the composed tree for the program.
 
 Invariants:
 - Hydra sees mutable twins of the frozen dataclasses (a frozen one refuses to be overridden); one base node types the
   whole tree, so that unknown keys and wrong types are refused in every file and on the command line.
+- Text of a file whose characters YAML keeps (`account: 12345`) is text as it stands; any other that YAML reads as a
+  number or a truth value is refused, with the form in quotes. It is never guessed.
 - What leaves here holds no OmegaConf object: lists are tuples, tables are dicts of frozen dataclasses.
 """
 
 import dataclasses
 import types
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin
 
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
 from swe_rl.config.folders import extension_names, sweeps_dir
-from swe_rl.config.hydra_internals import quicken
-from swe_rl.config.keys import fields_of
+from swe_rl.config.hydra_internals import (
+    SWEEPS,
+    keep_typed_text,
+    look_into_files,
+    speed_up_hydra,
+    sweep_as_single_runs_do,
+    type_of_override,
+)
+from swe_rl.config.keys import fields_of, is_text, item_type, type_below
 from swe_rl.config.schema import Config
+from swe_rl.config.secrets import MASK, mask_value
+from swe_rl.config.yaml_text import LOADER
 
 T = TypeVar("T")
 
 
 @cache
-def register() -> None:
+def register_schema() -> None:
     """Puts the schema, the sweeps and the resolvers into Hydra's store, once a process."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from swe_rl.config.environment import variable
-    from swe_rl.config.known_hardware import here
-    from swe_rl.config.known_models import fact
-    from swe_rl.config.yaml_text import read
+    from swe_rl.config.environment import read_variable
+    from swe_rl.config.known_hardware import value_here
+    from swe_rl.config.known_models import resolve_fact
+    from swe_rl.config.yaml_text import read_yaml
 
-    quicken()
-    OmegaConf.register_new_resolver("swe_rl.words", words, replace=True)
-    OmegaConf.register_new_resolver("swe_rl.here", here, replace=True)
-    OmegaConf.register_new_resolver("swe_rl.model", fact, replace=True)
-    OmegaConf.register_new_resolver("swe_rl.env", variable, replace=True)
+    speed_up_hydra()
+    keep_typed_text()
+    look_into_files(refuse_changed_text)
+    sweep_as_single_runs_do()
+    OmegaConf.register_new_resolver("swe_rl.words", split_words, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.here", value_here, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.model", resolve_fact, replace=True)
+    OmegaConf.register_new_resolver("swe_rl.env", read_variable, replace=True)
     OmegaConf.register_new_resolver("swe_rl.if_equal", if_equal, replace=True)
     OmegaConf.register_new_resolver("swe_rl.from_home", from_home, replace=True)
     store = ConfigStore.instance()
-    store.store(name="base_config", node=thaw(Config), provider="swe_rl")
-    for kind, names in extension_names().items():  # of installed packages: agent=mine names one
+    store.store(name="base_config", node=thaw_schema(Config), provider="swe_rl")
+    # `agent=mine` names an option of an installed package.
+    for kind, names in extension_names().items():
         for name in names:
             store.store(group=kind, name=name, node={"name": name}, provider="entry_points")
     for path in sorted(sweeps_dir().glob("*.yaml")):
-        node = read(path)
-        store.store(group="sweep", name=path.stem, node=node, package="_global_", provider="sweeps")
+        node = read_yaml(path)
+        store.store(group="sweep", name=path.stem, node=node, package="_global_", provider=SWEEPS)
 
 
-def words(text: str) -> list[str]:
-    """`${swe_rl.words:...}` in conf/: a list of what stands between commas or spaces, as environments hold it."""
+def split_words(text: str) -> list[str]:
+    """Resolves `${swe_rl.words:...}` in conf/: a list of what stands between commas or spaces, as environments hold
+    it."""
     return str(text or "").replace(",", " ").split()
 
 
 def if_equal(value: Any, known: Any, then: Any, otherwise: Any) -> Any:
-    """`${swe_rl.if_equal:...}` in conf/: what suits the published value, or what suits any other."""
+    """Resolves `${swe_rl.if_equal:...}` in conf/: what suits the published value, or what suits any other."""
     return then if value == known else otherwise
 
 
 def from_home(path: str) -> str:
-    """`${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it; quotes keep it."""
-    with suppress(RuntimeError):  # there is no such user
+    """Resolves `${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it; quotes keep it."""
+    # There may be no such user.
+    with suppress(RuntimeError):
         return str(Path(path).expanduser()) if path.startswith("~") else path
     return path
 
 
 @cache
-def thaw(schema: type) -> type:
-    """A mutable dataclass with the fields and defaults of `schema`, nested ones included."""
+def thaw_schema(schema: type) -> type:
+    """Makes a mutable dataclass with the fields and defaults of `schema`, nested ones included."""
     types_of = fields_of(schema)
-    columns = [(field.name, _thawed_type(types_of[field.name]), _thawed_field(field)) for field in _fields(schema)]
+    columns = [
+        (field.name, _thawed_type(types_of[field.name]), _thawed_field(field)) for field in _schema_fields(schema)
+    ]
     # What Hydra does not need is left out: a dataclass without text for `__doc__` works it out from its signature.
     shown = {"__doc__": schema.__doc__}
     return dataclasses.make_dataclass(schema.__name__, columns, namespace=shown, eq=False, repr=False)
@@ -78,7 +100,7 @@ def thaw(schema: type) -> type:
 
 def _thawed_type(hint: Any) -> Any:
     if dataclasses.is_dataclass(hint):
-        return thaw(hint)  # type: ignore[arg-type]
+        return thaw_schema(hint)  # type: ignore[arg-type]
     if get_origin(hint) is dict:
         key, value = get_args(hint)
         return types.GenericAlias(dict, (key, _thawed_type(value)))
@@ -87,45 +109,49 @@ def _thawed_type(hint: Any) -> Any:
 
 def _thawed_field(field: dataclasses.Field[Any]) -> Any:
     if isinstance(field.default_factory, type) and dataclasses.is_dataclass(field.default_factory):
-        return dataclasses.field(default_factory=thaw(field.default_factory))
+        return dataclasses.field(default_factory=thaw_schema(field.default_factory))
     if field.default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=field.default_factory)
     return dataclasses.field(default=field.default)
 
 
-def freeze(schema: type[T], tree: dict[str, Any], prefix: str = "") -> T:
-    """`tree` holds plain values as OmegaConf resolved them; keys that `schema` lacks are not expected.
+def freeze_tree(schema: type[T], tree: dict[str, Any], prefix: str = "") -> T:
+    """Makes a `schema` of plain values as OmegaConf resolved them. `tree` has no keys that `schema` lacks.
 
     Raises ValueError for a reference to something of another kind, which OmegaConf lets through.
     """
     hints: dict[str, Any] = fields_of(schema)  # type: ignore[arg-type]
-    names = [field.name for field in _fields(schema)]
-    return schema(**{name: _frozen(hints[name], tree[name], f"{prefix}{name}") for name in names})
+    names = [field.name for field in _schema_fields(schema)]
+    return schema(**{name: _freeze_value(hints[name], tree[name], f"{prefix}{name}") for name in names})
 
 
-def _frozen(hint: Any, value: Any, key: str) -> Any:
+def _freeze_value(hint: Any, value: Any, key: str) -> Any:
     if hint is Any:
-        return _plain(value)
+        return _plain_value(value)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return None if value is None else _frozen(get_args(hint)[0], value, key)
-    wanted = dict if dataclasses.is_dataclass(hint) or origin is dict else list if origin is tuple else None
+        return None if value is None else _freeze_value(get_args(hint)[0], value, key)
+    wanted: type | None = None
+    if dataclasses.is_dataclass(hint) or origin is dict:
+        wanted = dict
+    elif origin is tuple:
+        wanted = list
     if value is None or (type(value) if isinstance(value, dict | list) else None) is not wanted:
         raise ValueError(other_kind(key, value))
     if dataclasses.is_dataclass(hint):
-        return freeze(hint, value, f"{key}.")  # type: ignore[arg-type]
+        return freeze_tree(hint, value, f"{key}.")  # type: ignore[arg-type]
     if origin is tuple:
-        return tuple(_frozen(get_args(hint)[0], item, key) for item in value)
+        return tuple(_freeze_value(get_args(hint)[0], item, key) for item in value)
     if origin is dict:
-        return {name: _frozen(get_args(hint)[1], item, f"{key}.{name}") for name, item in value.items()}
+        return {name: _freeze_value(get_args(hint)[1], item, f"{key}.{name}") for name, item in value.items()}
     return value
 
 
-def _plain(value: Any) -> Any:
-    """What a `params` table holds: of any kind, lists as tuples."""
+def _plain_value(value: Any) -> Any:
+    """Returns what a `params` table holds: values of any kind, lists as tuples."""
     if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
+        return {str(name): _plain_value(item) for name, item in value.items()}
+    return tuple(map(_plain_value, value)) if isinstance(value, list) else value
 
 
 def other_kind(key: str, value: Any) -> str:
@@ -134,5 +160,73 @@ def other_kind(key: str, value: Any) -> str:
     return f"{key} refers to a value of another kind ({kind}): write the value itself."
 
 
-def _fields(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+def _schema_fields(schema: type) -> tuple[dataclasses.Field[Any], ...]:
     return dataclasses.fields(schema)
+
+
+# This table has overrides by their keys.
+_SWEPT = ("hydra", "sweeper", "params")
+
+
+def refuse_changed_text(content: dict[str, Any], file: Path, package: tuple[str, ...]) -> None:
+    """Raises ConfigError for the first value of a key of text whose characters reading it changed.
+
+    `content` is what was read from `file`, as plain values; `package` has the names of the table that it fills.
+    """
+    from swe_rl.config.explain import ConfigError
+
+    for names, value in _iter_scalars(content):
+        if isinstance(value, str) or value is None or not _is_text((*package, *names)):
+            continue
+        node = _node_at(yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER), names)
+        written = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+        if written != str(value):
+            raise ConfigError(_type_problem(file, node, ".".join((*package, *names)), value))
+
+
+def _type_problem(file: Path, node: Any, key: str, value: Any) -> str:
+    known = isinstance(node, yaml.ScalarNode)
+    place = f"{file}, line {node.start_mark.line + 1}" if known else str(file)
+    kind = "true or false" if isinstance(value, bool) else f"the number {value}"
+    if not known or mask_value(key, value) == MASK:
+        return f"{place}: {key} is text, and YAML reads what stands there as a number. Write it in quotes."
+    return f'{place}: {key} is text, and YAML reads {node.value} as {kind}. Write it in quotes: "{node.value}".'
+
+
+def _iter_scalars(node: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yields the names on the way to each value that is neither table nor list, and the value."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from _iter_scalars(value, (*names, str(name)))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _iter_scalars(value, (*names, str(number)))
+    else:
+        yield names, node
+
+
+@lru_cache(maxsize=4096)
+def _is_text(names: tuple[str, ...]) -> bool:
+    if names[:3] == _SWEPT:
+        return is_text(type_of_override(".".join(names[3:])))
+    hint = type_of_override(names[0])
+    for name in names[1:]:
+        below = type_below(hint, name)
+        hint = item_type(hint) if below is None and name.isdecimal() else below
+    return is_text(hint)
+
+
+def _node_at(node: Any, names: tuple[str, ...]) -> Any:
+    """Returns the node of YAML that these names lead to, or None."""
+    for name in names:
+        if isinstance(node, yaml.MappingNode):
+            node = _node_below(node, name)
+        elif isinstance(node, yaml.SequenceNode):
+            node = node.value[int(name)]
+    return node
+
+
+def _node_below(node: Any, name: str) -> Any:
+    pairs = {key.value: value for key, value in node.value}
+    merged = pairs.get("<<")
+    return pairs.get(name) or (_node_below(merged, name) if isinstance(merged, yaml.MappingNode) else None)

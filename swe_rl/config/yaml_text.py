@@ -1,4 +1,4 @@
-"""YAML in and out: safe loading only, order kept.
+"""This module reads and writes YAML: safe loading only, order kept.
 
 Invariants:
 - No tag can build an object; a broken file raises YamlError, which names line and column.
@@ -11,18 +11,18 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 YamlError: type[Exception] = yaml.YAMLError
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def parse(text: str) -> Any:
-    return yaml.load(text, Loader=_LOADER)  # noqa: S506 (a safe loader)
+def parse_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=LOADER)  # noqa: S506 (a safe loader)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The mapping in a file; empty for an empty file."""
-    content = parse(path.read_text(encoding="utf-8"))
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a file, or an empty one for an empty file."""
+    content = parse_yaml(path.read_text(encoding="utf-8"))
     return content if isinstance(content, dict) else {}
 
 
-def render(values: Any) -> str:
+def render_yaml(values: Any) -> str:
     return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""Engines that somebody else started: one for each address in engine.urls.
+"""Uses engines that somebody else started: one for each address in engine.urls.
 
 Invariants:
 - The servers are never started, stopped or reconfigured here; only their weights change, and only where a folder is
@@ -14,7 +14,7 @@ from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import LossTeller
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
 from swe_rl.engine.server.engine import HttpEngine
-from swe_rl.engine.server.features import Patience, needs
+from swe_rl.engine.server.features import Patience, needs_of_run
 from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.errors import UserError
 
@@ -26,12 +26,15 @@ class ExternalServerError(UserError):
 
 
 class ExternalEngine(HttpEngine):
-    """`teller` is told when the server is lost, about which only whoever started it can do something, and is back."""
+    """An engine whose server somebody else started.
+
+    `teller` is told when the server is lost, about which only whoever started it can do something, and is back.
+    """
 
     teller: LossTeller | None = None
 
     async def _broke_off(self) -> None:
-        """Known to be lost before the request is tried again, which is to be on another engine then."""
+        """Looks at the server, so that it is known to be lost before the request is tried again on another engine."""
         if self._monitor is not None:
             await self._monitor.suspect()
 
@@ -61,7 +64,7 @@ class ExternalEngine(HttpEngine):
 def external_engines(
     config: Config, environ: Mapping[str, str], weights: WeightFolders | None, say: Callable[[str], None]
 ) -> list[ExternalEngine]:
-    """Named engine0, engine1, ... in the order of engine.urls; `say` hears of silent servers. Raises UserError."""
+    """Returns engine0, engine1, ... in the order of engine.urls; `say` hears of silent servers. Raises UserError."""
     urls = config.engine.urls
     if not urls:
         raise ExternalServerError(
@@ -73,7 +76,7 @@ def external_engines(
     doubled = {client.url for client in clients if sum(other.url == client.url for other in clients) > 1}
     if doubled:
         raise ExternalServerError(f"engine.urls names {sorted(doubled)[0]} twice; each address is one engine")
-    wanted = replace(needs(config), model=config.engine.served_model or _plain_path(config))
+    wanted = replace(needs_of_run(config), model=config.engine.served_model or _plain_path(config))
     return [
         ExternalEngine(
             client,
@@ -88,6 +91,8 @@ def external_engines(
 
 
 def _plain_path(config: Config) -> str | None:
-    """The name that a server started with this model has by default; None where that cannot be known."""
+    """Returns the name that a server started with this model has by default; None where that cannot be known."""
     path = config.model.path
-    return None if path.startswith(_BUILTIN) else path
+    if path.startswith(_BUILTIN):
+        return None
+    return path

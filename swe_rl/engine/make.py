@@ -1,4 +1,4 @@
-"""The engines of a run, from its configuration.
+"""Makes the engines of a run, from its configuration.
 
 Invariants:
 - Nothing is started here but what `start_engines` starts: all at once, and none is left when one fails.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def engine_scratch(root: Path) -> Iterator[Path]:
-    """A leased folder below `root` for the length of a run. Raises DiskError."""
+    """Yields a leased folder below `root` for the length of a run. Raises DiskError."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder = make_leased(root, "engines")
@@ -40,7 +40,8 @@ def engine_scratch(root: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):  # a later run finds what is left by its lease
+        # A later run finds what is left by its lease.
+        with contextlib.suppress(OSError):
             remove_tree(folder)
 
 
@@ -56,10 +57,10 @@ def make_engines(
     record: Record | None = None,
     restarts: MutableMapping[str, int] | None = None,
 ) -> Sequence[Engine]:
-    """engine0, engine1, ..., not started; one without a model where no agent asks it. Raises UserError.
+    """Returns engine0, engine1, ..., not started; one without a model where no agent asks it. Raises UserError.
 
-    `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers. `restarts`: those
-    so far of servers that the run had up before.
+    `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers. `restarts` has
+    those so far of servers that the run had up before.
     """
     environ = os.environ if environ is None else environ
     if not asks_model(config):
@@ -87,7 +88,7 @@ def _nobody_asks(_: Sequence[int]) -> Sequence[int]:
 
 
 def options_of(engine: EngineConfig) -> VllmOptions:
-    """Raises UserError for a command that no shell could read."""
+    """Returns the options of vLLM's servers. Raises UserError for a command that no shell could read."""
     return VllmOptions(
         command=command_of("engine.command", engine.command or ""),
         kv_cache_tokens=engine.kv_cache_tokens,
@@ -98,7 +99,9 @@ def options_of(engine: EngineConfig) -> VllmOptions:
 
 
 async def start_engines(engines: Sequence[Engine]) -> None:
-    """At the same time; raises the first failure, after all were closed. Some may be gone then, but not all."""
+    """Starts all at the same time. Raises the first failure, after all were closed. Some may be gone
+    then, but not all.
+    """
     tasks = [asyncio.ensure_future(engine.start()) for engine in engines]
     try:
         await asyncio.gather(*tasks)

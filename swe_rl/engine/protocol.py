@@ -1,10 +1,11 @@
-"""What an engine is: the base of the embedded engine, of vLLM and of an external server.
+"""Says what an engine is: the base of the embedded engine, of vLLM and of an external server.
 
 Invariants:
 - Whatever is asked of one engine may be asked of all: what an engine does not do has a default here that says so.
-- Token ids in, token ids and log-probabilities out; no text crosses this boundary.
-- `logprobs[i]` is the log-probability of `token_ids[i]` under the temperature-scaled distribution before
-  top-p/top-k truncation, in float32 from float32 logits.
+- Token ids go in, token ids and log-probabilities come out; no text crosses this boundary.
+- `logprobs[i]` is the log-probability of `token_ids[i]` over the whole vocabulary at the request's temperature, before
+  top_p, top_k and min_p truncate, in float32 from float32 logits. A server that cannot say it is refused or warned of
+  before work begins (plan/logprobs.py).
 - A sampled stop token is part of `token_ids` (and has a log-probability).
 - With a `seed`, a request's tokens do not depend on which other requests share its batch.
 - A request that is in flight when new weights come goes on under them at a token's boundary, as one completion: what
@@ -28,14 +29,13 @@ from swe_rl.errors import RunError
 if TYPE_CHECKING:
     import torch
 
-    from swe_rl.engine.server.engine import HttpEngine
-
-Record = Callable[[str, Mapping[str, object]], None]  # an event's name and fields
+# It takes an event's name and fields.
+Record = Callable[[str, Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """Requests that a lost server left undone, and the seconds that they had been under way, added up."""
+class ServerLoss:
+    """The requests that a lost server left undone, and the seconds that they had been under way, added up."""
 
     requests: int = 0
     work_s: float = 0.0
@@ -49,7 +49,10 @@ class Loss:
 
 @dataclass(slots=True)
 class LossTeller:
-    """Of one engine. Events: `engine_lost` (engine, reason, requests, work_s) and `engine_back` (engine, away_s)."""
+    """Tells of the losses of one engine.
+
+    The events are `engine_lost` (engine, reason, requests, work_s) and `engine_back` (engine, away_s).
+    """
 
     engine: str
     say: Callable[[str], None]
@@ -57,8 +60,8 @@ class LossTeller:
     clock: Callable[[], float] = time.monotonic
     _lost_s: float = field(default=0.0, init=False)
 
-    def lost(self, reason: str, loss: Loss, then: str) -> None:
-        """`then`: what is done about it."""
+    def lost(self, reason: str, loss: ServerLoss, then: str) -> None:
+        """Tells of a loss. `then` says what is done about it."""
         self._lost_s = self.clock()
         self.say(f"{reason}; {loss}; {then}")
         fields = {"engine": self.engine, "reason": reason, "requests": loss.requests, "work_s": round(loss.work_s, 3)}
@@ -74,7 +77,21 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class EngineError(RunError):
-    """An engine failed, died or answered with something that is not a completion."""
+    """An engine failed, died or answered with something that is not a completion.
+
+    `retry_after_s`: it has too much to do, and asks to be left alone for so long. `of_request`: it refused the request
+    for what that says, which is no sign that the engine fails.
+    """
+
+    retry_after_s: float | None = None
+    of_request = False
+
+    def about(self, engine: str) -> "EngineError":
+        """Returns the error with the engine's name in front."""
+        named = type(self)(f"Engine `{engine}`: {self}")
+        named.retry_after_s = self.retry_after_s
+        named.of_request = self.of_request
+        return named
 
 
 class ContextOverflowError(EngineError):
@@ -90,7 +107,10 @@ class WeightSyncError(EngineError):
 
     @classmethod
     def of(cls, failures: Mapping[str, EngineError], count: int, version: int, instead: str = "") -> Self:
-        """Of `count` engines. What several say alike is said once. `instead`: another way, as a sentence."""
+        """Returns the error for `failures` of `count` engines. What several say alike is said once.
+
+        `instead` names another way, as a sentence.
+        """
         names: dict[str, list[str]] = {}
         for name, failure in failures.items():
             names.setdefault(str(failure), []).append(name)
@@ -108,17 +128,23 @@ class SamplingParams:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
+    # 0 stands for no limit.
+    top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
-    routes_from: int = 0  # of a mixture: which experts earlier tokens of the prompt went to is known
+    # It is known to which experts of a mixture the prompt's tokens before this one went.
+    routes_from: int = 0
+    # This is the least probability, as a share of the likeliest token's; 0 stands for no limit.
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`weight_version` is that of the last token. `token_versions` has one entry a token, where they differ; empty: all
-    are of `weight_version`. `routes`, of a mixture and where asked for: the experts of each token of prompt and
-    `token_ids`, from the token `routes_from` on, but the last one, which the engine has not read (`model/experts.py`).
+    """A reply of an engine. `weight_version` is that of the last token.
+
+    `token_versions` has one entry a token, where they differ; empty says that all are of `weight_version`. `routes`, of
+    a mixture and where asked for, has the experts of each token of prompt and `token_ids`, from the token `routes_from`
+    on, but the last one, which the engine has not read (`model/experts.py`).
     """
 
     token_ids: tuple[int, ...]
@@ -135,18 +161,19 @@ class Completion:
 
     @property
     def weight_versions(self) -> tuple[int, ...]:
-        """One a token."""
+        """The weight version of each token."""
         return self.token_versions or (self.weight_version,) * len(self.token_ids)
 
 
-def joined(parts: Sequence[Completion]) -> Completion:
-    """One completion that went on after its weights changed: each token with the version that sampled it.
+def join_completions(parts: Sequence[Completion]) -> Completion:
+    """Returns one completion that went on after its weights changed: each token with the version that sampled it.
 
     What the change cost counts as `queue_s`: waiting for it, and computing anew what was there.
     """
     if len(parts) == 1:
         return parts[0]
-    first, last = parts[0], parts[-1]
+    first = parts[0]
+    last = parts[-1]
     versions = tuple(version for part in parts for version in part.weight_versions)
     return replace(
         last,
@@ -163,17 +190,21 @@ def joined(parts: Sequence[Completion]) -> Completion:
 
 
 def _joined_routes(parts: Sequence[Completion]) -> Routes | None:
-    """Of each token those with which it was read first: later parts have read again what was there."""
+    """Returns the routes with which each token was read first: later parts have read again what was there."""
     known: list[npt.NDArray[Any]] = []
     for part in parts:
         if part.routes is not None:
             known.append(part.routes[sum(map(len, known)) :])
-    return np.concatenate(known) if known else None
+    if known:
+        return np.concatenate(known)
+    return None
 
 
-def continued(params: SamplingParams, sampled_tokens: int) -> SamplingParams:
-    """For what is left of a request after its first tokens: a seed of its own, as the same one would draw the same
-    numbers once more."""
+def continue_params(params: SamplingParams, sampled_tokens: int) -> SamplingParams:
+    """Returns the parameters for what is left of a request after its first tokens.
+
+    It has a seed of its own, as the same one would draw the same numbers once more.
+    """
     seed = params.seed
     if seed is not None and sampled_tokens:
         digest = hashlib.blake2b(f"{seed}+{sampled_tokens}".encode(), digest_size=8).digest()
@@ -192,25 +223,31 @@ class EngineStats:
     weight_version: int
     sampled_tokens_total: int = 0
     prefill_tokens_total: int = 0
-    preemptions_total: int = 0  # requests that had to be computed anew for want of memory; only grows
+    # These requests had to be computed anew for want of memory; the number only grows.
+    preemptions_total: int = 0
+    # So many tokens fit into its tier of cache in the host's memory; 0: it has none, or does not say so.
+    host_capacity_tokens: int = 0
 
 
 class EngineState(Enum):
     up = auto()
-    starting = auto()  # its own servers, perhaps once more: it ends up or gone, whoever waits for it
-    lost = auto()  # until somebody else brings its server back
-    gone = auto()  # it will not serve again
+    # It starts its own servers, perhaps once more: it ends up or gone, whoever waits for it.
+    starting = auto()
+    # It is lost until somebody else brings its server back.
+    lost = auto()
+    # It will not serve again.
+    gone = auto()
 
 
 class Engine(ABC):
-    """`on_change(up)` is called when the engine is lost (False) and when it serves again (True).
+    """One engine. `on_change(up)` is called when it is lost (False) and when it serves again (True).
 
     `restore` gives a server that was started anew the current weights where they are not in a folder, by `adopt` or
     `update_weights` of the client that it is called with.
     """
 
     on_change: Callable[[bool], None] | None = None
-    restore: "Callable[[HttpEngine], Awaitable[None]] | None" = None
+    restore: "Callable[[Engine], Awaitable[None]] | None" = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -221,7 +258,7 @@ class Engine(ABC):
 
     @property
     def why_lost(self) -> EngineError | None:
-        """None while it serves, and before it did."""
+        """The reason of the loss; None while it serves, and before it did."""
         return None
 
     async def start(self) -> None:
@@ -231,11 +268,13 @@ class Engine(ABC):
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str, session_id: str | None = None
     ) -> Completion:
-        """Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the request."""
+        """Returns a reply. Raises ContextOverflowError, or EngineError. Cancelling the awaiting task aborts the
+        request.
+        """
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """The request ends with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
+        """Ends the request with finish_reason `abort` and what it has sampled so far; unknown ids are ignored.
 
         Raises EngineError where a server does not offer it.
         """
@@ -243,25 +282,32 @@ class Engine(ABC):
     def release_session(self, session_id: str) -> None:
         """Frees what is kept for a session that is over; unknown ids are ignored. Most engines keep nothing."""
 
+    def stalled_s(self) -> float:
+        """Returns the seconds that requests wait at a server without a sign of work; 0 where that cannot happen."""
+        return 0.0
+
+    def give_up(self, reason: str) -> None:
+        """Fails the requests that a stalled server has; later ones are sent as ever."""
+
     @abstractmethod
     async def pause(self) -> None:
-        """In-flight requests freeze where they are; new ones queue. Raises EngineError."""
+        """Freezes requests in flight where they are; new ones queue. Raises EngineError."""
 
     @abstractmethod
     async def resume(self) -> None: ...
 
     async def sleep(self) -> None:
-        """Its GPUs' memory is free when this returns; requests wait. Raises EngineError where it will not serve again.
+        """Frees the memory of its GPUs; requests wait. Raises EngineError where it will not serve again.
 
         An engine that has no memory on a GPU goes on as it is.
         """
 
     async def may_wake(self) -> None:
-        """Its GPUs are free again; the next weights wake it. Raises EngineError where it will not serve again."""
+        """Gives the GPUs back; the next weights wake the engine. Raises EngineError where it will not serve again."""
 
     @property
     def wake_s(self) -> float:
-        """Seconds that the last waking took."""
+        """The seconds that the last waking took."""
         return 0.0
 
     @abstractmethod
@@ -270,12 +316,12 @@ class Engine(ABC):
         requests in flight, too. Raises EngineError.
         """
 
-    async def receiver(self) -> "HttpEngine":
-        """Whose server takes weights for this engine from a trainer's memory, once it is up. Raises EngineError."""
+    async def receiver(self) -> "Engine":
+        """Returns the engine whose server takes weights from a trainer's memory, once it is up. Raises EngineError."""
         raise EngineError(f"Engine `{self.name}` is no server that takes weights from a trainer's memory")
 
     def explained(self, error: EngineError) -> EngineError:
-        """With what is known of its server's failure beyond the answer."""
+        """Returns the error with what is known of its server's failure beyond the answer."""
         return error
 
     @abstractmethod
@@ -283,7 +329,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """May be called twice."""
+        """Ends the engine. It may be called twice."""
 
     def _tell(self, up: bool) -> None:
         if self.on_change is not None:
@@ -291,5 +337,5 @@ class Engine(ABC):
 
 
 def worth_asking(engines: Sequence[Engine]) -> list[Engine]:
-    """Those that serve or will again; where none will, all of them, whose errors then say why."""
+    """Returns those that serve or will again; where none will, all of them, whose errors then say why."""
     return [engine for engine in engines if engine.state is not EngineState.gone] or list(engines)

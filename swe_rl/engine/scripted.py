@@ -1,7 +1,7 @@
-"""An engine whose replies are a function of the prompt: for tests and for rehearsing a set-up without a model.
+"""The module is an engine whose replies are a function of the prompt: for tests and rehearsals without a model.
 
 Invariants:
-- Deterministic: the same prompt gives the same tokens and log-probabilities, whatever else is in flight.
+- It is deterministic: the same prompt gives the same tokens and log-probabilities, whatever else is in flight.
 - Log-probabilities are made up but valid: finite, at most 0, exact in float32.
 - Pause, abort, delay, cancellation and failures behave as the Engine interface says.
 """
@@ -17,6 +17,7 @@ from swe_rl.engine.protocol import (
     EngineError,
     EngineState,
     EngineStats,
+    FinishReason,
     SamplingParams,
 )
 
@@ -27,7 +28,7 @@ Reply = Callable[[Sequence[int]], Sequence[int]]
 
 
 class ScriptedEngine(Engine):
-    """`reply(prompt_ids)` gives the tokens, end token included; `token_delay_s` is the time each takes.
+    """An engine in which `reply(prompt_ids)` gives the tokens, end token included; each takes `token_delay_s`.
 
     `state` and `why_lost` are what they are set to.
     """
@@ -40,8 +41,10 @@ class ScriptedEngine(Engine):
     ) -> None:
         super().__init__(name)
         self.token_delay_s = token_delay_s
-        self.requests: list[tuple[str | None, tuple[int, ...], SamplingParams]] = []  # (session, prompt, parameters)
-        self.cancelled: list[str] = []  # ids of requests whose caller went away
+        # These are session, prompt and parameters.
+        self.requests: list[tuple[str | None, tuple[int, ...], SamplingParams]] = []
+        # These are the ids of requests whose caller went away.
+        self.cancelled: list[str] = []
         self._reply = reply
         self._max_model_len = max_model_len
         self._failures: list[Exception] = []
@@ -52,7 +55,7 @@ class ScriptedEngine(Engine):
         self._sampled = self._prefilled = 0
 
     def fail_next(self, *errors: Exception) -> None:
-        """The next requests raise these, in order."""
+        """Has the next requests raise these, in order."""
         self._failures += errors
 
     async def generate(
@@ -98,13 +101,13 @@ class ScriptedEngine(Engine):
             abort.set()
 
     async def _sample(self, num_tokens: int, abort: asyncio.Event) -> list[int]:
-        """The version of each token that was sampled before the end or an abort."""
+        """Returns the version of each token that was sampled before the end or an abort."""
         versions: list[int] = []
         for _ in range(num_tokens):
             if not self._running.is_set():
-                await _either(self._running.wait(), abort.wait())
+                await _wait_for_either(self._running.wait(), abort.wait())
             if self.token_delay_s:
-                await _either(asyncio.sleep(self.token_delay_s), abort.wait())
+                await _wait_for_either(asyncio.sleep(self.token_delay_s), abort.wait())
             if abort.is_set():
                 break
             versions.append(self._version)
@@ -116,10 +119,13 @@ class ScriptedEngine(Engine):
         sampled = len(versions)
         kept = tuple(ids[:sampled])
         stopped = bool(kept) and kept[-1] in params.stop_token_ids
+        finish_reason: FinishReason = "stop" if stopped else "length"
+        if sampled < len(ids):
+            finish_reason = "abort"
         return Completion(
             token_ids=kept,
-            logprobs=tuple(_logprob(prompt_tokens + at, token) for at, token in enumerate(kept)),
-            finish_reason="abort" if sampled < len(ids) else "stop" if stopped else "length",
+            logprobs=tuple(_made_up_logprob(prompt_tokens + at, token) for at, token in enumerate(kept)),
+            finish_reason=finish_reason,
             weight_version=versions[-1] if versions else self._version,
             token_versions=tuple(versions) if len(set(versions)) > 1 else (),
             decode_s=sampled * self.token_delay_s,
@@ -131,12 +137,12 @@ def _until_stop(ids: Sequence[int], stop_token_ids: Sequence[int]) -> Sequence[i
     return ids[:end]
 
 
-def _logprob(position: int, token: int) -> float:
-    """A multiple of 1/256 between -4 and 0."""
+def _made_up_logprob(position: int, token: int) -> float:
+    """Returns a multiple of 1/256 between -4 and 0, which float32 says exactly."""
     return -((token * 2654435761 + position * 40503) % 1024) / 256
 
 
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
+async def _wait_for_either(*waits: Coroutine[Any, Any, object]) -> None:
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What a step asks of all engines of a run: to leave the GPUs to the trainer for a turn, and to take new weights.
+"""Asks all engines of a run for what a step needs: to leave the GPUs to the trainer, and to take new weights.
 
 Invariants:
 - Every engine is given new weights at the same time, and has taken them or failed when `update_engines` ends.
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def make_transfer(
     config: Config, engines: Sequence[Engine], sender: SendsWeights, reading: Reading | None = None
 ) -> Transfer | None:
-    """For engines that take weights from the trainer's memory at once; None where they take them one by one.
+    """Returns the transfer for engines that take weights from the trainer's memory at once; None if one by one.
 
-    `reading`: how to read the trainer's weights while it may be learning; with `rollout.mode=stream`.
+    `reading` is how to read the trainer's weights while it may be learning; with `rollout.mode=stream`.
     """
     kind = transfer_kind(config)
     if kind is None:
@@ -46,16 +46,20 @@ def make_transfer(
     else:
         made = Transfer(engines, sender, kind, twice)
     streams = config.rollout.mode is RolloutMode.stream
-    if streams:  # an engine may be newer than others: each token has its version
+    # An engine may be newer than others: each token has its version.
+    if streams:
         made.reading = reading
-    if streams or config.trainer.max_staleness_steps == 0:  # else a step's tokens would be of two versions
+    # Otherwise a step's tokens would be of two versions.
+    if streams or config.trainer.max_staleness_steps == 0:
         for engine in engines:
             engine.restore = made.restore
     return made
 
 
 async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-    """`weights`: names as in the model's `state_dict`. Raises WeightSyncError; DiskError and the like as they are."""
+    """Gives engines `weights` (names as in the model's `state_dict`). Raises WeightSyncError, DiskError
+    and the like.
+    """
     wanting = worth_asking(engines)
     ends = await asyncio.gather(
         *(engine.update_weights(weights, version) for engine in wanting), return_exceptions=True
@@ -77,18 +81,20 @@ class Turns:
         self._sleep_s: float | None = None
 
     async def to_trainer(self) -> None:
-        """The engines leave their GPUs. Nothing may be in flight; what comes now waits. Raises EngineError."""
+        """Makes the engines leave their GPUs. Nothing may be in flight; what comes now waits. Raises EngineError."""
         began_s = time.monotonic()
-        await _each(self._engines, lambda engine: engine.sleep())
+        await _ask_each(self._engines, lambda engine: engine.sleep())
         self._sleep_s = time.monotonic() - began_s
 
     async def to_engines(self) -> None:
-        """The trainer has given its memory back, and new weights follow. Raises EngineError."""
+        """Gives the GPUs back to the engines; new weights follow. Raises EngineError."""
         if self._sleep_s is not None:
-            await _each(self._engines, lambda engine: engine.may_wake())
+            await _ask_each(self._engines, lambda engine: engine.may_wake())
 
     def times(self) -> dict[str, float]:
-        """Seconds of the last turn, each the slowest engine's: `sleep_s`, `wake_s`. Before the first one nothing."""
+        """Returns seconds of the last turn, each the slowest engine's: `sleep_s`, `wake_s`; nothing before the first
+        one.
+        """
         if self._sleep_s is None:
             return {}
         return {"sleep_s": self._sleep_s, "wake_s": max((engine.wake_s for engine in self._engines), default=0.0)}
@@ -98,8 +104,8 @@ def make_turns(config: Config, engines: Sequence[Engine]) -> Turns:
     return Turns(engines if shares_gpus(config) else [])
 
 
-async def _each(engines: Sequence[Engine], step: Callable[[Engine], Awaitable[None]]) -> None:
-    """All at the same time; whoever fails for good is left out, as the update of weights does."""
+async def _ask_each(engines: Sequence[Engine], step: Callable[[Engine], Awaitable[None]]) -> None:
+    """Asks all at the same time; whoever fails for good is left out, as the update of weights does."""
     ends = await asyncio.gather(*(step(engine) for engine in engines), return_exceptions=True)
     for engine, end in zip(engines, ends, strict=True):
         left_out = isinstance(end, EngineError) and engine.state is EngineState.gone

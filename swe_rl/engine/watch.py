@@ -1,7 +1,7 @@
-"""The engines over time: samples of their load for `events.jsonl`, and the time in which none of them serves.
+"""Watches engines over time: samples their load for `events.jsonl`, and the time in which none of them serves.
 
 Invariants:
-- Often at first and ever more rarely: a sample after each hundredth of the time so far, never faster than
+- Samples come often at first and ever more rarely: one after each hundredth of the time so far, never faster than
   `SHORTEST_S`, never slower than `LONGEST_S`. So a step of seconds is seen in detail and one of hours stays small.
 - A sample that equals the one before is not written: what was last written holds until the next one, or the end.
 - Work waits for an engine to come back, and not for ever. Time in which our event loop stood still is not counted:
@@ -19,11 +19,12 @@ from swe_rl.engine.server.monitor import TICK_S
 
 SHORTEST_S = 0.25
 LONGEST_S = 5.0
-_SHARE = 0.01  # of the time so far
+# The next sample comes after this share of the time so far.
+_SHARE = 0.01
 
 
 @contextlib.asynccontextmanager
-async def watched(
+async def watch_engines(
     engines: Sequence[Engine],
     record: Record,
     *,
@@ -31,8 +32,10 @@ async def watched(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[None]:
-    """While the block runs; a last sample at its end. Event `engines`: `step`, and `load_of` every engine by name."""
-    watching = asyncio.get_running_loop().create_task(_watch(engines, record, step, clock, sleep))
+    """Samples while the block runs, and once at its end. Event `engines`: `step`, and `load_of` every
+    engine by name.
+    """
+    watching = asyncio.get_running_loop().create_task(_sample_loads(engines, record, step, clock, sleep))
     try:
         yield
     finally:
@@ -41,31 +44,32 @@ async def watched(
             await watching
 
 
-async def _watch(
+async def _sample_loads(
     engines: Sequence[Engine],
     record: Record,
     step: int | None,
     clock: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]],
 ) -> None:
-    started_s, written = clock(), None
+    started_s = clock()
+    written = None
     try:
         while True:
-            written = _write(engines, record, step, written)
+            written = _write_loads(engines, record, step, written)
             await sleep(interval_s(clock() - started_s))
     finally:
-        _write(engines, record, step, written)
+        _write_loads(engines, record, step, written)
 
 
 def interval_s(elapsed_s: float) -> float:
-    """Until the next sample."""
+    """Returns the seconds until the next sample."""
     return min(LONGEST_S, max(SHORTEST_S, _SHARE * elapsed_s))
 
 
 _Loads = dict[str, dict[str, float]]
 
 
-def _write(engines: Sequence[Engine], record: Record, step: int | None, before: _Loads | None) -> _Loads:
+def _write_loads(engines: Sequence[Engine], record: Record, step: int | None, before: _Loads | None) -> _Loads:
     loads = {engine.name: load_of(engine) for engine in engines}
     if loads != before:
         record("engines", {**({} if step is None else {"step": step}), "engines": loads})
@@ -73,7 +77,9 @@ def _write(engines: Sequence[Engine], record: Record, step: int | None, before: 
 
 
 def load_of(engine: Engine) -> dict[str, float]:
-    """`running`, `waiting`: requests; `kv`: the share of the cache that they hold; `preemptions`: so far."""
+    """Returns `running` and `waiting` requests, the share `kv` of the cache that they hold, and
+    `preemptions` so far.
+    """
     stats = engine.stats()
     share = stats.kv_used_tokens / stats.kv_capacity_tokens if stats.kv_capacity_tokens else 0.0
     return {
@@ -96,11 +102,13 @@ async def require_an_engine(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Returns never. Raises NoEngineError once every engine has been lost for `limit_s` without a break."""
-    looked_s, away_s = clock(), 0.0
+    """Never returns. Raises NoEngineError once every engine has been lost for `limit_s` without a break."""
+    looked_s = clock()
+    away_s = 0.0
     while True:
         await sleep(TICK_S)
-        before_s, looked_s = looked_s, clock()
+        before_s = looked_s
+        looked_s = clock()
         losses = [engine.why_lost for engine in engines if engine.state is EngineState.lost]
         if not losses or len(losses) < len(engines):
             away_s = 0.0

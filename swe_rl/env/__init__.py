@@ -1,1 +1,1 @@
-"""What is to be solved, and was it solved: instances, prompts, workspaces, grading."""
+"""This package holds the tasks and their verdicts: instances, prompts, workspaces and grading."""

@@ -1,4 +1,4 @@
-"""Instances that are a few files: the folder that an agent starts from, and the patches around it.
+"""Makes the workspaces of instances that are a few files: the folder that an agent starts from, and patches to it.
 
 Invariants:
 - The folder is a git repository with one commit, whose hash follows from the files alone.
@@ -10,34 +10,38 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.bugs.workspace import commit_tree
-from swe_rl.env.patch_files import lines_of
+from swe_rl.host.lines import lines_of
 from swe_rl.sandbox.lease import made_aside
 
-Files = Mapping[str, str]  # path below the folder, with slashes, to its text
+Files = Mapping[str, str]  # It maps a path below the folder, with slashes, to the file's text.
 
 
 def commit_of(files: Files) -> str:
-    """The `base_commit` of an instance that starts from these files. Blocking (git), about 30 ms."""
+    """Returns the `base_commit` of an instance that starts from these files. It runs git and blocks for about 30 ms."""
     with tempfile.TemporaryDirectory() as folder:
-        return _written(files, Path(folder))
+        return _write_repository(files, Path(folder))
 
 
 def folder_of(files: Files, destination: Path) -> Path:
-    """`destination`, made if it is not there: aside first, then renamed. Blocking (git). Raises OSError."""
+    """Returns `destination`, which is made first if it is not there.
+
+    It is made under another name and then renamed, so nobody sees half of it. Blocks (git). Raises OSError.
+    """
     if not destination.is_dir():
         destination.parent.mkdir(parents=True, exist_ok=True)
         with made_aside(destination) as aside:
             aside.mkdir()
-            _written(files, aside)
+            _write_repository(files, aside)
     return destination
 
 
 def patch_between(before: Files, after: Files) -> str:
-    """What turns one set of files into the other, as `git apply` reads it."""
+    """Returns the patch that turns one set of files into the other, as `git apply` reads it."""
     return "".join(_one_patch(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
 
 
-def _written(files: Files, folder: Path) -> str:
+def _write_repository(files: Files, folder: Path) -> str:
+    """Writes the files into a repository of one commit. Returns the commit's hash."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,24 +1,27 @@
-"""An environment that somebody else wrote, held to what the rollout relies on.
+"""Wraps an environment that somebody else wrote, and holds it to what the rollout relies on.
 
 Invariants:
 - Instances that cannot be read are an InstanceError, before anything was started. A workspace or a prompt that fails
-  is a failure of one attempt, a grading that fails or hangs a GradeError: none of them is ever a reward.
+  is a failure of one attempt. A grading that fails or hangs is a GradeError. None of them is ever a reward.
 - Errors of ours keep their type.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from swe_rl.env.grading.foreign import GRACE_S, graded
+from swe_rl.env.grading.foreign import GRACE_S, await_grade
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade
+from swe_rl.env.records import refuse_duplicates
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import LONGEST_S, failure, within
+from swe_rl.extension.make import LONGEST_S, describe_failure, limit_time
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
 
 
 class ForeignEnv:
+    """Passes each call on to a user's environment, and turns what the user's code raises into errors of ours."""
+
     def __init__(self, env: Env, maker: Foreign, *, grace_s: float = GRACE_S) -> None:
         self.name = maker.name
         self._env = env
@@ -31,15 +34,13 @@ class ForeignEnv:
         except SweRlError:
             raise
         except Exception as error:
-            raise InstanceError(failure(self._maker, f"instances({split!r})", error)) from error
+            raise InstanceError(describe_failure(self._maker, f"instances({split!r})", error)) from error
         if not instances or not all(isinstance(instance, Instance) for instance in instances):
             raise InstanceError(
                 f"{self._maker}: its method instances({split!r}) must return swe_rl.api.Instance objects, at least one"
             )
-        names = [instance.instance_id for instance in instances]
-        if len(set(names)) < len(names):
-            again = next(name for name in names if names.count(name) > 1)
-            raise InstanceError(f"{self._maker}: its method instances({split!r}) has {again} more than once")
+        place = f"{self._maker}: its method instances({split!r})"
+        refuse_duplicates((instance.instance_id, f"{place}, number {at}") for at, instance in enumerate(instances))
         return instances
 
     def split_instances(self, split: str) -> int | None:
@@ -61,7 +62,7 @@ class ForeignEnv:
 
     def prompt(self, instance: Instance) -> str:
         try:
-            with within(LONGEST_S):
+            with limit_time(LONGEST_S):
                 return str(self._env.prompt(instance))
         except SweRlError:
             raise
@@ -69,11 +70,15 @@ class ForeignEnv:
             self._broken("prompt", instance, error)
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """Raises GradeError."""
+        """Returns the verdict of the user's environment. Raises GradeError."""
         verdict = self._env.grade(instance, patch, sandboxes, timeout_s)
-        return await graded(verdict, instance, self._maker, timeout_s, self._grace_s)
+        return await await_grade(verdict, instance, self._maker, timeout_s, self._grace_s)
 
     def _optional(self, method: str, split: str, otherwise: Any) -> Any:
+        """Returns what a method gives that an environment may lack, and `otherwise` where it is lacking.
+
+        Raises InstanceError.
+        """
         function = getattr(self._env, method, None)
         if function is None:
             return otherwise
@@ -82,7 +87,8 @@ class ForeignEnv:
         except SweRlError:
             raise
         except Exception as error:
-            raise InstanceError(failure(self._maker, f"{method}({split!r})", error)) from error
+            raise InstanceError(describe_failure(self._maker, f"{method}({split!r})", error)) from error
 
     def _broken(self, method: str, instance: Instance, error: Exception) -> NoReturn:
-        raise SandboxError(f"{instance.instance_id}: {failure(self._maker, method, error)}") from error
+        """Raises SandboxError, which makes the failure one of this attempt alone."""
+        raise SandboxError(f"{instance.instance_id}: {describe_failure(self._maker, method, error)}") from error

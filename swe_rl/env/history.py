@@ -4,18 +4,20 @@ Invariants:
 - Afterwards the repository has one branch, whose tip is the base commit, or a commit upon it with what the image had
   changed; no other ref, reflog, remote, stash, note, worktree, alternate or object is left, nor an unreachable one.
 - The base commit keeps its name: `git diff BASE` and `git checkout BASE PATH` work as before.
-- Working files are not touched. It runs before the agent does, so git and its answers can be trusted.
+- Working files are not touched. The script runs before the agent does, so git and its answers can be trusted.
 """
 
 import shlex
 
+from swe_rl.host.lines import lines_of
 from swe_rl.sandbox.protocol import Sandbox, SandboxError
 
+# The script's last line begins so; it tells the answer apart from what git prints.
 _HIDDEN = "swe_rl hidden "
 
 
 def strip_history(base_commit: str, *, ancestors: bool = True) -> str:
-    """A bash script to be run in the repository's folder; its last line names the commit to take patches against.
+    """Returns a bash script for the repository's folder. Its last line names the commit to take patches against.
 
     `ancestors=False` leaves the base commit as a shallow one without its past, which is faster for a large repository.
     """
@@ -25,7 +27,7 @@ def strip_history(base_commit: str, *, ancestors: bool = True) -> str:
 async def hide_history(sandbox: Sandbox, base_commit: str, timeout_s: float, *, ancestors: bool = True) -> str:
     """Runs `strip_history` and returns the commit to take patches against. Raises SandboxError."""
     done = await sandbox.exec(strip_history(base_commit, ancestors=ancestors), timeout_s=timeout_s)
-    lines = [line for line in done.output.splitlines() if line.startswith(_HIDDEN)]
+    lines = [line for line in lines_of(done.output, ends=False) if line.startswith(_HIDDEN)]
     if done.exit_code or not lines:
         raise SandboxError(
             f"the history of {sandbox.sandbox_id} cannot be hidden from its agent (status {done.exit_code}): "
@@ -34,8 +36,8 @@ async def hide_history(sandbox: Sandbox, base_commit: str, timeout_s: float, *, 
     return lines[-1].removeprefix(_HIDDEN).strip()
 
 
-# The new repository is written beside the old one from the objects that are wanted, and then takes its place: nothing
-# has to be found and removed one by one, and a kind of ref that this file does not know is gone as well.
+# The new repository is written beside the old one from the objects that are wanted, and then takes its place. So
+# nothing has to be found and removed one by one, and a kind of ref that this file does not know is gone as well.
 _SCRIPT = r"""
 set -e
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 LC_ALL=C

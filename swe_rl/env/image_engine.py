@@ -1,4 +1,4 @@
-"""A container engine asked about images: what it has, how large, what a registry has, and builds from a tar.
+"""Asks a container engine which images it and a registry have and how large they are, and builds images.
 
 Invariants:
 - Every failure leaves as a BuildError that names the image or the engine; the SDK's exceptions stay in here.
@@ -9,32 +9,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from swe_rl.check.preflight.image_names import full_name
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.images import full_name
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import one_line
 
+# The engine may be silent for so long within one request: a command of a build can take minutes.
 _TIMEOUT_S = 600
 
 
 @dataclass(frozen=True, slots=True)
 class DockerEngine:
-    """Docker's engine, or podman's service, at `address` (unix:///PATH or tcp://HOST:PORT) through Docker's SDK."""
+    """Speaks with Docker's engine, or podman's service, at `address` through Docker's SDK.
+
+    The address is unix:///PATH or tcp://HOST:PORT.
+    """
 
     address: str
     client: Any
 
     @classmethod
     def of(cls, sandbox: SandboxConfig, environment: Mapping[str, str]) -> "DockerEngine":
-        """The engine of sandbox.kind; Docker's where sandboxes are no containers. Raises BuildError and UserError."""
+        """Returns the engine of sandbox.kind, and Docker's where sandboxes are no containers.
+
+        Raises BuildError and UserError.
+        """
         kind = sandbox.kind if sandbox.kind is SandboxKind.podman else SandboxKind.docker
         return cls.connect(engine_address(replace(sandbox, kind=kind), environment))
 
     @classmethod
     def connect(cls, address: str) -> "DockerEngine":
-        """Raises BuildError when no engine answers."""
+        """Returns the engine that answers at `address`. Raises BuildError when none does."""
         try:
             import docker
         except ImportError as error:
@@ -42,7 +49,7 @@ class DockerEngine:
         try:
             client = docker.DockerClient(base_url=address, timeout=_TIMEOUT_S)
             client.ping()
-        except Exception as error:  # the SDK raises its own errors and those of its HTTP library
+        except Exception as error:  # The SDK raises its own errors and those of its HTTP library.
             raise BuildError(
                 f"the container engine at {address} does not answer ({one_line(error)}); start it, or name another: "
                 "sandbox.host=unix:///PATH"
@@ -50,11 +57,11 @@ class DockerEngine:
         return cls(address, client)
 
     def has_image(self, name: str) -> bool:
-        """Raises BuildError."""
+        """Tells whether the engine has the image. Raises BuildError."""
         return self.size_bytes(name) is not None
 
     def label_of(self, name: str, label: str) -> str | None:
-        """None for an image without it. Raises BuildError."""
+        """Returns the image's value of a label, and None for an image without it. Raises BuildError."""
         from docker.errors import DockerException
 
         try:
@@ -64,7 +71,7 @@ class DockerEngine:
         return str(labels[label]) if label in labels else None
 
     def size_bytes(self, name: str) -> int | None:
-        """With all of its layers; None for an image that is not here. Raises BuildError."""
+        """Returns an image's size with all of its layers, and None for an image that is not here. Raises BuildError."""
         from docker.errors import APIError, DockerException, ImageNotFound
 
         try:
@@ -77,7 +84,7 @@ class DockerEngine:
             ) from error
 
     def in_registry(self, name: str) -> str:
-        """Empty if the registry has the image; else why not, or why that cannot be known."""
+        """Returns an empty text if the registry has the image, else why not, or why that cannot be known."""
         from docker.errors import DockerException
 
         try:
@@ -87,7 +94,7 @@ class DockerEngine:
         return ""
 
     def build_image(self, name: str, context: IO[bytes]) -> None:
-        """Raises BuildError with the engine's words."""
+        """Builds the image `name` from a tar. Raises BuildError with the engine's words."""
         from docker.errors import DockerException
 
         try:

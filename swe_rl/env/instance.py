@@ -1,13 +1,15 @@
-"""One issue to solve, in SWE-bench's own record format."""
+"""Defines an instance, which is one issue to solve, in SWE-bench's own record format."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+from unicodedata import category
 
 from swe_rl.errors import UserError
 
+# Every record has to have these columns of SWE-bench as text.
 _REQUIRED = ("instance_id", "repo", "base_commit", "problem_statement", "patch", "test_patch")
 _OPTIONAL = (
     "version",
@@ -25,41 +27,74 @@ _OPTIONAL = (
 
 
 class InstanceError(UserError):
-    """A record or a file of instances is missing, malformed or contradicts itself."""
+    """Says that a record or a file of instances is missing, malformed or contradicts itself."""
+
+
+# These categories are control characters, halves of surrogate pairs, and ends of lines.
+_NOT_IN_IDS = frozenset({"Cc", "Cs", "Zl", "Zp"})
+
+
+def check_id(instance_id: str, where: str) -> None:
+    """Refuses an id that cannot name folders, files and images, or stand on a line of a list.
+
+    Raises InstanceError naming `where`.
+    """
+    if not instance_id.strip():
+        problem = "is empty"
+    elif instance_id in (".", ".."):
+        problem = "means a folder"
+    elif "/" in instance_id or "\\" in instance_id:
+        problem = "holds a separator of paths"
+    elif not _NOT_IN_IDS.isdisjoint(map(category, instance_id)):
+        problem = "holds a character that cannot be printed"
+    elif instance_id != instance_id.strip():
+        problem = "begins or ends with a blank"
+    else:
+        return
+    raise InstanceError(
+        f"{where}: the instance id {instance_id!r:.80} {problem}. An id is the name of folders and files: use letters, "
+        "digits, '.', '_' and '-' (env.columns makes such ids of a column of yours)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where an instance's tree and environment come from when there is neither a registry nor a clone.
+    """Says where an instance's tree and environment come from when there is neither a registry nor a clone.
 
-    The tree: a source distribution, an archive, a folder that holds it, or a git repository (its base commit is taken).
+    The tree is made of a source distribution, an archive, a folder that holds it, or a git repository (whose base
+    commit is taken).
     """
 
-    sdist: str = ""  # NAME-VERSION, as the package index calls it
-    fix: str = "applies forward"  # how its tree becomes the base commit's: the fix is taken back, or applies forward
-    python: str = ""  # the version that the tests run with, as 3.9
-    archive: str = ""  # a .tar.gz or .zip of this machine instead of sdist
-    tree: str = ""  # a folder of this machine, or the address of a git repository, instead of sdist
-    until: str = ""  # no package that was published after this date; empty: 30 days after the release
-    packages: tuple[str, ...] = ()  # further packages, as pip writes them: dask, pytest<8
-    optional: tuple[str, ...] = ()  # further packages, each where there is a wheel of it
-    until_of: tuple[str, ...] = ()  # dates of single packages: pytest=2020-12-31
-    setup: str = ""  # bash that changes the environment once its packages are there; it runs in a copy of the tree
-    test_command: str = ""  # how the tests are run where the row has no eval_script; their files follow it
+    sdist: str = ""  # The field is NAME-VERSION, as the package index calls it.
+    # The field says how the tree becomes the base commit's: the fix is taken back ("reverse ..."), or applies forward.
+    fix: str = "applies forward"
+    python: str = ""  # The field is the version that the tests run with, as 3.9.
+    archive: str = ""  # The field is a .tar.gz or .zip of this machine, in the place of sdist.
+    tree: str = ""  # The field is a folder of this machine or the address of a git repository, in the place of sdist.
+    # No package is taken that was published after this date. If it is empty, the date is 30 days after the release.
+    until: str = ""
+    packages: tuple[str, ...] = ()  # These are further packages, as pip writes them: dask, pytest<8.
+    optional: tuple[str, ...] = ()  # Each of these packages is taken where there is a wheel of it.
+    until_of: tuple[str, ...] = ()  # These are dates of single packages: pytest=2020-12-31.
+    setup: str = ""  # This bash changes the environment once its packages are there; it runs in a copy of the tree.
+    test_command: str = ""  # The command runs the tests where the row has no eval_script; the tests' files follow it.
 
     @property
     def reverse(self) -> bool:
-        """True if the tree has the fix already, which is then taken back."""
+        """Tells whether the tree has the fix already, which is then taken back."""
         return self.fix.lower().startswith("reverse")
 
     @property
     def origin(self) -> str:
-        """What the tree is made of, for a message."""
+        """Returns what the tree is made of, for a message."""
         return self.sdist or self.archive or self.tree
 
     @classmethod
     def from_record(cls, value: Any, where: str) -> "Source":
-        """Raises InstanceError naming `where` and the key."""
+        """Returns the source that the value of column 'source' describes.
+
+        Raises InstanceError naming `where` and the key.
+        """
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -80,18 +115,19 @@ class Source:
         return source
 
     def to_record(self) -> dict[str, Any]:
-        """The keys that say something."""
+        """Returns the keys that say something, with their values."""
         values = {key: getattr(self, key) for key in _SOURCE_KEYS}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value}
 
 
 _SOURCE_LISTS = ("packages", "optional", "until_of")
 _SOURCE_KEYS = tuple(item.name for item in fields(Source))
+# A source names exactly one of these.
 _TREES = ("sdist", "archive", "tree")
 
 
 def _refuse_keys(given: Mapping[str, Any], where: str) -> None:
-    """Raises InstanceError."""
+    """Raises InstanceError where a key is unknown, missing or badly written."""
     unknown = sorted(set(given) - set(_SOURCE_KEYS))
     if unknown:
         raise InstanceError(
@@ -116,6 +152,7 @@ def _refuse_keys(given: Mapping[str, Any], where: str) -> None:
             raise InstanceError(f"{where}: column 'source' has {key}={given[key]!r}; write it as {_AS[key]}")
 
 
+# An address may hold a user's name or password, which must not be written into a record.
 _SECRET = re.compile(r"https?://[^/]*@|\w+://[^/@]*:[^/@]*@")
 _VERSION = re.compile(r"\d+\.\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
@@ -132,39 +169,45 @@ class Instance:
     repo: str
     base_commit: str
     problem_statement: str
-    patch: str  # gold; never shown to an agent
-    test_patch: str  # adds FAIL_TO_PASS tests; applied by the grader only
+    patch: str  # The gold patch is never shown to an agent.
+    test_patch: str  # The test patch adds the FAIL_TO_PASS tests; only the grader applies it.
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     version: str = ""
-    image: str = ""  # container image that holds the repository at its base commit; empty: env.image_template's
-    eval_script: str = ""  # the data set's own test script, as the official harness wants it
-    log_parser: str = ""  # the official harness's name of the reader of that script's log
+    # The image holds the repository at its base commit. If it is empty, env.image_template names the image.
+    image: str = ""
+    eval_script: str = ""  # This is the data set's own test script, as the official harness wants it.
+    log_parser: str = ""  # The official harness calls the reader of that script's log so.
     eval_type: str = ""
     environment_setup_commit: str = ""
     hints_text: str = ""
     created_at: str = ""
     difficulty: str = ""
-    setup_script: str = ""  # bash that makes the base tree in a fresh container of the image, as root
-    hide_script: str = ""  # bash that takes the tests out of an agent's container; never run before grading
-    source: Source | None = None  # how to make workspace and image without a registry
+    setup_script: str = ""  # This bash makes the base tree in a fresh container of the image, as root.
+    hide_script: str = ""  # This bash takes the tests out of an agent's container; it is never run before grading.
+    source: Source | None = None  # The source says how workspace and image are made without a registry.
+
+    def __post_init__(self) -> None:
+        check_id(self.instance_id, f"an instance of {self.repo!r:.80}")
 
     @property
     def is_unmeasured(self) -> bool:
-        """True where the row leaves it to `job=prepare` to find out which tests the fix turns."""
+        """Tells whether the row leaves it to `job=prepare` to find out which tests the fix turns."""
         return self.source is not None and not (self.fail_to_pass or self.pass_to_pass)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], where: str = "record") -> "Instance":
-        """SWE-bench writes the two test lists either as lists or as JSON strings; both are read.
+        """Returns the instance that a record describes.
 
-        Raises InstanceError naming `where` and the column.
+        SWE-bench writes the two test lists either as lists or as JSON strings; both are read. Raises InstanceError
+        naming `where` and the column.
         """
         for key in _REQUIRED:
             if not isinstance(record.get(key), str):
                 raise InstanceError(
                     f"{where}: column {key!r} is missing or not a string; SWE-bench's columns are needed"
                 )
+        check_id(record["instance_id"], where)
         return cls(
             **{key: record[key] for key in _REQUIRED},
             fail_to_pass=_test_ids(record, "FAIL_TO_PASS", where),
@@ -174,6 +217,7 @@ class Instance:
         )
 
     def to_record(self) -> dict[str, Any]:
+        """Returns the instance as a record in SWE-bench's columns, without the optional columns that are empty."""
         record: dict[str, Any] = {key: getattr(self, key) for key in _REQUIRED}
         record |= {
             "FAIL_TO_PASS": list(self.fail_to_pass),
@@ -186,7 +230,7 @@ class Instance:
 def _test_ids(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = record.get(key)
     if value is None and record.get("source"):
-        return ()  # measured before it is used
+        return ()  # The tests are measured before the instance is used.
     if isinstance(value, str):
         try:
             value = json.loads(value)

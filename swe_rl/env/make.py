@@ -1,4 +1,4 @@
-"""Which environment a configuration means: ours by this table, anybody's by `env._target_` or an entry point."""
+"""Finds the environment that a configuration means: ours by a table, anybody's by `env._target_` or an entry point."""
 
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import make_grader
 from swe_rl.env.protocol import Env
 from swe_rl.env.swe.env import SweEnv
-from swe_rl.extension.find import foreign
-from swe_rl.extension.make import make
+from swe_rl.extension.find import find_foreign
+from swe_rl.extension.make import make_extension
 
+# Names that are not in this table are data sets of real repositories, which SweEnv reads.
 _OTHERS = {
     "bugs": "swe_rl.env.bugs.env.BugsEnv",
     "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv",
@@ -25,16 +26,17 @@ _DEFAULT = GraderConfig()
 def make_env(
     config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process, grader: GraderConfig = _DEFAULT
 ) -> Env:
-    """`cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image.
+    """Returns the environment that `config` names.
 
-    Any other name of ours is a data set of real repositories. An environment of somebody's own grades by itself.
+    `cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image. A name
+    of ours that is not in the table is a data set of real repositories. A user's own environment grades by itself.
     """
     judge = make_grader(grader, config)
     given = {"config": config, "cache": cache, "sandbox": sandbox}
-    if config.name not in _OTHERS and foreign(ExtensionKind.env, config) is None:
+    if config.name not in _OTHERS and find_foreign(ExtensionKind.env, config) is None:
         judged_by = "" if judge is None else f"{grader._target_ or grader.name} {dict(grader.params)}"
         return SweEnv(config, cache, sandbox, BugsEnv(config, cache, judge), judge, judged_by)
-    of_ours = {"grader": judge} if foreign(ExtensionKind.env, config) is None else {}
-    env, maker = make(ExtensionKind.env, config, given | of_ours, _OTHERS)
+    of_ours = {"grader": judge} if find_foreign(ExtensionKind.env, config) is None else {}
+    env, maker = make_extension(ExtensionKind.env, config, given | of_ours, _OTHERS)
     made: Env = env if maker is None else ForeignEnv(env, maker)
     return made

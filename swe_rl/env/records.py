@@ -1,4 +1,4 @@
-"""Files of instances: JSON lines, JSON and parquet in SWE-bench's columns, and lists of instance ids.
+"""Reads and writes files of instances: JSON lines, JSON and parquet in SWE-bench's columns, and lists of ids.
 
 Invariants:
 - Whatever is wrong with a record is said with its file, its line or row, and its column.
@@ -12,55 +12,61 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.dataset_files import no_such_instances
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.logger.disk import write_text_atomic
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A record and the words that name its place: `FILE, line 3`."""
+class PlacedRecord:
+    """Holds a record and the words that name its place: `FILE, line 3`."""
 
     where: str
     record: Mapping[str, Any]
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All records of a file, in its order. Raises InstanceError naming the file, the line and what is wrong there."""
+def read_rows(path: Path) -> list[PlacedRecord]:
+    """Returns all records of a file, in its order.
+
+    Raises InstanceError naming the file, the line and what is wrong there.
+    """
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     if path.suffix == ".json":
         return _json_rows(path)
-    return [_parsed(line, f"{path}, line {number}") for number, line in _numbered(path) if line.strip()]
+    return [_parse_record(line, f"{path}, line {number}") for number, line in _numbered_lines(path) if line.strip()]
 
 
 def read_instances(path: Path) -> list[Instance]:
-    """Raises InstanceError naming the file, the line and what is wrong there."""
-    instances = [Instance.from_record(row.record, row.where) for row in read_rows(path)]
+    """Returns the instances of a file. Raises InstanceError naming the file, the line and what is wrong there."""
+    rows = read_rows(path)
+    instances = [Instance.from_record(row.record, row.where) for row in rows]
     if not instances:
         raise InstanceError(f"env.dataset={path} holds no instance; give a file with one JSON record a line")
-    refuse_duplicates(instances, str(path))
+    refuse_duplicates((instance.instance_id, row.where) for instance, row in zip(instances, rows, strict=True))
     return instances
 
 
 def write_instances(path: Path, instances: Iterable[Instance]) -> None:
-    """Raises DiskError; then the file is as it was before."""
+    """Writes one JSON record a line. Raises DiskError; then the file is as it was before."""
     write_text_atomic(path, "".join(json.dumps(instance.to_record(), sort_keys=True) + "\n" for instance in instances))
 
 
-Elsewhere = Callable[[], frozenset[str]]  # the ids of other splits
+# It returns the ids of other splits, which are read only when they are needed.
+Elsewhere = Callable[[], frozenset[str]]
 
 
-def nowhere() -> frozenset[str]:
+def no_ids() -> frozenset[str]:
     return frozenset()
 
 
 def select_instances(
-    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = nowhere
+    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = no_ids
 ) -> list[Instance]:
-    """Those whose ids the file `listing` has, one a line, `#` for comments; or that match it where it is a pattern
-    (`django__django-*`); or those that it names itself where it is a list.
+    """Returns the instances that `listing` names, in its order.
 
-    Raises InstanceError for an id that neither they nor `elsewhere` have, or where none is left.
+    `listing` is a file of ids (one a line, `#` for comments), a pattern (`django__django-*`), or a list of ids. Raises
+    InstanceError for an id that neither `instances` nor `elsewhere` have, or where none is left.
     """
     known = {instance.instance_id: instance for instance in instances}
     wanted = wanted_ids(listing, list(known))
@@ -69,81 +75,101 @@ def select_instances(
         missing = [name for name in missing if name not in elsewhere()]
         wanted = [name for name in wanted if name in known or name in missing]
     if missing or not wanted:
-        shown = ", ".join(missing[:5]) or "no id at all"
-        raise InstanceError(
-            f"env.instances={listing}: {shown} not among the {len(known)} instances of the split "
-            f"(the first is {next(iter(known), 'none')}); correct the file or choose another env.split"
-        )
+        raise InstanceError(_no_such(listing, missing, list(known)))
     return [known[name] for name in wanted]
 
 
-def narrowed(
-    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = nowhere
+def narrow_instances(
+    instances: Sequence[Instance], listing: str | Sequence[str], elsewhere: Elsewhere = no_ids
 ) -> list[Instance]:
-    """Of a split that is evaluated, those that `listing` has; all where it has none of them, as a list of instances to
-    train on has none. Raises InstanceError as `select_instances` does, where it has some."""
-    known = {instance.instance_id for instance in instances}
-    if known.isdisjoint(wanted_ids(listing, list(known))):
-        return list(instances)
-    return select_instances(instances, listing, elsewhere)
+    """Returns the instances of an evaluated split that `listing` has.
+
+    All are returned where it has none of them and means instances of other splits, as a list of instances to train on
+    does. Raises InstanceError as `select_instances` does, and where the list means nothing.
+    """
+    known = [instance.instance_id for instance in instances]
+    if not set(known).isdisjoint(wanted_ids(listing, known)):
+        return select_instances(instances, listing, elsewhere)
+    others = elsewhere()
+    wanted = wanted_ids(listing, list(others))
+    missing = [name for name in wanted if name not in others]
+    if missing or not wanted:
+        raise InstanceError(_no_such(listing, missing, known))
+    return list(instances)
+
+
+def _no_such(listing: str | Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
+    key = f"env.instances={listing}" if isinstance(listing, str) else "env.instance_ids"
+    return f"{key}: {no_such_instances(missing, known)}; correct it, or choose another env.split"
 
 
 def wanted_ids(listing: str | Sequence[str], known: Sequence[str]) -> list[str]:
-    """The ids that `listing` means, each once, in its order. Raises InstanceError for a file that cannot be read."""
+    """Returns the ids that `listing` means, each once, in its order.
+
+    Raises InstanceError for a file that cannot be read.
+    """
     if not isinstance(listing, str):
         wanted = [str(name) for name in listing]
     elif "*" in listing:
         wanted = [name for name in known if fnmatchcase(name, listing)]
     else:
-        wanted = [line.split("#")[0].strip() for line in _lines(Path(listing), "env.instances")]
+        wanted = [line.split("#")[0].strip() for line in _read_lines(Path(listing), "env.instances")]
     return list(dict.fromkeys(name for name in wanted if name))
 
 
-def refuse_duplicates(instances: Sequence[Instance], name: str) -> None:
-    """Raises InstanceError."""
-    seen: set[str] = set()
-    for instance in instances:
-        if instance.instance_id in seen:
-            raise InstanceError(f"{name}: instance {instance.instance_id!r} is there twice; every id must be unique")
-        seen.add(instance.instance_id)
+def refuse_duplicates(placed_ids: Iterable[tuple[str, str]]) -> None:
+    """Refuses ids that are there twice, or differ in case alone. Each id comes with the place of its row.
+
+    Such ids are one name of an image, and of a folder on some disks. Raises InstanceError naming both places.
+    """
+    seen: dict[str, tuple[str, str]] = {}
+    for instance_id, where in placed_ids:
+        first_id, first_where = seen.setdefault(instance_id.casefold(), (instance_id, where))
+        if (first_id, first_where) == (instance_id, where):
+            continue
+        how = "is there twice" if first_id == instance_id else f"differs from {first_id!r} in case alone"
+        raise InstanceError(
+            f"{where}: instance {instance_id!r} {how}; the first is in {first_where}. Every id must be unique: remove "
+            "one of the two rows, or change its id"
+        )
 
 
-def _parsed(text: str, where: str) -> Row:
+def _parse_record(text: str, where: str) -> PlacedRecord:
     try:
         record = json.loads(text)
     except ValueError as error:
         raise InstanceError(f"{where}: not JSON: {error}") from error
-    return _row(record, where)
+    return _make_row(record, where)
 
 
-def _row(record: Any, where: str) -> Row:
+def _make_row(record: Any, where: str) -> PlacedRecord:
     if not isinstance(record, dict):
         raise InstanceError(f"{where}: a JSON object with SWE-bench's columns is needed, not {type(record).__name__}")
-    return Row(where, record)
+    return PlacedRecord(where, record)
 
 
-def _json_rows(path: Path) -> list[Row]:
-    """A list of records, or an object of records by their ids."""
+def _json_rows(path: Path) -> list[PlacedRecord]:
+    """Returns the rows of a list of records, or of an object of records by their ids. Raises InstanceError."""
     try:
-        content = json.loads("\n".join(_lines(path, "env.dataset")))
+        content = json.loads("\n".join(_read_lines(path, "env.dataset")))
     except ValueError as error:
         raise InstanceError(f"{path}: not JSON: {error}; one record a line is the ending .jsonl") from error
     records = list(content.values()) if isinstance(content, dict) else content
     if not isinstance(records, list):
         raise InstanceError(f"{path}: a list of records is needed, not {type(content).__name__}")
-    return [_row(record, f"{path}, record {number}") for number, record in enumerate(records, start=1)]
+    return [_make_row(record, f"{path}, record {number}") for number, record in enumerate(records, start=1)]
 
 
-def _parquet_rows(path: Path) -> list[Row]:
-    pyarrow = _pyarrow(path)
+def _parquet_rows(path: Path) -> list[PlacedRecord]:
+    pyarrow = _import_pyarrow(path)
     try:
         records = pyarrow.read_table(path).to_pylist()
     except (OSError, ValueError) as error:
         raise InstanceError(f"env.dataset={path} cannot be read ({error}); give the path of a parquet file") from error
-    return [Row(f"{path}, row {number}", record) for number, record in enumerate(records)]
+    return [PlacedRecord(f"{path}, row {number}", record) for number, record in enumerate(records)]
 
 
-def _pyarrow(path: Path) -> Any:
+def _import_pyarrow(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -151,12 +177,15 @@ def _pyarrow(path: Path) -> Any:
     return pyarrow.parquet
 
 
-def _numbered(path: Path) -> Iterable[tuple[int, str]]:
-    return enumerate(_lines(path, "env.dataset"), start=1)
+def _numbered_lines(path: Path) -> Iterable[tuple[int, str]]:
+    return enumerate(_read_lines(path, "env.dataset"), start=1)
 
 
-def _lines(path: Path, key: str) -> list[str]:
-    """Lines end with a newline alone: a record may hold any other character that Unicode counts as a line's end."""
+def _read_lines(path: Path, key: str) -> list[str]:
+    """Returns the lines of a file, which end with a newline alone.
+
+    A record may hold any other character that Unicode counts as a line's end. Raises InstanceError.
+    """
     try:
         return path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

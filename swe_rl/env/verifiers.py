@@ -1,11 +1,11 @@
-"""`env=verifiers`: environments that others wrote for the package `verifiers`, loaded by its own `load_environment`.
+"""Makes environments of the package `verifiers` usable (`env=verifiers`); its own `load_environment` loads them.
 
 Invariants:
 - The package and its environments are imported when the first instances are read. They set handlers of signals: ours
   are put back.
 - An environment is loaded once in a process. `agent=verifiers` plays its rollouts and scores them; `grade` reads that
   score. No sandbox is used for either.
-- `verifiers` makes a 0 of a reward function that raises. Here it is a fault, which `faults` hands out.
+- `verifiers` makes a 0 of a reward function that raises. Here it is a fault, which `collect_faults` hands out.
 - `env.split` and `env.eval_split` are `train` and `eval`: its data set, and its evaluation data set. One never stands
   in for the other.
 """
@@ -27,19 +27,24 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.env.folder import commit_of, folder_of
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.env.swe.splits import chosen, evaluated
+from swe_rl.env.swe.splits import choose_evaluated, choose_instances
 from swe_rl.errors import UserError, one_line
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 _FILES = {"README": "The sandbox of a verifiers environment. Nothing uses it.\n"}
 _SPLIT = re.compile(r"(train|eval)(?:\[(\d*):(\d*)\])?")
+# A context variable keeps the faults of rollouts apart that are scored at the same time.
 _FAULTS: ContextVar[list[str] | None] = ContextVar("faults", default=None)
+# An environment is loaded once in a process, also if several threads ask for it.
 _LOADING = threading.RLock()
-_LOADED: dict[str, "Loaded"] = {}
+_LOADED: dict[str, "LoadedEnvironment"] = {}
 
 
-class Loaded:
-    """An environment of the package, and the rows of its two data sets. `environment` is a `verifiers.Environment`."""
+class LoadedEnvironment:
+    """Holds an environment of the package, and the rows of its two data sets.
+
+    `environment` is a `verifiers.Environment`.
+    """
 
     def __init__(self, package: str, environment: Any) -> None:
         self.package = package
@@ -47,10 +52,10 @@ class Loaded:
         self.members: tuple[Any, ...] = tuple(getattr(environment, "envs", ())) or (environment,)
         self._own_turns = [getattr(member, "max_turns", None) for member in self.members]
         for member in self.members:
-            _watch(member.rubric)
+            _watch_rubric(member.rubric)
 
     def rows(self, split: str) -> Any:
-        """A data set of Hugging Face's. Raises InstanceError where the environment has none of the kind."""
+        """Returns a data set of Hugging Face's. Raises InstanceError where the environment has none of the kind."""
         name = {"train": "dataset", "eval": "eval_dataset"}[split]
         rows = self.environment.build_dataset() if split == "train" else self.environment.build_eval_dataset()
         if rows is None:
@@ -65,27 +70,30 @@ class Loaded:
         return dict(self.rows(split)[int(number)])
 
     def limit_turns(self, most: int) -> None:
-        """Of one rollout; an environment that ends earlier still does."""
+        """Limits the turns of one rollout. An environment that ends earlier still does."""
         for member, turns in zip(self.members, self._own_turns, strict=True):
             if turns is not None:
                 member.max_turns = min(turns, most) if turns > 0 else most
 
     def is_own_limit(self, turns: int) -> bool:
-        """Whether the environment itself would have ended after so many turns."""
+        """Tells whether the environment itself would have ended after so many turns."""
         return turns in self._own_turns
 
 
-def loaded(package: str, arguments: Mapping[str, Any]) -> Loaded:
-    """Raises UserError for what cannot be loaded."""
+def load_package(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment:
+    """Returns the environment of a package, which is loaded at most once.
+
+    Raises UserError for what cannot be loaded.
+    """
     key = json.dumps([package, arguments], sort_keys=True, default=str)
     with _LOADING:
         if key not in _LOADED:
-            _LOADED[key] = _load(package, arguments)
+            _LOADED[key] = _load_uncached(package, arguments)
         return _LOADED[key]
 
 
-def library() -> Any:
-    """Raises UserError."""
+def import_library() -> Any:
+    """Returns the module that has `load_environment`. Raises UserError where no installed version has one."""
     try:
         module = importlib.import_module("verifiers")
         return module if hasattr(module, "load_environment") else importlib.import_module("verifiers.legacy")
@@ -96,8 +104,8 @@ def library() -> Any:
         ) from error
 
 
-def _load(package: str, arguments: Mapping[str, Any]) -> Loaded:
-    vf = library()
+def _load_uncached(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment:
+    vf = import_library()
     try:
         with _our_signals():
             environment = vf.load_environment(package, **arguments)
@@ -113,12 +121,15 @@ def _load(package: str, arguments: Mapping[str, Any]) -> Loaded:
             f"env.dataset={package} has rewards that compare the rollouts of a group, and each of ours is scored by "
             "itself; use an environment without them."
         )
-    return Loaded(package, environment)
+    return LoadedEnvironment(package, environment)
 
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Each of its environments would end the process by itself on SIGINT and SIGTERM."""
+    """Puts our handlers of signals back at the end.
+
+    Each of the package's environments would end the process by itself on SIGINT and SIGTERM.
+    """
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -129,8 +140,8 @@ def _our_signals() -> Iterator[None]:
 
 
 @contextmanager
-def faults() -> Iterator[list[str]]:
-    """What reward functions raised meanwhile."""
+def collect_faults() -> Iterator[list[str]]:
+    """Yields a list that gets what reward functions raise meanwhile."""
     raised: list[str] = []
     token = _FAULTS.set(raised)
     try:
@@ -139,17 +150,20 @@ def faults() -> Iterator[list[str]]:
         _FAULTS.reset(token)
 
 
-def _watch(rubric: Any) -> None:
-    """Functions with a weight: what only measures may fail, and is no reward."""
+def _watch_rubric(rubric: Any) -> None:
+    """Makes the functions that have a weight report what they raise.
+
+    A function without a weight only measures; it may fail, and is no reward.
+    """
     for inner in getattr(rubric, "rubrics", ()):
-        _watch(inner)
+        _watch_rubric(inner)
     weights = getattr(rubric, "weights", ())
     for index, (function, weight) in enumerate(zip(list(rubric.funcs), weights, strict=False)):
         if weight:
-            rubric.funcs[index] = _watched(function)
+            rubric.funcs[index] = _watch_function(function)
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def watched(*arguments: Any, **named: Any) -> Any:
         try:
@@ -166,7 +180,10 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class VerifiersEnv:
-    """`args`: what the environment's `load_environment` takes. `env.dataset` is the name of its package."""
+    """Offers the rows of a verifiers environment as instances.
+
+    `args` is what the environment's `load_environment` takes. `env.dataset` is the name of its package.
+    """
 
     name = "verifiers"
     needs_container = False
@@ -178,33 +195,52 @@ class VerifiersEnv:
         self._commit = ""
 
     def instances(self, split: str) -> Sequence[Instance]:
-        """Rows of the data set. Raises InstanceError, and UserError for an environment that cannot be loaded."""
+        """Returns the rows of the data set.
+
+        Raises InstanceError, and UserError for an environment that cannot be loaded.
+        """
+        trained = split == self._config.split
+        choose, other = (
+            (choose_instances, self._config.eval_split) if trained else (choose_evaluated, self._config.split)
+        )
+        return choose(self._config, self._of_split(split), lambda: self._ids_of(other))
+
+    def _of_split(self, split: str) -> list[Instance]:
         parts = _SPLIT.fullmatch(split)
         if parts is None:
             raise InstanceError(f"env=verifiers has the splits train and eval, or a slice as train[:100]; not {split}")
-        rows = loaded(self._config.dataset, self._arguments).rows(parts[1])
+        rows = load_package(self._config.dataset, self._arguments).rows(parts[1])
         first, end, _ = slice(*(int(text) if text else None for text in parts.group(2, 3))).indices(len(rows))
         self._commit = self._commit or commit_of(_FILES)
-        rows_taken = [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
-        choose = chosen if split == self._config.split else evaluated
-        return choose(self._config, rows_taken)
+        return [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
+
+    def _ids_of(self, split: str) -> frozenset[str]:
+        """Returns the ids of another split, and none where the environment has no such split."""
+        try:
+            return frozenset(instance.instance_id for instance in self._of_split(split))
+        except InstanceError:
+            return frozenset()
 
     def split_instances(self, split: str) -> int | None:
-        return len(loaded(self._config.dataset, self._arguments).rows(split.partition("[")[0]))
+        return len(load_package(self._config.dataset, self._arguments).rows(split.partition("[")[0]))
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking (git), the first time. Raises OSError."""
+        """Returns an empty folder. The first call blocks (git). Raises OSError."""
         return Workspace(path=folder_of(_FILES, self._cache / instance.base_commit))
 
     def prompt(self, instance: Instance) -> str:
         return instance.problem_statement
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """`patch`: what `agent=verifiers` handed in, the score of its rollout. Raises GradeError."""
+        """Returns the verdict that `agent=verifiers` handed in as `patch`: the score of its rollout.
+
+        Raises GradeError.
+        """
         del sandboxes, timeout_s
         try:
             record = json.loads(patch)
-            score, passed = float(record["reward"]), bool(record["passed"])
+            score = float(record["reward"])
+            passed = bool(record["passed"])
         except (ValueError, KeyError, TypeError) as error:
             raise GradeError(
                 f"{instance.instance_id}: there is no score of a rollout; agent=verifiers hands one in"
@@ -216,7 +252,7 @@ class VerifiersEnv:
             instance_id=f"{self._config.dataset.replace('/', '_')}-{split}-{index}",
             repo=f"verifiers/{self._config.dataset}",
             base_commit=self._commit,
-            problem_statement=_question(row.get("prompt")),
+            problem_statement=_last_question(row.get("prompt")),
             patch="",
             test_patch="",
             fail_to_pass=(),
@@ -224,8 +260,8 @@ class VerifiersEnv:
         )
 
 
-def _question(prompt: Any) -> str:
-    """What the user says last."""
+def _last_question(prompt: Any) -> str:
+    """Returns what the user says last."""
     if isinstance(prompt, str):
         return prompt
     said = [message.get("content") for message in prompt or () if message.get("role") == "user"]

@@ -1,1 +1,1 @@
-"""Other people's environments, agents, rewards, losses, routers, rules and others: found by name and made."""
+"""This package finds other people's environments, agents, rewards, losses and others by name, and makes them."""

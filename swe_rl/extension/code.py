@@ -1,4 +1,4 @@
-"""Code of the user's own that comes along: the folders of `job.code`, on the path of the run and of all that it starts.
+"""This module brings the user's own code along: it puts the folders of `job.code` on the path of the run.
 
 Invariants:
 - A folder is used as it was when the job was submitted: a frozen sweep has copies, and its jobs use those.
@@ -18,18 +18,20 @@ from pathlib import Path
 
 from swe_rl.errors import UserError
 
+# Files that Python or a tool makes again by itself are not copied, and neither is what is hidden (such as `.git`).
 _SKIPPED = ("__pycache__", "*.pyc", ".*", "*.egg-info")
+# A folder with more files than this holds more than the user's package, and all of it would be copied.
 _MOST_FILES = 20_000
-_USED: list[str] = []  # what this process has taken onto its path
+_USED: list[str] = []  # This process has these folders on its path already.
 
 
 class CodeError(UserError):
-    """A folder of `job.code` that cannot come along."""
+    """A folder of `job.code` cannot come along."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeFolder:
-    """`sha256`: of the names and contents of its files."""
+    """This record of a folder holds its path, the number of its files, and one hash of their names and contents."""
 
     path: str
     files: int
@@ -37,16 +39,25 @@ class CodeFolder:
 
 
 def search_folders(code: Sequence[str]) -> tuple[str, ...]:
-    """Where a rule looks first; none where this process has `job.code` on its path already, or its frozen copy."""
-    return () if _USED else tuple(str(Path(folder).expanduser().absolute()) for folder in code)
+    """Returns the folders where a rule looks first.
+
+    There are none where this process has `job.code`, or its frozen copy, on its path already.
+    """
+    if _USED:
+        return ()
+    return tuple(str(Path(folder).expanduser().absolute()) for folder in code)
 
 
 def is_used() -> bool:
+    """Tells whether this process has taken folders of `job.code` onto its path."""
     return bool(_USED)
 
 
 def use_code(folders: Sequence[Path]) -> None:
-    """Puts them on this process's path and on that of those that it starts, first of all."""
+    """Puts the folders first on the path of this process and of the processes that it starts.
+
+    Folders that an earlier call put there are taken off again.
+    """
     texts = [str(folder.expanduser().absolute()) for folder in folders]
     for former in _USED:
         if former in sys.path:
@@ -60,7 +71,11 @@ def use_code(folders: Sequence[Path]) -> None:
 
 @contextmanager
 def on_path(code: Sequence[str]) -> Iterator[None]:
-    """For a check: what has been imported stays, the path and what this process starts do not change."""
+    """Puts the folders on this process's path for the time of the block, as a check needs it.
+
+    Afterwards the path is as before, but modules that were imported meanwhile stay. The path of processes that this
+    one starts does not change at all.
+    """
     folders = search_folders(code)
     sys.path[:0] = folders
     try:
@@ -71,14 +86,15 @@ def on_path(code: Sequence[str]) -> Iterator[None]:
 
 
 def copy_code(code: Sequence[str], target: Path, leave_out: Path) -> list[Path]:
-    """Copies each folder to `target/0`, `target/1`, ...; `leave_out`: a folder that lies in none of the copies.
+    """Copies each folder to `target/0`, `target/1` and so on, without the folder `leave_out`. Returns the copies.
 
-    Raises CodeError.
+    Raises CodeError where a folder is missing or has too many files.
     """
     copies = []
     for number, folder in enumerate(code):
-        source, copy = _folder(folder), target / str(number)
-        names = list(_files(source, leave_out))
+        source = _existing_folder(folder)
+        copy = target / str(number)
+        names = list(_code_files(source, leave_out))
         for name in names:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, copy / name)
@@ -88,10 +104,14 @@ def copy_code(code: Sequence[str], target: Path, leave_out: Path) -> list[Path]:
 
 
 def code_facts(folders: Sequence[Path], leave_out: Path) -> list[CodeFolder]:
-    """For the record of a run. Raises CodeError."""
+    """Returns the path, the number of files and the hash of each folder, for the record of a run.
+
+    Raises CodeError where a folder has too many files.
+    """
     facts = []
     for folder in folders:
-        digest, names = hashlib.sha256(), list(_files(folder, leave_out))
+        digest = hashlib.sha256()
+        names = list(_code_files(folder, leave_out))
         for name in names:
             digest.update(f"{name}\0".encode())
             digest.update(hashlib.sha256((folder / name).read_bytes()).digest())
@@ -99,15 +119,19 @@ def code_facts(folders: Sequence[Path], leave_out: Path) -> list[CodeFolder]:
     return facts
 
 
-def _folder(text: str) -> Path:
+def _existing_folder(text: str) -> Path:
+    """Returns the absolute path of a folder. Raises CodeError where there is none."""
     folder = Path(text).expanduser().absolute()
     if not folder.is_dir():
         raise CodeError(f"job.code: there is no folder {folder}.")
     return folder
 
 
-def _files(source: Path, leave_out: Path) -> Iterator[str]:
-    """Relative paths, sorted; without what is hidden or made by Python, and without the runs of `leave_out`."""
+def _code_files(source: Path, leave_out: Path) -> Iterator[str]:
+    """Yields the sorted relative paths of the files that come along, without those below `leave_out`.
+
+    Raises CodeError where there are too many.
+    """
     left_out = leave_out.absolute()
     count = 0
     for folder, folders, files in os.walk(source):
@@ -125,5 +149,5 @@ def _files(source: Path, leave_out: Path) -> Iterator[str]:
 
 
 def is_taken(name: str) -> bool:
-    """Whether a file or folder of this name comes along."""
+    """Tells whether a file or folder of this name comes along."""
     return not any(Path(name).match(pattern) for pattern in _SKIPPED)

@@ -1,4 +1,6 @@
-"""Which code a configuration names, and what its source alone says against it: for rules, and again before it is made.
+"""This module finds the code that a configuration names, and says what speaks against it by its source alone.
+
+Rules ask before a run starts, and the maker asks again before it makes the object.
 
 Invariants:
 - Nothing is imported.
@@ -9,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.folders import offered
-from swe_rl.config.keys import nearest
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.folders import find_offered
+from swe_rl.config.keys import nearest_words
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config, Extensible
 from swe_rl.config.secrets import mask_value
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.kinds import CONTRACTS, group_of
-from swe_rl.extension.outline import Outline, OutlineError, Parameter, outline
+from swe_rl.extension.outline import Outline, OutlineError, Parameter, read_outline
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Somebody's own code: `name` as messages have it, `target` its import path, `origin` who says so."""
+    """This record names somebody's own code: its name in messages, its import path (`target`), and who says so."""
 
     kind: ExtensionKind
     name: str
@@ -34,30 +36,31 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong at a key, and what to type instead."""
+    """This record says what is wrong at a key, and what to type instead."""
 
     key: str
     message: str
     fix: str
 
 
-def foreign(kind: ExtensionKind, group: Extensible) -> Foreign | None:
-    """None where the name is ours, or nobody's."""
+def find_foreign(kind: ExtensionKind, group: Extensible) -> Foreign | None:
+    """Returns somebody's own code that the group names, or None where the name is ours, or nobody's."""
     if group._target_ is not None:
         return Foreign(kind, group.name, group._target_, f"{kind}._target_")
-    if (row := offered().get(kind, {}).get(group.name)) is not None:
+    if (row := find_offered().get(kind, {}).get(group.name)) is not None:
         return Foreign(kind, row.name, row.target, f"the package {row.package}")
     return None
 
 
 def foreign_names(kind: ExtensionKind) -> list[str]:
-    """Those of installed packages."""
-    return list(offered().get(kind, {}))
+    """Returns the names that installed packages offer for a kind."""
+    return list(find_offered().get(kind, {}))
 
 
-_PARTS = {  # a rule is asked of every job
+# A kind is made only by jobs that start its part. A rule has no part, because every job asks the rules.
+_PARTS = {
     ExtensionKind.env: Part.data,
-    ExtensionKind.grader: Part.data,  # who makes an environment makes its grader
+    ExtensionKind.grader: Part.data,  # A job that makes an environment makes its grader, too.
     ExtensionKind.agent: Part.rollouts,
     ExtensionKind.reward: Part.rollouts,
     ExtensionKind.advantage: Part.trainer,
@@ -69,67 +72,78 @@ _PARTS = {  # a rule is asked of every job
 
 
 def kinds_read(config: Config) -> list[ExtensionKind]:
-    """Those of which the job makes one."""
-    started = starts(config)
+    """Returns the kinds of extensions of which the configured job makes one."""
+    started = started_parts(config)
     return [kind for kind in ExtensionKind if kind not in _PARTS or _PARTS[kind] in started]
 
 
 def is_foreign(config: Config, kind: ExtensionKind) -> bool:
-    return foreign(kind, group_of(config, kind)) is not None
+    """Tells whether the configuration chooses somebody's own code for this kind."""
+    return find_foreign(kind, group_of(config, kind)) is not None
 
 
-def declared(config: Config, kind: ExtensionKind, attribute: str) -> object:
-    """What the chosen extension says of itself; the contract's default where it says nothing or cannot be read."""
-    chosen = foreign(kind, group_of(config, kind))
+def declared_attribute(config: Config, kind: ExtensionKind, attribute: str) -> object:
+    """Returns what the chosen extension says of itself in a class attribute.
+
+    The contract's default is returned where the extension says nothing, or where its source cannot be read.
+    """
+    chosen = find_foreign(kind, group_of(config, kind))
     default = CONTRACTS[kind].declares[attribute]
     if chosen is None:
         return default
     try:
-        return outline(chosen.target, search_folders(config.job.code)).declared.get(attribute, default)
+        return read_outline(chosen.target, search_folders(config.job.code)).declared.get(attribute, default)
     except OutlineError:
         return default
 
 
-def problems(chosen: Foreign, group: Extensible, code: Sequence[str]) -> Iterator[Problem]:
-    """What its source says against it, and against its `params`. `code`: `job.code`."""
-    kind, key = chosen.kind, f"{chosen.kind}._target_"
+def find_problems(chosen: Foreign, group: Extensible, code: Sequence[str]) -> Iterator[Problem]:
+    """Yields what the source of the chosen code says against it, and against its `params`.
+
+    The folders of `code` (`job.code`) are searched first.
+    """
+    kind = chosen.kind
+    key = f"{chosen.kind}._target_"
     try:
-        sketch = outline(chosen.target, search_folders(code))
+        sketch = read_outline(chosen.target, search_folders(code))
     except OutlineError as error:
         yield Problem(key, f"{chosen.target}: {error}", f"{key}=MODULE.CLASS, as Python imports it")
         return
     yield from _of_methods(chosen, sketch)
     if sketch.parameters is not None:
-        yield from _of_params(kind, sketch.parameters, group, f"{chosen.target}{_about(sketch)}")
+        yield from _of_params(kind, sketch.parameters, group, f"{chosen.target}{_about_text(sketch)}")
 
 
-def _about(sketch: Outline) -> str:
+def _about_text(sketch: Outline) -> str:
     return f" ({sketch.about})" if sketch.about else ""
 
 
 def _of_methods(chosen: Foreign, sketch: Outline) -> Iterator[Problem]:
-    contract, key = CONTRACTS[chosen.kind], f"{chosen.kind}._target_"
+    contract = CONTRACTS[chosen.kind]
+    key = f"{chosen.kind}._target_"
     methods = contract.methods_of(sketch.declared.get) if sketch.is_class else {}
     for method, arguments in methods.items():
         call = f"{method}({', '.join(arguments)})"
         if method not in sketch.methods:
             if sketch.complete:
-                yield Problem(key, f"{chosen.target} has no method {call}", _write(chosen.kind, call))
+                yield Problem(key, f"{chosen.target} has no method {call}", _suggest_method(chosen.kind, call))
             continue
         least, most = sketch.methods[method]
-        if not fits(len(arguments), least, most):
+        if not fits_count(len(arguments), least, most):
             said = f"{chosen.target}: its method {method} cannot be called as {call}"
-            yield Problem(key, said, _write(chosen.kind, call))
+            yield Problem(key, said, _suggest_method(chosen.kind, call))
 
 
-def fits(number: int, least: int, most: int | None) -> bool:
+def fits_count(number: int, least: int, most: int | None) -> bool:
+    """Tells whether a number of arguments is in the range; a `most` of None means that there is no upper bound."""
     return least <= number and (most is None or number <= most)
 
 
-def _write(kind: ExtensionKind, call: str) -> str:
+def _suggest_method(kind: ExtensionKind, call: str) -> str:
     return f"write def {call}, see swe_rl.api.{API_NAMES[kind]} and docs/extending.md"
 
 
+# Each protocol in swe_rl.api has the name of its kind, but for the provider of sandboxes, which makes several of them.
 API_NAMES = {kind: str(kind).capitalize() for kind in ExtensionKind} | {ExtensionKind.sandbox: "Sandboxes"}
 
 
@@ -148,7 +162,7 @@ def _of_params(kind: ExtensionKind, parameters: Sequence[Parameter], group: Exte
         elif name in given:
             yield Problem(key, f"{who} gets {name} from swe_rl, wherever its signature names it", f"leave {key} out")
         else:
-            near = nearest(name, mine) or list(mine)
+            near = nearest_words(name, mine) or list(mine)
             known = f"it takes {', '.join(mine)}" if mine else "it takes none"
             fix = f"{kind}.params.{near[0]}={mask_value(key, value)}, or leave it out" if near else f"leave {key} out"
             yield Problem(key, f"{who} takes no {name}: {known}", fix)

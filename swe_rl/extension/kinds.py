@@ -1,8 +1,9 @@
-"""What each kind of extension has to have, and what it is given.
+"""This module says what each kind of extension has to have, and what it is given.
 
 Invariants:
-- Names alone: the protocols are in their rooms, and `swe_rl.api` shows them all. A test holds both against each other.
-- Standard library only: rules read this.
+- It has names alone. The protocols are in their packages, and `swe_rl.api` shows them all. A test holds both against
+  each other.
+- Besides swe_rl's configuration it needs the standard library alone, because rules read it.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,11 +16,12 @@ from swe_rl.config.schema import Config, Extensible
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """`given`: parameters that a factory gets where its signature names them; all others come from `params`.
+    """This record describes one kind of extension.
 
-    `methods`: those that a class must have, with the parameters that they are called with, in order. `declares`: class
-    attributes that rules read, with what stands where a class says nothing. `more_methods`: what it must have as well
-    where it declares the attribute of that name.
+    `given` names the parameters that a factory gets where its signature names them; all others come from `params`.
+    `methods` has the methods that a class must have, with the parameters that they are called with, in order.
+    `declares` has the class attributes that rules read, with their values where a class says nothing. `more_methods`
+    has the methods that a class must have as well where it declares the attribute of that name.
     """
 
     given: tuple[str, ...]
@@ -28,11 +30,12 @@ class Contract:
     more_methods: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def methods_of(self, declared: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
-        """Of a class; `declared`: what it says of an attribute."""
+        """Returns the methods that a class must have; `declared` returns what the class says of an attribute."""
         more = (methods for flag, methods in self.more_methods.items() if declared(flag))
         return {**self.methods, **{name: arguments for methods in more for name, arguments in methods.items()}}
 
 
+# This table says for each kind what it is given, which methods it must have, and what it may declare.
 CONTRACTS: Mapping[ExtensionKind, Contract] = {
     ExtensionKind.agent: Contract(
         ("config", "client", "max_turns", "command_timeout_s", "api_key", "patches"),
@@ -57,10 +60,18 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
     ),
     ExtensionKind.advantage: Contract(("config",), {"advantages": ("groups",)}, {"needs_group": True}),
     ExtensionKind.loss: Contract(
-        ("config",), {"loss": ("tokens",)}, {"needs_rollout_logprobs": False, "needs_all_rows": False}
+        ("config",),
+        {"loss": ("tokens",)},
+        {
+            "needs_rollout_logprobs": False,
+            "needs_reference_logprobs": False,
+            "needs_all_rows": False,
+            "needs_sequences": False,
+        },
+        {"needs_sequences": {"sequence_terms": ("tokens",)}},
     ),
     ExtensionKind.router: Contract(
-        ("config", "capacity_tokens", "max_num_seqs"),
+        ("config", "capacity_tokens", "max_num_seqs", "host"),
         {"initial": ("engines",), "step": ("state", "event", "now_s")},
         {},
     ),
@@ -85,5 +96,5 @@ CONTRACTS: Mapping[ExtensionKind, Contract] = {
 
 
 def group_of(config: Config, kind: ExtensionKind) -> Extensible:
-    """What the configuration says of a kind."""
+    """Returns the part of the configuration that is about a kind."""
     return cast(Extensible, getattr(config, kind))

@@ -1,10 +1,10 @@
-"""From a name to an object: ours by the table of its room, somebody's own by import, checked before it is used.
+"""This module makes the object that a name stands for: ours by its package's table, somebody's own by import.
 
 Invariants:
-- A factory gets what its signature names of the things at hand, and `params`; nothing else.
+- A factory gets what its signature names of the things at hand, and `params`, and nothing else.
 - Whatever a factory of somebody else does wrong (its import, its signature, its construction, its silence) is one
   ExtensionError that names it and the way out. A factory of ours may raise as it likes.
-- Whatever its methods do wrong later is an ExtensionFailure, or what the room's guard makes of it.
+- Whatever its methods do wrong later is an ExtensionFailure, or the error that the calling package makes of it.
 """
 
 import importlib
@@ -20,10 +20,11 @@ from typing import Any, NoReturn
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import Config, Extensible
 from swe_rl.errors import RunError, SweRlError, UserError, one_line
-from swe_rl.extension.find import Foreign, foreign, kinds_read, problems
+from swe_rl.extension.find import Foreign, find_foreign, find_problems, kinds_read
 from swe_rl.extension.kinds import CONTRACTS, group_of
 
-LONGEST_S = 120.0  # for an import or a construction; importing torch from a shared disk takes a minute
+# An import or a construction may take this long, because importing torch from a shared disk takes a minute.
+LONGEST_S = 120.0
 
 
 class ExtensionError(UserError):
@@ -39,10 +40,10 @@ class TooLong(TimeoutError):
 
 
 class _Alarm(BaseException):
-    """No Exception: the code that hangs may catch those."""
+    """The time is over. This is no Exception, because the code that hangs may catch those."""
 
 
-def make(
+def make_extension(
     kind: ExtensionKind,
     group: Extensible,
     given: Mapping[str, Any],
@@ -50,14 +51,14 @@ def make(
     *,
     limit_s: float = LONGEST_S,
 ) -> tuple[Any, Foreign | None]:
-    """The object that `group` names, and who made it where it is not ours.
+    """Returns the object that `group` names, and who made it where it is not ours.
 
-    `ours`: name to import path of a factory. `given`: what factories may ask for by name. Raises ExtensionError, and
-    UserError for a name that nobody has.
+    `ours` maps names to import paths of our factories; `given` has what factories may ask for by name. Raises
+    ExtensionError where somebody's own code cannot be used, and UserError for a name that nobody has.
     """
-    chosen = foreign(kind, group)
+    chosen = find_foreign(kind, group)
     if chosen is not None:
-        return _made(chosen, group, given, limit_s), chosen
+        return _make_foreign(chosen, group, given, limit_s), chosen
     if group.name not in ours:
         raise UserError(f"{kind}={group.name} is not known; choose one of {', '.join(ours)}, or name a {kind}._target_")
     module, _, name = ours[group.name].rpartition(".")
@@ -66,15 +67,15 @@ def make(
 
 
 def require_importable(config: Config) -> None:
-    """What the job will make of somebody else's, imported and held against its signature before anything is started.
+    """Imports all of somebody else's code that the job will use, before anything is started.
 
-    Raises ExtensionError.
+    Raises ExtensionError where an import fails, or where a signature does not fit to the configuration.
     """
     for kind in kinds_read(config):
         group = group_of(config, kind)
-        if (chosen := foreign(kind, group)) is not None:
+        if (chosen := find_foreign(kind, group)) is not None:
             _require_static(chosen, group)
-            _bound(chosen, _imported(chosen, LONGEST_S), group, dict.fromkeys(CONTRACTS[kind].given))
+            _bind_arguments(chosen, _import_factory(chosen, LONGEST_S), group, dict.fromkeys(CONTRACTS[kind].given))
 
 
 def _asked_for(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,27 +83,29 @@ def _asked_for(factory: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
     return {name: value for name, value in given.items() if name in names}
 
 
-def _made(chosen: Foreign, group: Extensible, given: Mapping[str, Any], limit_s: float) -> Any:
+def _make_foreign(chosen: Foreign, group: Extensible, given: Mapping[str, Any], limit_s: float) -> Any:
     _require_static(chosen, group)
-    factory = _imported(chosen, limit_s)
-    arguments = _bound(chosen, factory, group, given)
-    with _told_of(chosen, "its construction"), _within(chosen, "its construction", limit_s):
+    factory = _import_factory(chosen, limit_s)
+    arguments = _bind_arguments(chosen, factory, group, given)
+    with _told_of(chosen, "its construction"), _limit_step(chosen, "its construction", limit_s):
         made = factory(**arguments)
     _require_methods(chosen, made)
     return made
 
 
 def _require_static(chosen: Foreign, group: Extensible) -> None:
-    for problem in problems(chosen, group, ()):
+    for problem in find_problems(chosen, group, ()):
         raise ExtensionError(f"{problem.key}: {problem.message}. {problem.fix[:1].upper()}{problem.fix[1:]}.")
 
 
-def _bound(chosen: Foreign, factory: Callable[..., Any], group: Extensible, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the factory is called with. Raises ExtensionError where its signature says otherwise."""
+def _bind_arguments(
+    chosen: Foreign, factory: Callable[..., Any], group: Extensible, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the arguments that the factory is called with. Raises ExtensionError where its signature forbids them."""
     with _told_of(chosen, "its signature"):
         parameters = inspect.signature(factory).parameters
     arguments: dict[str, Any] = {name: value for name, value in given.items() if name in parameters}
-    arguments |= {name: _lists(value) for name, value in group.params.items()}
+    arguments |= {name: _thaw_lists(value) for name, value in group.params.items()}
     try:
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
@@ -115,9 +118,9 @@ def _bound(chosen: Foreign, factory: Callable[..., Any], group: Extensible, give
     return arguments
 
 
-def _imported(chosen: Foreign, limit_s: float) -> Callable[..., Any]:
+def _import_factory(chosen: Foreign, limit_s: float) -> Callable[..., Any]:
     module, _, name = chosen.target.rpartition(".")
-    with _told_of(chosen, f"importing {module}"), _within(chosen, f"importing {module}", limit_s):
+    with _told_of(chosen, f"importing {module}"), _limit_step(chosen, f"importing {module}", limit_s):
         imported = importlib.import_module(module)
     factory = getattr(imported, name, None)
     if not callable(factory):
@@ -126,8 +129,11 @@ def _imported(chosen: Foreign, limit_s: float) -> Callable[..., Any]:
 
 
 def _require_methods(chosen: Foreign, made: object) -> None:
-    """Raises ExtensionError. A class was looked at before, by its source; what a function returns was not."""
-    for method, arguments in CONTRACTS[chosen.kind].methods_of(partial(_attribute, made)).items():
+    """Raises ExtensionError where the object lacks a method, or a method takes other arguments.
+
+    A class was looked at before, by its source. What a function returned was not.
+    """
+    for method, arguments in CONTRACTS[chosen.kind].methods_of(partial(_read_attribute, made)).items():
         call = f"{method}({', '.join(arguments)})"
         function = getattr(made, method, None)
         if not callable(function):
@@ -138,24 +144,30 @@ def _require_methods(chosen: Foreign, made: object) -> None:
             inspect.signature(function).bind(*arguments)
         except TypeError as error:
             raise ExtensionError(f"{chosen}: its method {method} cannot be called as {call}: {error}.") from error
-        except ValueError:  # compiled, without a signature
+        except ValueError:
+            # A compiled method has no signature that could be looked at.
             continue
 
 
-def _attribute(made: object, name: str) -> object:
+def _read_attribute(made: object, name: str) -> object:
     return getattr(made, name, None)
 
 
-def _lists(value: Any) -> Any:
-    """Lists as lists: a frozen configuration has tuples."""
+def _thaw_lists(value: Any) -> Any:
+    """Returns a value of `params` with lists again, because a frozen configuration has tuples in their place."""
     if isinstance(value, dict):
-        return {name: _lists(item) for name, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+        return {name: _thaw_lists(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_thaw_lists(item) for item in value]
+    return value
 
 
 @contextmanager
 def _told_of(chosen: Foreign, what: str) -> Iterator[None]:
-    """An error of its own keeps its type: it says more than we can."""
+    """Turns what the code of the block raises into an ExtensionError that names the class and says `what` raised.
+
+    An error of swe_rl's own keeps its type, because it says more than we can say here.
+    """
     try:
         yield
     except SweRlError:
@@ -169,19 +181,20 @@ def _told_of(chosen: Foreign, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _within(chosen: Foreign, what: str, limit_s: float) -> Iterator[None]:
+def _limit_step(chosen: Foreign, what: str, limit_s: float) -> Iterator[None]:
     try:
-        with within(limit_s):
+        with limit_time(limit_s):
             yield
     except TooLong as error:
         raise ExtensionError(f"{chosen}: {what} {error}. What takes long belongs into its methods.") from None
 
 
 @contextmanager
-def within(limit_s: float) -> Iterator[None]:
-    """Ends what takes longer, by TooLong. In the main thread only, as signals are: in others all take their time.
+def limit_time(limit_s: float) -> Iterator[None]:
+    """Ends the block after `limit_s` seconds by raising TooLong in it.
 
-    Not for code that awaits: the alarm would meet somebody else's.
+    This works in the main thread only, because signals do; in other threads the block takes its time. It must not be
+    used around code that awaits, because the alarm would interrupt somebody else's code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -201,15 +214,15 @@ def within(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
 
 
-def failure(chosen: Foreign, method: str, error: BaseException) -> str:
-    """What a method of it did, in words: for the error of the room that called it."""
+def describe_failure(chosen: Foreign, method: str, error: BaseException) -> str:
+    """Returns what a method of somebody's own class did, in words, for the error of the package that called it."""
     if isinstance(error, TooLong):
         return f"{chosen}: its method {method} {error}"
     return f"{chosen}: its method {method} raised {type(error).__name__}: {one_line(error)}"
 
 
 def require_numbers(chosen: Foreign, method: str, values: Sequence[object], number: int) -> list[float]:
-    """`number` finite ones. Raises ExtensionFailure."""
+    """Returns what a method gave as `number` floats. Raises ExtensionFailure unless it is so many finite numbers."""
     import math
 
     numbers = [float(value) for value in values if isinstance(value, int | float)]

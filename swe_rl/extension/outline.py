@@ -1,4 +1,4 @@
-"""What a class or function looks like, read from its source: nothing of it is imported, and so nothing heavy.
+"""This module reads from its source what a class or function looks like; nothing is imported, and so nothing heavy.
 
 Invariants:
 - A module is found as Python would find it, in `folders` first; packages around it are not run either.
@@ -21,24 +21,32 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.errors import UserError
+from swe_rl.host.lines import lines_of
 
-_DEEPEST = 8  # of names that are imported from one module into the next
+# A name is followed through so many modules that import it from one another; a circle of imports has no end.
+_DEEPEST = 8
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_ANY: tuple[int, int | None] = (0, None)  # arguments of what may be a method
+# What may be a method, but cannot be read, is taken to accept any number of arguments.
+_ANY: tuple[int, int | None] = (0, None)
+# These decorators leave a class or function as it is written, or make a dataclass of it.
 _KEEPING = ("dataclass", "abstractmethod", "staticmethod", "classmethod", "override", "final", "runtime_checkable")
-_HIDING = ("__getattr__", "__getattribute__", "__new__", "__init_subclass__")  # methods that bring in others
-_MAKING = ("locals", "globals", "vars", "exec", "setattr", "__dict__")  # by which names are made that no source has
+# A class with one of these methods may have others that its source does not show.
+_HIDING = ("__getattr__", "__getattribute__", "__new__", "__init_subclass__")
+# A module that uses one of these names may make names that its source does not show.
+_MAKING = ("locals", "globals", "vars", "exec", "setattr", "__dict__")
+# A class body of these statements does no more than to define and to assign.
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Import, ast.ImportFrom, ast.ClassDef, ast.Pass, ast.Delete)
+# Values of `params` are compared with an annotation only where it is one of these.
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 class OutlineError(UserError):
-    """There is no such module, or nothing of that name in it; the message goes on from `TARGET: `."""
+    """There is no such module, or nothing of that name in it. The message continues a text `TARGET: `."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`plain`: the type that its annotation says, where it is one of int, float, str and bool."""
+    """This is one parameter; `plain` is the type of its annotation where that is int, float, str or bool."""
 
     name: str
     required: bool
@@ -47,9 +55,12 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """`parameters` of the factory, None where any or unknown ones are taken. `methods`: by name, the numbers of
-    arguments that each takes at least and at most (None: any); without those that are only promised (abstract).
-    `declared`: class attributes with a constant value. `complete`: nothing of it is hidden elsewhere."""
+    """This record says what a class or function looks like.
+
+    `parameters` are those of the factory, or None where any or unknown ones are taken. `methods` has for each name the
+    least and the largest number of arguments (None: any number), without methods that are only promised (abstract).
+    `declared` has the class attributes with a constant value. `complete` says that nothing is hidden elsewhere.
+    """
 
     target: str
     docstring: str
@@ -61,38 +72,43 @@ class Outline:
 
     @property
     def about(self) -> str:
-        """The docstring's first line, without its full stop."""
-        return next(iter(self.docstring.splitlines()), "").strip().rstrip(".")
+        """Returns the docstring's first line, without its full stop."""
+        return next(iter(lines_of(self.docstring, ends=False)), "").strip().rstrip(".")
 
 
-def outline(target: str, folders: Sequence[str] = ()) -> Outline:
-    """Of `my_pkg.agents.MyAgent`; `folders` come before sys.path. Raises OutlineError."""
+def read_outline(target: str, folders: Sequence[str] = ()) -> Outline:
+    """Returns the outline of a target such as `my_pkg.agents.MyAgent`; `folders` are searched before sys.path.
+
+    Raises OutlineError where there is no such module or name.
+    """
     try:
-        return _outline(target, (*folders, *sys.path), _DEEPEST)
-    except (RecursionError, ValueError):  # nested as deep as no reader goes, or a number too long to be written
+        return _outline_target(target, (*folders, *sys.path), _DEEPEST)
+    except (RecursionError, ValueError):
+        # The source is nested deeper than Python's parser goes, or it has a number that is too long to be written.
         return Outline(target, "", None, complete=False)
 
 
-def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
+def _outline_target(target: str, path: tuple[str, ...], depth: int) -> Outline:
     module, _, name = target.rpartition(".")
     if not module or not all(part.isidentifier() for part in target.split(".")):
         raise OutlineError("write it as MODULE.NAME, as in my_pkg.agents.MyAgent")
     file = _file_of(module, path)
-    if file is None:  # compiled, or made while it runs
+    if file is None:
+        # The module is compiled, or it is made while the program runs, so there is no source to read.
         return Outline(target, "", None, complete=False)
-    tree = _parsed(file)
-    missing = [top for top in _imported(tree) if not is_there(top, path)]
+    tree = _parse_file(file)
+    missing = [top for top in _imported_packages(tree) if not is_there(top, path)]
     if missing:
         raise OutlineError(f"{file} imports {missing[0]}, which is not installed for this Python")
-    node = _defined(tree, name)
+    node = _find_definition(tree, name)
     if isinstance(node, ast.ClassDef):
         return _of_class(target, node, tree, file, path, depth)
     if isinstance(node, Function):
-        parameters = None if node.decorator_list else _parameters(node.args, skip=0)
+        parameters = None if node.decorator_list else _read_parameters(node.args, skip=0)
         return Outline(target, ast.get_docstring(node) or "", parameters, is_class=False, complete=False)
-    elsewhere = _imports(tree, module, file).get(name) if isinstance(node, ast.Import | ast.ImportFrom) else None
+    elsewhere = _imported_names(tree, module, file).get(name) if isinstance(node, ast.Import | ast.ImportFrom) else None
     if elsewhere is not None and depth:
-        return _outline(elsewhere, path, depth - 1)
+        return _outline_target(elsewhere, path, depth - 1)
     if node is not None or _has_star(tree) or _makes_names(tree):
         return Outline(target, "", None, complete=False)
     names = [item.name for item in tree.body if isinstance(item, ast.ClassDef | Function)]
@@ -100,36 +116,46 @@ def _outline(target: str, path: tuple[str, ...], depth: int) -> Outline:
 
 
 def _file_of(module: str, path: tuple[str, ...]) -> Path | None:
-    """The module's source. Raises OutlineError where there is no such module."""
+    """Returns the file with the module's source, or None where a module has none.
+
+    Raises OutlineError where there is no such module.
+    """
     places: list[str] | None = list(path)
     parts = module.split(".")
     for number, part in enumerate(parts, 1):
         name = ".".join(parts[:number])
         if number == 1 and name in sys.builtin_module_names:
             return None
-        # By its last part: a folder without __init__.py would be looked up below its parent, which is not imported.
-        spec = _asked(PathFinder.find_spec, part, places) if places is not None else None
-        if spec is None and number == 1:  # an editable installation's own finder; the first part runs nothing
-            spec = _asked(importlib.util.find_spec, name)
+        # It asks for the last part alone: for a whole name, a folder without __init__.py would be looked up below its
+        # parent, which is not imported.
+        spec = _ask_finder(PathFinder.find_spec, part, places) if places is not None else None
+        if spec is None and number == 1:
+            # An editable installation has a finder of its own. To look for the first part of a name runs no package.
+            spec = _ask_finder(importlib.util.find_spec, name)
         if spec is None and number > 1 and places is not None:
             spec = _by_other_finders(name, places)
         if spec is None:
             raise OutlineError(_no_module(name, part, number == 1))
         places = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
     origin = spec.origin if spec is not None else None
-    return Path(origin) if origin and origin.endswith(".py") else None
+    if origin and origin.endswith(".py"):
+        return Path(origin)
+    return None
 
 
 def _by_other_finders(name: str, places: list[str]) -> ModuleSpec | None:
-    """Those of editable installations, which know whole names: `importlib.util.find_spec` would run what is above."""
-    importers = (_asked(pkgutil.get_importer, place) for place in places)
-    below = (_asked(getattr(finder, "find_spec", None), name) for finder in importers)
-    others = (_asked(getattr(it, "find_spec", None), name, places) for it in sys.meta_path if it is not PathFinder)
+    """Returns what the finders of editable installations say, which know whole names; None where none knows this one.
+
+    `importlib.util.find_spec` is not asked, because it would run the packages above.
+    """
+    importers = (_ask_finder(pkgutil.get_importer, place) for place in places)
+    below = (_ask_finder(getattr(finder, "find_spec", None), name) for finder in importers)
+    others = (_ask_finder(getattr(it, "find_spec", None), name, places) for it in sys.meta_path if it is not PathFinder)
     return next((spec for spec in chain(below, others) if spec is not None), None)
 
 
-def _asked(find: Any, *names: object) -> Any:
-    """None as well where a finder, which anybody may have written, is no function or raises."""
+def _ask_finder(find: Any, *names: object) -> Any:
+    """Returns what a finder says, or None where it raises or is no function, because anybody may have written it."""
     try:
         return find(*names)
     except Exception:
@@ -145,9 +171,9 @@ def _no_module(name: str, part: str, first: bool) -> str:
     )
 
 
-def _parsed(file: Path) -> ast.Module:
+def _parse_file(file: Path) -> ast.Module:
     try:
-        return _tree(file, file.stat().st_mtime_ns)
+        return _cached_tree(file, file.stat().st_mtime_ns)
     except SyntaxError as error:
         raise OutlineError(f"{file}, line {error.lineno}, is not Python: {error.msg}") from error
     except (OSError, ValueError) as error:
@@ -155,12 +181,12 @@ def _parsed(file: Path) -> ast.Module:
 
 
 @cache
-def _tree(file: Path, _: int) -> ast.Module:
+def _cached_tree(file: Path, _: int) -> ast.Module:
     return ast.parse(file.read_bytes(), str(file))
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Top-level packages that importing the module needs: what stands in no `try` and in no function."""
+def _imported_packages(tree: ast.Module) -> Iterator[str]:
+    """Yields the top-level packages that an import of the module needs: those in no `try` and in no function."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -169,20 +195,22 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def is_there(top: str, path: Sequence[str]) -> bool:
-    """Whether there is such a top-level package or module, which is not imported."""
+    """Tells whether there is such a top-level package or module, without importing it."""
     if top in sys.modules or BuiltinImporter.find_spec(top) or FrozenImporter.find_spec(top):
         return True
     # The second asks the finders of editable installations, too.
-    return (_asked(PathFinder.find_spec, top, list(path)) or _asked(importlib.util.find_spec, top)) is not None
+    return (
+        _ask_finder(PathFinder.find_spec, top, list(path)) or _ask_finder(importlib.util.find_spec, top)
+    ) is not None
 
 
-def _defined(tree: ast.Module, name: str) -> ast.stmt | None:
-    """The last statement that may bind it."""
-    return next((node for node in reversed(tree.body) if name in _bound(node)), None)
+def _find_definition(tree: ast.Module, name: str) -> ast.stmt | None:
+    """Returns the last statement of the module that may bind the name, or None where there is none."""
+    return next((node for node in reversed(tree.body) if name in _bound_names(node)), None)
 
 
-def _bound(statement: ast.stmt) -> set[str]:
-    """Names that it may bind, here or in a function inside of it."""
+def _bound_names(statement: ast.stmt) -> set[str]:
+    """Returns the names that the statement may bind, here or in a function inside of it."""
     if isinstance(statement, ast.ClassDef | Function):
         return {statement.name}
     nodes = list(ast.walk(statement))
@@ -193,8 +221,8 @@ def _bound(statement: ast.stmt) -> set[str]:
     return names | imported | {name for name in others if isinstance(name, str)}
 
 
-def _imports(tree: ast.Module, module: str, file: Path) -> dict[str, str]:
-    """Names that the module takes from others, with where from."""
+def _imported_names(tree: ast.Module, module: str, file: Path) -> dict[str, str]:
+    """Returns the names that the module imports from others, each with its import path there."""
     names: dict[str, str] = {}
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in tree.body:
@@ -214,7 +242,8 @@ def _has_star(tree: ast.Module) -> bool:
 
 def _makes_names(tree: ast.Module) -> bool:
     words = ((getattr(node, "id", None), getattr(node, "attr", None)) for node in ast.walk(tree))
-    return any(name in _MAKING or attribute == "__dict__" for name, attribute in words)  # x.exec() is somebody's own
+    # An attribute such as `x.exec` is a method of somebody's own, so only plain names count, and `__dict__`.
+    return any(name in _MAKING or attribute == "__dict__" for name, attribute in words)
 
 
 def _of_class(
@@ -225,41 +254,50 @@ def _of_class(
     declared: dict[str, object] = {}
     complete = depth > 0
     for base in reversed(node.bases):
-        outer = _base(ast.unparse(base).partition("[")[0], target, tree, file, path, depth)
+        outer = _outline_base(ast.unparse(base).partition("[")[0], target, tree, file, path, depth)
         if outer is None:
-            complete, parameters = False, None
+            complete = False
+            parameters = None
         else:
             if outer.parameters != () or "__init__" in outer.methods:
                 parameters = outer.parameters
             methods |= outer.methods
             declared |= outer.declared
             complete = complete and outer.complete
-    is_plain = _take_body(node, methods, declared) and _keeps(node) and not _makes_names(tree)
+    is_plain = _take_body(node, methods, declared) and _keeps_signature(node) and not _makes_names(tree)
     is_plain = is_plain and all("ABCMeta" in ast.unparse(keyword.value) for keyword in node.keywords)
-    init = next((item for item in reversed(node.body) if "__init__" in _bound(item)), None)
+    init = next((item for item in reversed(node.body) if "__init__" in _bound_names(item)), None)
     if not is_plain or any(name in methods for name in _HIDING):
-        parameters, complete, methods = None, False, dict.fromkeys(methods, _ANY)
+        parameters = None
+        complete = False
+        methods = dict.fromkeys(methods, _ANY)
     elif init is not None:
-        parameters = _parameters(init.args, skip=1) if isinstance(init, Function) and _keeps(init) else None
+        parameters = (
+            _read_parameters(init.args, skip=1) if isinstance(init, Function) and _keeps_signature(init) else None
+        )
     elif any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        parameters = (*parameters, *_fields(node)) if parameters is not None else None
+        parameters = (*parameters, *_dataclass_fields(node)) if parameters is not None else None
     elif not complete:
         parameters = None
     attributes = (it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and isinstance(it.ctx, ast.Store))
-    methods |= dict.fromkeys(attributes, _ANY)  # Mine.run = run, self.run = run
+    # Statements such as `Mine.run = run` or `self.run = run` may make a method of any name that they assign.
+    methods |= dict.fromkeys(attributes, _ANY)
     return Outline(target, ast.get_docstring(node) or "", parameters, methods, declared, complete)
 
 
 def _take_body(node: ast.ClassDef, methods: dict[str, tuple[int, int | None]], declared: dict[str, object]) -> bool:
-    """Puts in what the body binds, in its order. False where it does more than to define and to assign."""
+    """Adds what the class body binds, in its order, to `methods` and `declared`.
+
+    Returns False where the body does more than to define and to assign.
+    """
     for item in node.body:
         if isinstance(item, Function):
-            methods |= {} if _is_promised(item) else {item.name: _counts(item)}
+            methods |= {} if _is_promised(item) else {item.name: _argument_counts(item)}
         elif not isinstance(item, ast.AnnAssign) or item.value is not None:
-            for name in _bound(item):
+            for name in _bound_names(item):
                 methods[name] = _ANY
                 declared.pop(name, None)
-            for name, value in _constants(item).items():
+            for name, value in _class_constants(item).items():
                 methods.pop(name)
                 declared[name] = value
     return all(isinstance(item, (*_SIMPLE, *get_args(Function))) or _is_constant(item) for item in node.body)
@@ -269,21 +307,28 @@ def _is_constant(item: ast.stmt) -> bool:
     return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)
 
 
-def _keeps(node: ast.ClassDef | Function) -> bool:
-    """Whether its decorators leave it as it is written, or as a dataclass."""
+def _keeps_signature(node: ast.ClassDef | Function) -> bool:
+    """Tells whether all decorators leave the node as it is written, or make a dataclass of it."""
     texts = [ast.unparse(decorator) for decorator in node.decorator_list]
     return all(any(name in text for name in _KEEPING) and "init=False" not in text for text in texts)
 
 
-def _base(name: str, target: str, tree: ast.Module, file: Path, path: tuple[str, ...], depth: int) -> Outline | None:
-    """None where it cannot be read. Protocol, ABC, Generic and object add nothing."""
+def _outline_base(
+    name: str, target: str, tree: ast.Module, file: Path, path: tuple[str, ...], depth: int
+) -> Outline | None:
+    """Returns the outline of a base class, or None where it cannot be read.
+
+    Protocol, ABC, Generic and object add nothing, so their outline is empty.
+    """
     if name.rpartition(".")[2] in ("Protocol", "ABC", "Generic", "object"):
         return Outline(name, "", ())
     module = target.rpartition(".")[0]
     first, dot, rest = name.partition(".")
-    there = _imports(tree, module, file).get(first, f"{module}.{first}")
+    there = _imported_names(tree, module, file).get(first, f"{module}.{first}")
     try:
-        return _outline(f"{there}{dot}{rest}", path, depth - 1) if depth else None
+        if depth:
+            return _outline_target(f"{there}{dot}{rest}", path, depth - 1)
+        return None
     except OutlineError:
         return None
 
@@ -292,7 +337,7 @@ def _is_promised(function: Function) -> bool:
     return any("abstractmethod" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
+def _dataclass_fields(node: ast.ClassDef) -> Iterator[Parameter]:
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
             text = ast.unparse(item.annotation)
@@ -304,34 +349,38 @@ def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
                 yield Parameter(item.target.id, item.value is None, _PLAIN.get(text))
 
 
-def _constants(item: ast.stmt) -> dict[str, object]:
+def _class_constants(item: ast.stmt) -> dict[str, object]:
     targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
     if isinstance(item, ast.Assign | ast.AnnAssign) and item.value is not None:
-        with suppress(ValueError, TypeError):  # -LIMIT; {[]: 1}
+        # Some values only look like constants: `-LIMIT` is a ValueError here, and `{[]: 1}` is a TypeError.
+        with suppress(ValueError, TypeError):
             value = ast.literal_eval(item.value)
             return {goal.id: value for goal in targets if isinstance(goal, ast.Name)}
     return {}
 
 
-def _parameters(arguments: ast.arguments, *, skip: int) -> tuple[Parameter, ...] | None:
-    """None where `**options` takes whatever comes."""
+def _read_parameters(arguments: ast.arguments, *, skip: int) -> tuple[Parameter, ...] | None:
+    """Returns the parameters of a signature without the first `skip`, or None where `**options` takes any."""
     if arguments.kwarg is not None:
         return None
     plain = [*arguments.posonlyargs, *arguments.args]
     required = len(plain) - len(arguments.defaults)
-    rows = [_parameter(argument, number < required) for number, argument in enumerate(plain)][skip:]
+    rows = [_read_parameter(argument, number < required) for number, argument in enumerate(plain)][skip:]
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return (*rows, *(_parameter(argument, default is None) for argument, default in named))
+    return (*rows, *(_read_parameter(argument, default is None) for argument, default in named))
 
 
-def _parameter(argument: ast.arg, required: bool) -> Parameter:
+def _read_parameter(argument: ast.arg, required: bool) -> Parameter:
     text = ast.unparse(argument.annotation) if argument.annotation is not None else ""
     return Parameter(argument.arg, required, _PLAIN.get(text))
 
 
-def _counts(function: Function) -> tuple[int, int | None]:
-    """How many arguments a call may have, without the object itself; required ones by keyword make it impossible."""
-    if not _keeps(function):
+def _argument_counts(function: Function) -> tuple[int, int | None]:
+    """Returns the least and the largest number of arguments of a call, without the object itself.
+
+    Calls have no keyword arguments here. So where a keyword is required, the range is made empty and no call fits.
+    """
+    if not _keeps_signature(function):
         return _ANY
     arguments = function.args
     bound = 0 if any("staticmethod" in ast.unparse(mark) for mark in function.decorator_list) else 1

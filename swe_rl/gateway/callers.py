@@ -1,17 +1,19 @@
-"""Who may call the gateway, and how a request must arrive.
+"""This module decides who may call the gateway, and how a request must arrive.
 
 Invariants:
 - With a token, whoever brings it (as a bearer, or as x-api-key) may call; /health needs none.
-- Without one, the gateway is on a loopback address and every program of this machine may call. A web page is no such
-  program: what a browser sends for it names another host (one that was made to lead here), or says where it is from.
-- A request that does not arrive in time is not waited for, and what is no request leaves no traceback.
+- Without one, the gateway is on a loopback address and every program of this machine may call. A web page may not: what
+  a browser sends for it names another host (one that was made to lead here), or says where it is from.
+- A request that does not arrive in time is not waited for, and a text that is no HTTP request leaves no traceback.
 - A connection whose first head does not come within the limit is closed; aiohttp, which would wait for ever, never
-  hears of it. From the first complete head on it is aiohttp's, with all that was read; its `keepalive_timeout` bounds
-  the wait for each head after that. What cannot become a head (a client that speaks TLS, say) it refuses at once.
+  hears of it. From the first complete head on the connection belongs to aiohttp, with all that was read; its
+  `keepalive_timeout` bounds the wait for each head after that. Bytes that cannot become a head (a client that speaks
+  TLS, say) go to aiohttp at once, which refuses them.
 """
 
 import asyncio
 import hmac
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
@@ -19,11 +21,17 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from swe_rl.gateway.errors import ApiError, Handler
+from swe_rl.gateway.errors import INVALID_JSON, ApiError, Handler, invalid_request
 from swe_rl.host.addresses import is_loopback
 
 _END_OF_HEAD = b"\r\n\r\n"
-_LONGEST_HEAD_BYTES = 65536  # more is aiohttp's to refuse
+# aiohttp refuses a longer head.
+_LONGEST_HEAD_BYTES = 65536
+_ENCODINGS = ("gzip", "x-gzip", "deflate")
+# With this number zlib reads the head of gzip or of zlib.
+_GZIP_OR_ZLIB = 32
+# This number is in the lower half of the first byte. Some clients send deflate without such a head.
+_ZLIB_HEAD = 8
 Middleware = Callable[[web.Request, Handler], "web.StreamResponse"]
 
 
@@ -46,11 +54,11 @@ def token_middleware(token: str) -> Middleware:
 
 
 def local_middleware() -> Middleware:
-    """Refuses (403) what a browser sends for a page of somebody else's."""
+    """Refuses (403) what a browser sends for a web page of another origin."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if (foreign := _foreign(request)) is not None:
+        if (foreign := _foreign_header(request)) is not None:
             message = f"Without a key the gateway answers programs of this machine only, and no web pages: {foreign}."
             raise ApiError(403, message, kind="permission_error", code="foreign_request")
         return await handler(request)
@@ -58,14 +66,17 @@ def local_middleware() -> Middleware:
     return check  # type: ignore[return-value]
 
 
-def _foreign(request: web.Request) -> str | None:
-    """The header that tells, or None."""
-    host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+def _foreign_header(request: web.Request) -> str | None:
+    """Returns the header that shows a foreign web page, or None."""
+    host = request.headers.get("Host", "")
     if not _is_here(f"//{host}"):
         return f"Host {host!r}"
-    if origin is not None and not _is_here(origin):
-        return f"Origin {origin!r}"
-    return "Sec-Fetch-Site 'cross-site'" if request.headers.get("Sec-Fetch-Site") == "cross-site" else None
+    for origin in request.headers.getall("Origin", ()):
+        if not _is_here(origin):
+            return f"Origin {origin!r}"
+    if request.headers.get("Sec-Fetch-Site") == "cross-site":
+        return "Sec-Fetch-Site 'cross-site'"
+    return None
 
 
 @lru_cache(256)
@@ -77,8 +88,9 @@ def _is_here(url: str) -> bool:
 
 
 async def body_of(request: web.Request, arrival_s: float) -> bytes:
-    """Raises ApiError (408) for one that does not arrive within `arrival_s`."""
-    if request.content.is_eof():  # it came with its head
+    """Reads the request's body. Raises ApiError (408) if it does not arrive within `arrival_s`."""
+    # The body came with its head.
+    if request.content.is_eof():
         return await request.read()
     try:
         async with asyncio.timeout(arrival_s):
@@ -88,8 +100,40 @@ async def body_of(request: web.Request, arrival_s: float) -> bytes:
         raise ApiError(408, message, code="request_timeout") from error
 
 
+async def plain_body_of(request: web.Request, arrival_s: float) -> bytes:
+    """Reads the request's body and unpacks it. Raises HTTPRequestEntityTooLarge, and ApiError for a late body (408),
+    for an unknown Content-Encoding (415) and for a body that is not in its Content-Encoding (400)."""
+    packed = await body_of(request, arrival_s)
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return packed
+    if encoding not in _ENCODINGS:
+        message = f"The Content-Encoding {encoding[:80]!r} is not read here; send gzip, deflate, or the body as it is."
+        raise ApiError(415, message, code="unsupported_encoding")
+    try:
+        return await asyncio.to_thread(_unpack_body, packed, encoding, request.client_max_size)
+    except zlib.error as error:
+        raise invalid_request(
+            f"The body is not in the Content-Encoding {encoding!r}: {error}.", code=INVALID_JSON
+        ) from error
+
+
+def _unpack_body(packed: bytes, encoding: str, limit_bytes: int) -> bytes:
+    """Unpacks a body, at most `limit_bytes` of it. Raises zlib.error for broken data, HTTPRequestEntityTooLarge for
+    more bytes."""
+    bare = encoding == "deflate" and packed[:1] and packed[0] & 0x0F != _ZLIB_HEAD
+    unpacking = zlib.decompressobj(-zlib.MAX_WBITS if bare else zlib.MAX_WBITS | _GZIP_OR_ZLIB)
+    body = unpacking.decompress(packed, limit_bytes + 1)
+    if len(body) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, len(body))
+    if not unpacking.eof:
+        raise zlib.error("it breaks off")
+    return body
+
+
 class Arrivals:
-    """A factory of protocols for a listening socket; `serve` makes the protocol that takes over."""
+    """Makes a protocol for each connection of a listening socket. Once a head is there, the protocol that `serve` makes
+    takes over."""
 
     def __init__(self, serve: Callable[[], asyncio.Protocol], limit_s: float) -> None:
         self.serve = serve

@@ -1,11 +1,12 @@
-"""One call, from its messages to its answer: plan, sample, record.
+"""This module answers one call, from its messages to its reply: it plans, samples and records.
 
 Invariants:
-- A turn is recorded and handed to the store before its client is answered; a call that failed, was aborted or whose
+- A turn is recorded and handed to the store before its client is answered. A call that failed, was aborted or whose
   client went away leaves no trace.
 - What was sampled is recorded, whatever the client sent with it: a reply that cannot be read is its own content.
 - An opened session's sampling parameters are its settings; the client can only ask for fewer tokens.
 - With a session's seed, the seed of a turn follows from it and the turn's number alone.
+- A reply is opened once its request was rendered and has room: what is wrong with the request was said by then.
 """
 
 import asyncio
@@ -14,27 +15,34 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.gateway import reply
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, internal_failure
 from swe_rl.gateway.live import LiveSession
-from swe_rl.gateway.reply import ChatAnswer
+from swe_rl.gateway.reply import ChatAnswer, Opening
 from swe_rl.gateway.request import ChatRequest, too_deep
 from swe_rl.gateway.session import Draft, Recorded, Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.gateway.trace import known_routes
-from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.chat import ChatRenderer, PromptTooLongError
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
 
 if TYPE_CHECKING:
     from swe_rl.gateway.sampling import Sampler
 
 _log = logging.getLogger(__name__)
-_LONG_CHARS = 2048  # of new text: from here on encoding it (1 to 2 MB/s) would hold up the event loop
-_LONG_TOKENS = 2048  # of a reply: from here on decoding and parsing it would
+T = TypeVar("T")
+# Encoding runs at 1 to 2 MB/s. So more new text than this would hold up the event loop, and is encoded in a thread.
+_LONG_CHARS = 2048
+# Longer text would keep one of the few threads from all that is shorter, so it has a thread of its own.
+_VERY_LONG_CHARS = 2**18
+# Decoding and parsing a longer reply would hold up the event loop.
+_LONG_TOKENS = 2048
 
 
 class Completer:
@@ -54,18 +62,32 @@ class Completer:
         self._max_model_len = max_model_len
         self._parse = parse
         self._clock = clock
+        self._very_long = ThreadPoolExecutor(1, "very_long_prompts")
 
-    async def complete(self, live: LiveSession, request: ChatRequest) -> ChatAnswer:
-        """Raises ApiError, TraceStoreError. Cancelling it aborts the engine's request."""
+    async def complete(
+        self, live: LiveSession, request: ChatRequest, opened: "asyncio.Future[Opening] | None" = None
+    ) -> ChatAnswer:
+        """Answers a chat request. `opened` is set before the reply is sampled. Cancelling the call aborts the engine's
+        request. Raises ApiError, TraceStoreError."""
         started_s = self._clock()
+        limit, key = self._limit(live)
         try:
-            plan = live.state.plan(*await self._rendered(live.state, request))
+            plan = live.state.plan(*await self._rendered(live.state, request, limit - 1))
         except RecursionError as error:
             raise too_deep() from error
+        except PromptTooLongError as error:
+            refusal = context_overflow(error.tokens, limit, key, at_least=True)
+            live.refuse(refusal)
+            raise refusal from None
         recorded = False
         try:
             params = self._params(live, plan, request)
             params = replace(params, routes_from=known_routes(plan.base_tokens))
+            opening = Opening(
+                f"{live.session_id}-{plan.number}", int(time.time()), self._model_name, len(plan.prompt_ids)
+            )
+            if opened is not None and not opened.done():
+                opened.set_result(opening)
             sampled = await self._sampler.sample(live, plan, params, logprobs=request.logprobs)
             completion = sampled.completion
             message, turn = await self._recorded(live, plan, request, completion)
@@ -77,25 +99,31 @@ class Completer:
             if not recorded:
                 live.state.release(plan)
         live.count(turn, completion, sampled.held_s)
+        live.noted(request.notes, done=bool(request.tools) and not message.get("tool_calls"))
         await self._sampler.record(live, plan, turn, sampled, started_s)
-        return self._answer(live, plan, turn, request, completion, message)
+        return self._answer(opening, request, completion, message)
 
     async def count(self, state: Session, request: ChatRequest) -> int:
-        """Tokens of the prompt that this request would have now. Raises ApiError."""
+        """Counts the tokens of the prompt that this request would have now. Raises ApiError."""
+        draft = state.draft(request.conversation)
         try:
-            draft, delta_ids = await self._rendered(state, request)
+            if self._renderer.rewrites:
+                draft = await self._in_thread(draft, partial(draft.settled, self._renderer))
+            return state.tokens_before(draft) + await self._in_thread(draft, partial(draft.count, self._renderer))
         except RecursionError as error:
             raise too_deep() from error
-        return state.prompt_tokens(draft, delta_ids)
 
     async def complete_ids(self, live: LiveSession, request: TokenRequest) -> Completion:
-        """Of token ids that a client brings; as `complete`."""
-        started_s, limit = self._clock(), self._max_model_len
+        """Answers a request that brings token ids. Cancelling the call aborts the engine's request. Raises ApiError,
+        TraceStoreError."""
+        started_s = self._clock()
+        limit = self._max_model_len
         room = limit - len(request.prompt_ids)
         if room <= 0:
             raise context_overflow(len(request.prompt_ids), limit, "engine.max_model_len")
         params = replace(request.params, max_tokens=min(room, request.params.max_tokens))
-        plan, recorded = live.state.plan_apart(request.prompt_ids), False
+        plan = live.state.plan_apart(request.prompt_ids)
+        recorded = False
         try:
             sampled = await self._sampler.sample(live, plan, params, logprobs=True)
             turn = live.state.record_apart()
@@ -107,19 +135,40 @@ class Completer:
         await self._sampler.record(live, plan, turn, sampled, started_s)
         return sampled.completion
 
-    async def _rendered(self, state: Session, request: ChatRequest) -> tuple[Draft, "array[int]"]:
+    async def _rendered(self, state: Session, request: ChatRequest, most_tokens: int) -> tuple[Draft, "array[int]"]:
+        """Drafts the request and renders its new ids. Raises PromptTooLongError for a prompt of more than
+        `most_tokens`, RecursionError."""
         draft = state.draft(request.conversation)
-        if draft.new_chars < _LONG_CHARS:
-            return draft, draft.render(self._renderer)
-        return draft, await asyncio.to_thread(draft.render, self._renderer)
+        if self._renderer.rewrites:
+            draft = await self._in_thread(draft, partial(draft.settled, self._renderer))
+        before_tokens = state.tokens_before(draft)
+        try:
+            render = partial(draft.render, self._renderer, most_tokens - before_tokens)
+            return draft, await self._in_thread(draft, render)
+        except PromptTooLongError as error:
+            raise PromptTooLongError(before_tokens + error.tokens) from None
+
+    async def _in_thread(self, draft: Draft, work: Callable[[], T]) -> T:
+        """Does the work in a thread, or at once if the draft is short."""
+        if not draft.has_new_chars(_LONG_CHARS):
+            return work()
+        very_long = draft.has_new_chars(_VERY_LONG_CHARS)
+        return await asyncio.get_running_loop().run_in_executor(self._very_long if very_long else None, work)
+
+    def _limit(self, live: LiveSession) -> tuple[int, str]:
+        """Returns the limit of prompt and reply together, in tokens, and the key that sets it."""
+        pinned = live.settings
+        if pinned is not None and pinned.max_trajectory_tokens < self._max_model_len:
+            return pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
+        return self._max_model_len, "engine.max_model_len"
 
     def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
-        pinned, limit, key = live.settings, self._max_model_len, "engine.max_model_len"
+        pinned = live.settings
+        limit, key = self._limit(live)
         if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
             raise call_limit(pinned.max_calls)
-        if pinned is not None and pinned.max_trajectory_tokens < limit:
-            limit, key = pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
-        tokens, opening = len(plan.prompt_ids), pinned.max_prompt_tokens if pinned is not None and plan.first else None
+        tokens = len(plan.prompt_ids)
+        opening = pinned.max_prompt_tokens if pinned is not None and plan.first else None
         if opening is not None and tokens > opening:
             raise context_overflow(tokens, opening, "rollout.max_prompt_tokens")
         room = limit - tokens
@@ -130,16 +179,16 @@ class Completer:
         if pinned is None:
             return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, stops, request.seed)
         seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
-        wanted = min(wanted, max(1, pinned.max_turn_tokens - len(plan.begun_ids)))
-        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed)
+        wanted = min(wanted, pinned.max_turn_tokens)
+        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p)
 
     async def _recorded(
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
     ) -> tuple[dict[str, object], Recorded]:
-        ids = (*plan.begun_ids, *completion.token_ids)
+        ids = completion.token_ids
 
         def read() -> ParsedReply:
-            return self._parse(self._renderer.decode(ids), request.tools)
+            return self._parse(self._renderer.decode(ids), request.tools if request.calls else [])
 
         def kept(parsed: ParsedReply) -> tuple[dict[str, object], Recorded]:
             message = reply.assistant_message(parsed, live.session_id, plan.number)
@@ -152,26 +201,20 @@ class Completer:
             return kept(ParsedReply(self._renderer.decode(ids)))
 
     def _answer(
-        self,
-        live: LiveSession,
-        plan: TurnPlan,
-        turn: Recorded,
-        request: ChatRequest,
-        completion: Completion,
-        message: dict[str, object],
+        self, opening: Opening, request: ChatRequest, completion: Completion, message: dict[str, object]
     ) -> ChatAnswer:
         return ChatAnswer(
-            name=f"{live.session_id}-{turn.turn}",
-            created_s=int(time.time()),
-            model=self._model_name,
+            name=opening.name,
+            created_s=opening.created_s,
+            model=opening.model,
             message=message,
             finish_reason=reply.finish_reason(completion, message),
-            usage=reply.usage(len(plan.prompt_ids), completion),
-            logprobs=reply.logprobs(self._renderer, completion) if request.logprobs else None,
+            usage=reply.usage_of(opening.prompt_tokens, completion),
+            logprobs=reply.logprobs_of(self._renderer, completion) if request.logprobs else None,
         )
 
 
 def turn_seed(seed: int, number: int) -> int:
-    """63 bits: fits a signed 64-bit integer of any engine."""
+    """Derives a turn's seed from the session's. Its 63 bits fit a signed 64-bit integer of any engine."""
     digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

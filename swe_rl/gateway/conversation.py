@@ -1,4 +1,4 @@
-"""The conversation of a request, and what of it was there before.
+"""This module finds out what of a request's conversation was there before.
 
 A client sends its whole conversation with every call. Its bytes are compared with those of the calls before (memcmp);
 only messages that are not the same bytes are parsed, checked and hashed.
@@ -6,11 +6,11 @@ only messages that are not the same bytes are parsed, checked and hashed.
 Invariants:
 - The hashes of a conversation are `prefix_hashes` of its messages, always: what is remembered only saves work.
 - What is parsed in parts is what would be parsed whole. The messages' array is cut out and a word that nobody knows
-  (`_MARK`) is put in its place: where the rest parses and has that word as its messages, and nothing else, the array
-  is the body's, and body and array are sound on their own. Whatever does not fit is parsed whole.
+  (`_MARK`) is put in its place. If the rest parses and has that word as its messages, and nothing else, the array is
+  the body's, and body and array are sound on their own. Whatever does not fit is parsed whole.
 - A message's end is known where the scan of brackets and the parser agree about the number of messages.
-- Memory is bounded: `limit_bytes` of bodies, the least lately used go first; at most `_KEPT` of one name. A name says
-  where to look, not what is there: a wrong one costs time.
+- Memory is bounded: `limit_bytes` of bodies, of which those used least lately go first, and at most `_KEPT` of one
+  name. A name says where to look, not what is there: a wrong one costs time.
 - An assistant message is compared as it was answered: content (without outer whitespace) and tool calls (arguments as
   JSON values, numbers by value). Reasoning, ids of tool calls and null fields are not compared: clients drop or rewrite
   them.
@@ -29,57 +29,78 @@ from typing import Any
 
 import orjson
 
-from swe_rl.model.templates.qwen import message_text, role_of
+from swe_rl.gateway import json_slices
+from swe_rl.gateway.json_repair import replace_lone_surrogates
+from swe_rl.model.long_text import utf8_slices
+from swe_rl.templates.qwen import message_text, role_of
 
 Fingerprint = bytes
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
+# Takes messages as they were sent. Returns them as they are used, and for each the kinds of what was mended.
+Mend = Callable[[list[Any]], tuple[list[dict[str, Any]], list[frozenset[str]]]]
 
-_KEPT = 4  # conversations of one session that take turns: sub-agents
-_REWRITTEN = 2  # messages at its end that a conversation may change and still be the same one: marks for caches
+# Conversations of one session take turns if there are sub-agents. So many are remembered.
+_KEPT = 4
+# A conversation may change so many messages at its end and still be the same one: clients move their marks for caches.
+_REWRITTEN = 2
+# 512 MB of bodies are remembered: about 1,000 conversations of 128k tokens.
 _LIMIT_BYTES = 512 * 2**20
-_LONGEST_BYTES = 8 * 2**20  # of new text: from here on a scan would hold up the event loop
+# A scan of more new text would keep the interpreter lock for too long.
+_LONGEST_BYTES = 2**20
+# No reply has had longer arguments of a call, so longer ones are not parsed.
+_LONGEST_ARGUMENTS = 2**18
 _MARK = f"messages {secrets.token_hex(16)}"
 _MARK_JSON = orjson.dumps(_MARK)
+_NAME = b'"messages"'
 _BEGIN = re.compile(rb'"messages"[ \t\n\r]*:[ \t\n\r]*\[')
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
+# The pattern never goes back, so it needs no memory.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{}]', re.DOTALL)
 
 
 def tools_hash(tools: Tools | None) -> Fingerprint:
-    """Of a conversation without a message."""
-    return _digest(json.dumps(list(tools or ()), sort_keys=True).encode())
+    """Returns the hash of a conversation that has tools and no message yet. Each tool is written on its own, as many at
+    once would keep the interpreter lock for long."""
+    return _hash_parts(*(json.dumps(tool, sort_keys=True).encode() + b"\0" for tool in tools or ()))
 
 
 def prefix_hashes(messages: Sequence[Message], tools: Tools | None) -> list[Fingerprint]:
-    """Entry i covers the tools and the first i messages; one entry more than there are messages."""
-    return _extended([tools_hash(tools)], messages)
+    """Returns one hash more than there are messages: entry i covers the tools and the first i messages."""
+    return _extend_hashes([tools_hash(tools)], messages)
 
 
-def _extended(hashes: list[Fingerprint], messages: Sequence[Message]) -> list[Fingerprint]:
+def _extend_hashes(hashes: list[Fingerprint], messages: Sequence[Message]) -> list[Fingerprint]:
     for message in messages:
         hashes.append(extend_hash(hashes[-1], message))
     return hashes
 
 
 def extend_hash(prefix: Fingerprint, message: Message) -> Fingerprint:
-    """Lengths are written in front of what may hold anything, so that no two messages are written alike."""
-    role, text = role_of(message), message_text(message.get("content"))
+    """Returns the hash of a prefix and one more message. Lengths are written in front of what may hold anything, so
+    that no two messages are written alike."""
+    role = role_of(message)
+    text = message_text(message.get("content"))
     if role != "assistant":
-        return _digest(b"%b%b\0%b" % (prefix, role.encode(), _encode(text)))
-    said = _encode(text.strip())
+        return _hash_parts(prefix, role.encode(), b"\0", _encode_text(text))
+    said = _encode_text(text.strip())
     calls = message.get("tool_calls") or ()
-    called = json.dumps([_call(call) for call in calls], sort_keys=True).encode() if calls else b""
-    return _digest(b"%bassistant\0%d\0%b%b" % (prefix, len(said), said, called))
+    called = json.dumps([_call_parts(call) for call in calls], sort_keys=True).encode() if calls else b""
+    # Half a character that the model wrote comes back from a client as U+FFFD.
+    if b"\\ud" in called:
+        called = replace_lone_surrogates(called)
+    return _hash_parts(prefix, b"assistant\0%d\0" % len(said), said, called)
 
 
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _encode_text(text: str) -> bytes:
+    return b"".join(utf8_slices(text))
 
 
-def _call(call: Mapping[str, Any]) -> list[Any]:
+def _call_parts(call: Mapping[str, Any]) -> list[Any]:
     function = call.get("function") or call
     arguments = function.get("arguments")
     if isinstance(arguments, str):
+        if len(arguments) > _LONGEST_ARGUMENTS:
+            return [function.get("name"), "text", arguments]
         try:
             arguments = json.loads(arguments, parse_float=_by_value)
         except (ValueError, RecursionError):
@@ -90,7 +111,7 @@ def _call(call: Mapping[str, Any]) -> list[Any]:
 
 
 def _by_value(written: str | float) -> float | int:
-    """1.0 and 1 are one number: where calls have values and no text, clients write them in their own way."""
+    """Makes 1.0 and 1 the same number: if calls have values and no text, clients write the values in their own way."""
     value = float(written)
     return int(value) if value.is_integer() else value
 
@@ -100,17 +121,24 @@ def _by_values(arguments: Any) -> Any:
         return _by_value(arguments)
     if isinstance(arguments, dict):
         return {name: _by_values(value) for name, value in arguments.items()}
-    return [_by_values(value) for value in arguments] if isinstance(arguments, list) else arguments
+    if isinstance(arguments, list):
+        return [_by_values(value) for value in arguments]
+    return arguments
 
 
-def _digest(data: bytes) -> Fingerprint:
-    return hashlib.blake2b(data, digest_size=16).digest()
+def _hash_parts(*parts: bytes) -> Fingerprint:
+    """Hashes the parts as one text. Long parts are not copied, and they are hashed without the interpreter lock."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Conversation:
-    """`hashes` as `prefix_hashes`; `assistant`: whether a message is one, of each. `new`: the messages from number
-    `known` on; `whole` gives all."""
+class RequestMessages:
+    """Holds the messages of a request, with the hash of each prefix. `hashes` are `prefix_hashes`, and `assistant`
+    tells for each message whether it is the assistant's. `new` has the messages from number `known` on; `whole` returns
+    all."""
 
     tools: Tools
     hashes: Sequence[Fingerprint]
@@ -120,23 +148,26 @@ class Conversation:
     whole: Callable[[], Sequence[Message]] = field(repr=False)
 
     @classmethod
-    def of(cls, messages: Sequence[Message], tools: Tools | None) -> "Conversation":
-        """Of which nothing is known. Raises RecursionError."""
+    def of(cls, messages: Sequence[Message], tools: Tools | None) -> "RequestMessages":
+        """Makes a conversation of which nothing is known from before. Raises RecursionError."""
         hashes = prefix_hashes(messages, tools)
-        return cls(tools or (), hashes, _assistant(messages), 0, messages, lambda: messages)
+        return cls(tools or (), hashes, _assistant_flags(messages), 0, messages, lambda: messages)
 
     def since(self, number: int) -> Sequence[Message]:
-        """The messages from there on."""
-        return self.new[number - self.known :] if number >= self.known else self.whole()[number:]
+        """Returns the messages from this number on."""
+        if number >= self.known:
+            return self.new[number - self.known :]
+        return self.whole()[number:]
 
 
-def _assistant(messages: Sequence[Message]) -> list[bool]:
+def _assistant_flags(messages: Sequence[Message]) -> list[bool]:
     return [message["role"] == "assistant" for message in messages]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Sent:
-    """A body whose messages stand at `raw[begin : ends[-1]]`, each up to its end; `tools` as JSON."""
+class SentBody:
+    """Holds a body whose messages stand at `raw[begin : ends[-1]]`, each up to its end. `tools` are JSON, and `mended`
+    has the kinds of what was mended in each message."""
 
     raw: bytes = field(repr=False)
     begin: int
@@ -144,11 +175,14 @@ class Sent:
     tools: bytes
     hashes: Sequence[Fingerprint]
     assistant: Sequence[bool]
+    mended: Sequence[frozenset[str]]
 
     def shared(self, raw: bytes, begin: int) -> int:
-        """With how many of these messages those at `raw[begin:]` begin, byte for byte."""
-        low, high = 0, len(self.ends)
-        middle = high  # most often all of them
+        """Returns with how many of these messages the ones at `raw[begin:]` begin, byte for byte."""
+        low = 0
+        high = len(self.ends)
+        # Most often all messages are the same, so that is tried first.
+        middle = high
         with memoryview(self.raw) as text:
             while low < high:
                 if raw.startswith(text[self.begin : self.ends[middle - 1]], begin):
@@ -158,8 +192,9 @@ class Sent:
                 middle = (low + high + 1) // 2
         return low
 
-    def goes_on_from(self, other: "Sent") -> bool:
-        """But for what it may have rewritten at the other's end."""
+    def goes_on_from(self, other: "SentBody") -> bool:
+        """Tells whether this conversation continues the other, apart from messages at the other's end that it may have
+        rewritten."""
         count = len(other.ends)
         same = count if count <= 2 * _REWRITTEN else count - _REWRITTEN
         return self.hashes[same : same + 1] == other.hashes[same : same + 1]
@@ -167,61 +202,70 @@ class Sent:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Body:
-    """A request that was read in parts: `envelope` without its messages, of which `known` were sent before and `new`
-    are those after them."""
+    """Holds a request that was read in parts. `envelope` is the request without its messages: `known` of them were sent
+    before, and `new` are those after them."""
 
     raw: bytes = field(repr=False)
     envelope: dict[str, Any] = field(repr=False)
     begin: int
     ends: Sequence[int]
-    end: int  # of the messages' array, its bracket
-    before: Sent | None
+    # The bracket that ends the messages' array stands here.
+    end: int
+    before: SentBody | None
     known: int
     new: list[Any] = field(repr=False)
 
-    def understood(self, tools: list[dict[str, Any]]) -> tuple[Conversation, Sent]:
-        """Once its new messages are sound. Raises RecursionError, orjson.JSONEncodeError for tools that are nested
-        too deeply."""
+    def understood(self, tools: list[dict[str, Any]], mend: Mend) -> tuple[RequestMessages, SentBody]:
+        """Returns the conversation of the messages as `mend` gives them, and the body to remember. Raises
+        RecursionError, orjson.JSONEncodeError for tools that are nested too deeply, and what `mend` raises."""
         written = orjson.dumps(tools)
+        new, mended = mend(self.new)
+        if self.before is not None:
+            mended = [*self.before.mended[: self.known], *mended]
         if self.before is not None and self.before.tools == written:
-            hashes = _extended(list(self.before.hashes[: self.known + 1]), self.new)
-            assistant = [*self.before.assistant[: self.known], *_assistant(self.new)]
+            hashes = _extend_hashes(list(self.before.hashes[: self.known + 1]), new)
+            assistant = [*self.before.assistant[: self.known], *_assistant_flags(new)]
         else:
-            messages = self.messages()
-            hashes, assistant = prefix_hashes(messages, tools), _assistant(messages)
-        conversation = Conversation(tools, hashes, assistant, self.known, self.new, self.messages)
-        return conversation, Sent(self.raw, self.begin, self.ends, written, hashes, assistant)
+            messages, _ = mend(self.messages())
+            hashes = prefix_hashes(messages, tools)
+            assistant = _assistant_flags(messages)
+        conversation = RequestMessages(tools, hashes, assistant, self.known, new, lambda: mend(self.messages())[0])
+        return conversation, SentBody(self.raw, self.begin, self.ends, written, hashes, assistant, mended)
 
     def messages(self) -> list[Any]:
-        """All of them."""
+        """Parses all messages."""
         with memoryview(self.raw) as text:
-            messages: list[Any] = orjson.loads(text[self.begin - 1 : self.end + 1])
+            messages: list[Any] = json_slices.loads(bytes(text[self.begin - 1 : self.end + 1]))
         return messages
 
 
 class KnownBodies:
-    """The requests that came last, by the names of their sessions."""
+    """Remembers the latest requests by the names of their sessions."""
 
     def __init__(self, limit_bytes: int = _LIMIT_BYTES) -> None:
         self.held_bytes = 0
         self._limit_bytes = limit_bytes
-        self._sent: OrderedDict[str, list[Sent]] = OrderedDict()
+        self._sent: OrderedDict[str, list[SentBody]] = OrderedDict()
 
     def read(self, raw: bytes, name: str) -> Body | None:
-        """None: to be parsed whole, as nobody knows where its messages are, or as it is no sound request."""
-        opened = _BEGIN.search(raw)
+        """Reads a body in parts. Returns None if it must be parsed whole, because nobody knows where its messages are,
+        or because the request is not sound."""
+        opened = _opened(raw)
         if opened is None:
             return None
-        before, known, begin = None, 0, opened.end()
+        before = None
+        known = 0
+        begin = opened.end()
         for sent in self._sent.get(name, ()):
             shared = sent.shared(raw, begin)
             if shared > known:
-                before, known = sent, shared
+                before = sent
+                known = shared
         shift, ends = (begin - before.begin, list(before.ends[:known])) if before is not None else (0, [])
-        return _read(raw, begin, [end + shift for end in ends] if shift else ends, before)
+        return _read_body(raw, begin, [end + shift for end in ends] if shift else ends, before)
 
-    def keep(self, name: str, sent: Sent) -> None:
-        """In place of the conversation that it goes on from."""
+    def keep(self, name: str, sent: SentBody) -> None:
+        """Remembers a body in place of those whose conversation it goes on from."""
         before = self._sent.pop(name, [])
         others = [other for other in before if not sent.goes_on_from(other)][-(_KEPT - 1) :]
         kept = [*others, sent]
@@ -231,15 +275,27 @@ class KnownBodies:
             self.forget(next(iter(self._sent)))
 
     def forget(self, name: str) -> None:
-        """Its session is over."""
+        """Forgets a session that is over."""
         self.held_bytes -= sum(len(body.raw) for body in self._sent.pop(name, ()))
 
 
-def _read(raw: bytes, begin: int, ends: list[int], before: Sent | None) -> Body | None:
-    known, at = len(ends), ends[-1] if ends else begin
+def _opened(raw: bytes) -> "re.Match[bytes] | None":
+    """Finds where the messages begin. The name alone is found far faster than the pattern."""
+    place = raw.find(_NAME)
+    while place >= 0:
+        opened = _BEGIN.match(raw, place)
+        if opened is not None:
+            return opened
+        place = raw.find(_NAME, place + len(_NAME))
+    return None
+
+
+def _read_body(raw: bytes, begin: int, ends: list[int], before: SentBody | None) -> Body | None:
+    known = len(ends)
+    at = ends[-1] if ends else begin
     if len(raw) - at > _LONGEST_BYTES:
         return None
-    end = _scan(raw, at, ends)
+    end = _scan_array(raw, at, ends)
     if end is None:
         return None
     tail = raw[at:end].lstrip(b" \t\n\r")
@@ -250,17 +306,20 @@ def _read(raw: bytes, begin: int, ends: list[int], before: Sent | None) -> Body 
         if not tail.strip(b" \t\n\r"):
             return None
     try:
-        new = orjson.loads(b"".join((b"[", tail, b"]")))
-        envelope = orjson.loads(b"".join((raw[:begin], _MARK_JSON, raw[end:])))
+        new = json_slices.loads(b"".join((b"[", tail, b"]")))
+        envelope = json_slices.loads(b"".join((raw[:begin], _MARK_JSON, raw[end:])))
     except orjson.JSONDecodeError:
         return None
     if len(new) != len(ends) - known or not isinstance(envelope, dict) or envelope.get("messages") != [_MARK]:
         return None
-    return Body(raw, envelope, begin, ends, end, before, known, new) if ends else None
+    if ends:
+        return Body(raw, envelope, begin, ends, end, before, known, new)
+    return None
 
 
-def _scan(raw: bytes, at: int, ends: list[int]) -> int | None:
-    """Where the array ends in which `at` is; `ends` gets the ends of its elements that are objects, lists or texts."""
+def _scan_array(raw: bytes, at: int, ends: list[int]) -> int | None:
+    """Returns where the array ends that `at` is in, or None. `ends` gets the ends of the array's elements that are
+    objects, lists or texts."""
     depth = 0
     for token in _TOKEN.finditer(raw, at):
         character = raw[token.start()]

@@ -1,8 +1,9 @@
-"""What a client is told when a request cannot be answered: in OpenAI's shape, or in that of the path's dialect.
+"""This module has the errors that tell a client why a request cannot be answered, in OpenAI's form or in that of the
+path's dialect.
 
 Invariants:
 - OpenAI's body is `{"error": {"message", "type", "param", "code"}}`; only 503 carries Retry-After.
-- What is logged or said names a route, never a session's address: what is said may end in a trajectory's error.
+- A message or log line names a route, never a session's address, because a message may end in a trajectory's error.
 - Messages say what was wrong with the request or the engine, never a traceback.
 """
 
@@ -19,8 +20,13 @@ from swe_rl.gateway.trace import TraceStoreError
 
 Form = Callable[["ApiError"], dict[str, Any]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-CONTEXT_OVERFLOW = "context_length_exceeded"  # OpenAI's word
+# This is OpenAI's word. Agents look for it to shorten their conversation.
+CONTEXT_OVERFLOW = "context_length_exceeded"
 CALL_LIMIT = "call_limit_reached"
+INVALID_JSON = "invalid_json"
+MODEL_NOT_FOUND = "model_not_found"
+TOO_LARGE = "request_too_large"
+# Clients of OpenAI wait so many seconds before they repeat a call that was refused with 503.
 RETRY_AFTER_S = 1
 _log = logging.getLogger(__name__)
 
@@ -30,7 +36,7 @@ class GatewayError(RunError):
 
 
 class GatewayLostError(RunError):
-    """The process that had a session has ended, and with it the session."""
+    """The process that had a session has ended, and the session with it."""
 
 
 class GatewayConfigError(UserError):
@@ -38,7 +44,7 @@ class GatewayConfigError(UserError):
 
 
 class ApiError(Exception):
-    """A refusal: an HTTP status and OpenAI's error fields."""
+    """A refusal, with an HTTP status and OpenAI's error fields."""
 
     def __init__(
         self,
@@ -66,7 +72,7 @@ class ApiError(Exception):
         return web.Response(body=data, status=self.status, headers=headers, content_type="application/json")
 
 
-def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+def invalid_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
@@ -74,14 +80,29 @@ def call_limit(limit: int) -> ApiError:
     return ApiError(400, f"This session has had its {limit} replies (rollout.max_turns).", code=CALL_LIMIT)
 
 
-def context_overflow(prompt_tokens: int, limit: int, key: str) -> ApiError:
+def context_overflow(prompt_tokens: int, limit: int, key: str, *, at_least: bool = False) -> ApiError:
+    """Refuses a prompt that leaves no room to answer. The message is OpenAI's sentence, because clients recognize a
+    full context by it; `key` is the setting that has the limit. With `at_least`, the prompt was not counted to its
+    end."""
+    number = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
     return ApiError(
         400,
-        f"This request's prompt has {prompt_tokens} tokens, which leaves no room to answer: the limit is {limit} "
-        f"tokens ({key}). Please shorten the messages.",
+        f"This model's maximum context length is {limit} tokens. However, you requested {number} tokens in the "
+        f"messages, which leaves no room to answer ({key}). Please reduce the length of the messages.",
         param="messages",
         code=CONTEXT_OVERFLOW,
     )
+
+
+def overflow_figures(error: ApiError) -> tuple[int, int] | None:
+    """Returns the prompt's tokens and the limit that a `context_overflow` names, or None for another error. It reads
+    the message, as another process may have written it."""
+    figures = re.search(
+        r"length is ([0-9]+) tokens\. However, you requested (?:at least )?([0-9]+) tokens", error.message
+    )
+    if error.code == CONTEXT_OVERFLOW and figures:
+        return (int(figures[2]), int(figures[1]))
+    return None
 
 
 def engine_failure(status: int, message: str) -> ApiError:
@@ -89,7 +110,8 @@ def engine_failure(status: int, message: str) -> ApiError:
 
 
 def internal_failure(error: Exception) -> ApiError:
-    """Of an error that nobody foresaw; its text may be nobody's to read."""
+    """Refuses because of an error that nobody foresaw. Only the error's type is shown, as its text may hold what no
+    client should read."""
     return ApiError(500, f"The gateway failed: {type(error).__name__}.", kind="server_error", code="internal_error")
 
 
@@ -99,7 +121,8 @@ def no_reply(reply_id: str) -> ApiError:
 
 
 def no_session(session_id: str) -> ApiError:
-    """Also for one that is there and whose secret the address does not have: who guesses is told nothing."""
+    """Refuses a session that is not there, or whose secret the address does not have: who guesses cannot tell the two
+    apart."""
     message = (
         f"There is no session {session_id!r} at this address. A run answers at the addresses that it gives to its "
         "agents; only job=serve lets clients begin sessions."
@@ -107,7 +130,7 @@ def no_session(session_id: str) -> ApiError:
     return ApiError(404, message, code="session_not_found")
 
 
-def unavailable(message: str, code: str) -> ApiError:
+def unavailable_error(message: str, code: str) -> ApiError:
     return ApiError(503, message, kind="service_unavailable", code=code)
 
 
@@ -120,7 +143,8 @@ def _without_secret(path: str) -> str:
 
 
 def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.StreamResponse]]:
-    """`forms`: of errors, by the end of the path that they are for; elsewhere they are OpenAI's."""
+    """Makes a middleware that writes errors in a dialect's form. `forms` has the form by the end of the path; other
+    paths get OpenAI's."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -128,19 +152,19 @@ def error_middleware(forms: Mapping[str, Form]) -> Callable[..., Awaitable[web.S
             return await handler(request)
         except Exception as error:
             form = next((form for path, form in forms.items() if request.path.endswith(path)), None)
-            return refusal(request, error).response(form)
+            return refuse_request(request, error).response(form)
 
     return answer
 
 
-def refusal(request: web.Request, error: Exception) -> ApiError:
-    """What the client is told. Raises an error again that is none of the gateway's."""
+def refuse_request(request: web.Request, error: Exception) -> ApiError:
+    """Returns the refusal that the client is told. Raises the error again if aiohttp has to handle it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit_mb = request.client_max_size // 2**20
         message = f"The request body is larger than {limit_mb} MB (gateway.max_body_mb)."
-        return ApiError(413, message, code="request_too_large")
+        return ApiError(413, message, code=TOO_LARGE)
     if isinstance(error, web.HTTPNotFound):
         return ApiError(404, f"There is nothing at {request.method} {_without_secret(request.path)}.", code="not_found")
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -150,6 +174,7 @@ def refusal(request: web.Request, error: Exception) -> ApiError:
         return refusal_of(error)
     if isinstance(error, web.HTTPException | ConnectionResetError):
         raise error
-    resource = request.match_info.route.resource  # its pattern: a path has a session's secret
+    # The log names the route's pattern, because the path has a session's secret.
+    resource = request.match_info.route.resource
     _log.error("%s %s failed", request.method, resource.canonical if resource else "of no route", exc_info=error)
     return internal_failure(error)

@@ -1,4 +1,5 @@
-"""The gateway's listening socket and what stands behind it: the same in the driver and in each process of its own.
+"""This module holds the gateway's listening socket and the application behind it. The driver and each process of
+`gateway.processes` use the same code.
 
 Invariants:
 - `close` ends every connection and frees the port, also after a failed start.
@@ -19,14 +20,18 @@ from swe_rl.host.http_log import http_logger
 if TYPE_CHECKING:
     from swe_rl.gateway.routes import Routes, StateRoutes
 
+# Calls were cancelled before. Connections that are still open get so many seconds to end.
 _SHUTDOWN_S = 2.0
-_BACKLOG = 4096  # connections that may wait to be accepted: all agents may come at once; one too many waits a second
-_READ_BYTES = 2**20  # of a body that aiohttp takes before it stops the connection to let the handler catch up
+# So many connections may wait to be accepted. All agents may come at once, and one connection too many waits a second
+# for its next try.
+_BACKLOG = 4096
+# aiohttp reads so much of a body ahead before it stops the connection to let the handler catch up.
+_READ_BYTES = 2**20
 
 
 class HttpDoor:
-    """`arrival_s`: within which a request's head must be there, and then its body; an idle connection is kept as long.
-    `before`: what else a request passes before its route."""
+    """Serves the routes at one address. Within `arrival_s` seconds a request's head must arrive, and then within as
+    many its body; an idle connection is kept as long. A request passes the middlewares of `before` before its route."""
 
     def __init__(
         self,
@@ -51,8 +56,8 @@ class HttpDoor:
         self._arrivals: Arrivals | None = None
 
     async def start(self, shared: socket.socket | None = None) -> int:
-        """Binds and serves; the port. `shared`: a listening socket that other processes accept from as well. Raises
-        GatewayConfigError."""
+        """Binds and serves. Returns the port. `shared` is a listening socket from which other processes accept, too.
+        Raises GatewayConfigError."""
         app = web.Application(
             client_max_size=self._config.max_body_mb * 2**20,
             middlewares=self._middlewares,  # type: ignore[arg-type]
@@ -64,6 +69,8 @@ class HttpDoor:
             app,
             handler_cancellation=True,
             access_log=None,
+            # aiohttp would answer a body that it cannot unpack by itself, in no dialect's form.
+            auto_decompress=False,
             logger=http_logger(__name__),
             keepalive_timeout=self._arrival_s,
             shutdown_timeout=_SHUTDOWN_S,
@@ -76,7 +83,9 @@ class HttpDoor:
             loop = asyncio.get_running_loop()
             private = await loop.create_server(self._arrivals, self._config.host, self._config.port, backlog=_BACKLOG)
             self._listeners.append(private)
-            if shared is not None:  # one connection a turn: those that wait are for whoever is idle
+            # A process accepts one connection a turn of its loop, so that the others are left for processes that are
+            # idle.
+            if shared is not None:
                 self._listeners.append(await loop.create_server(self._arrivals, sock=shared, backlog=1))
                 shared.listen(_BACKLOG)
         except OSError as error:
@@ -86,18 +95,19 @@ class HttpDoor:
         return port
 
     async def close(self) -> None:
-        """May be called at any time and again."""
+        """Ends all connections and frees the port. It may be called at any time, and again."""
         for listener in self._listeners:
             listener.close()
         if self._arrivals is not None:
             self._arrivals.close()
-        runner, self.runner = self.runner, None
+        runner = self.runner
+        self.runner = None
         if runner is not None:
             await runner.cleanup()
 
 
-def listening(config: GatewayConfig) -> socket.socket:
-    """For processes that share it; it is non-blocking. Raises GatewayConfigError."""
+def open_listener(config: GatewayConfig) -> socket.socket:
+    """Makes a non-blocking listening socket that several processes can share. Raises GatewayConfigError."""
     host = config.host or "0.0.0.0"
     try:
         family = socket.getaddrinfo(host, config.port, type=socket.SOCK_STREAM)[0][0]
@@ -109,11 +119,11 @@ def listening(config: GatewayConfig) -> socket.socket:
 
 
 def root_url(host: str, port: int) -> str:
-    return f"http://{_reachable(host)}:{port}"
+    return f"http://{_reachable_name(host)}:{port}"
 
 
-def _reachable(host: str) -> str:
-    """The name that others reach this host by when it listens on every address."""
+def _reachable_name(host: str) -> str:
+    """Returns the name by which others reach this host if it listens on every address, else the host itself."""
     if host in ("", "0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

@@ -1,21 +1,18 @@
-"""The sessions that are open, and what each has used so far.
+"""This module has the sessions that are open, and counts what each has used so far.
 
 Invariants:
-- An opened session lives until it is closed, and is found with its secret only: its id can be guessed. Without it the
-  answer is that of an id that nobody knows.
-- A session that a client began by using it (implicit), where clients may, has no secret. It is let go of when its
-  client closes it, when it was idle for long, or when too many are idle. A session with a call in flight is kept.
+- An opened session lives until it is closed, and is found with its secret only, as its id can be guessed. Without the
+  secret the answer is that of an id that nobody knows.
+- A session that a client began by using it (implicit), where clients may, has no secret. It ends when its client closes
+  it, when it was idle for long, or when too many are idle. A session with a call in flight is kept.
 - A closed session's id is refused from then on (the last `_REMEMBERED_CLOSED` of them): an agent that outlives its
   trajectory cannot go on sampling.
-- What overlaps counts once, so the sum is never more than the time that passed.
-- A wait that is under way counts already.
 """
 
 import asyncio
 import hmac
 import secrets
 import time
-from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,88 +22,26 @@ from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
 from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.dialects.history import Histories
-from swe_rl.gateway.errors import CALL_LIMIT, CONTEXT_OVERFLOW, ApiError, GatewayError, no_session, unavailable
-from swe_rl.gateway.session import Beginning, Recorded, Session, SessionSettings
+from swe_rl.gateway.errors import (
+    CALL_LIMIT,
+    CONTEXT_OVERFLOW,
+    MODEL_NOT_FOUND,
+    TOO_LARGE,
+    ApiError,
+    GatewayError,
+    no_session,
+    unavailable_error,
+)
+from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
+from swe_rl.gateway.waits import Waits
 from swe_rl.model.chat import ChatRenderer
-
-BACK_OFF_S = 60.0  # the longest that a client is thought to wait before it asks again
-
-
-class Waits:
-    """Of one session. Times are of `clock`, in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._spans: list[tuple[float, float]] = []  # apart from each other, in order
-        self._spans_s = 0.0  # their sum
-        self._open: dict[int, float] = {}
-        self._number = 0
-        self._refused_s: float | None = None
-
-    def begin(self) -> Callable[[], None]:
-        """A call waits from now on; the result ends that, and may be called again."""
-        self._number += 1
-        number = self._number
-        self._open[number] = self._clock()
-
-        def end() -> None:
-            began_s = self._open.pop(number, None)
-            if began_s is not None:
-                self.add(began_s, self._clock())
-
-        return end
-
-    def refused(self) -> None:
-        """A call was answered that it should come again; its client waits before it does."""
-        if self._refused_s is None:
-            self._refused_s = self._clock()
-
-    def asked(self) -> None:
-        """A call came: nobody backs off any more."""
-        refused_s, self._refused_s = self._refused_s, None
-        if refused_s is not None:
-            self.add(refused_s, min(self._clock(), refused_s + BACK_OFF_S))
-
-    def add(self, began_s: float, ended_s: float) -> None:
-        if ended_s > began_s:
-            self._spans_s += _unite(self._spans, began_s, ended_s)
-
-    def total_s(self) -> float:
-        """Seconds so far."""
-        now_s, under_way = self._clock(), []
-        if self._open:
-            under_way.append((min(self._open.values()), now_s))
-        if self._refused_s is not None:
-            under_way.append((self._refused_s, min(now_s, self._refused_s + BACK_OFF_S)))
-        if not under_way:
-            return self._spans_s
-        latest = self._spans[bisect_left(self._spans, min(under_way)[0], key=_end) :]
-        return self._spans_s + sum(_unite(latest, *span) for span in under_way)
-
-
-def _unite(spans: list[tuple[float, float]], began_s: float, ended_s: float) -> float:
-    """Puts a span in; by how many seconds that makes them more. Only spans that it touches are looked at."""
-    first = bisect_left(spans, began_s, key=_end)
-    last = bisect_right(spans, ended_s, lo=first, key=_begin)
-    touched = spans[first:last]
-    if touched:
-        began_s, ended_s = min(began_s, touched[0][0]), max(ended_s, touched[-1][1])
-    spans[first:last] = [(began_s, ended_s)]
-    return ended_s - began_s - sum(end_s - begin_s for begin_s, end_s in touched)
-
-
-def _begin(span: tuple[float, float]) -> float:
-    return span[0]
-
-
-def _end(span: tuple[float, float]) -> float:
-    return span[1]
-
 
 _REMEMBERED_CLOSED = 65536
 _MAX_ID_CHARS = 512
-_MAX_CALLS = 32  # in flight, of an opened session: what a program sends from a sandbox leaves places for the others
+# An opened session may have so many calls in flight. A program in a sandbox could otherwise take the places of all
+# others.
+_MAX_CALLS = 32
 _SECRET_BYTES = 32
 
 
@@ -115,18 +50,25 @@ def new_secret() -> str:
 
 
 def body_name(session_id: str, secret: str) -> str:
-    """Of a session for `KnownBodies`. Who does not know its secret learns nothing of what was sent, by no time."""
+    """Names a session for `KnownBodies`. Whoever does not know its secret learns nothing of what was sent, not even by
+    the time that an answer takes."""
     return f"{session_id}/{secret}" if secret else session_id
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """`times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
+    """Says what a session used, and how its last call ended.
 
-    `overflowed`: the last call was refused, as its prompt left no room to answer. `superseded_replies` are in no row.
-    `had_all_calls`: the last call was refused, as it was one more than the session may have.
-    `failed`: why the engines or the gateway could not answer the last call.
-    `lost`: why the session ended before it was closed, with the process that it was in; then the counts are 0.
+    `times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
+    `superseded_replies` are in no row. `cut_replies` counts the replies that a limit of their length cut, and
+    `cut_last` tells whether the last reply is one of them. `notes` counts the calls in which something was mended, by
+    its kind.
+
+    These tell how the last call ended: `overflowed`, if it was refused because its prompt left no room to answer;
+    `had_all_calls`, if it was one more than the session may have; `failed`, why the engines or the gateway could not
+    answer it; `refused`, why the gateway refused its form, if an answer could have changed the end.
+
+    `lost` says why the session ended before it was closed, with the process that it was in. Then the counts are 0.
     """
 
     num_calls: int
@@ -139,29 +81,47 @@ class SessionSummary:
     lost: str = ""
     had_all_calls: bool = False
     failed: str = ""
+    refused: str = ""
+    notes: dict[str, int] = field(default_factory=dict)
+    cut_replies: int = 0
+    cut_last: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class LiveSession:
     session_id: str
     state: Session
-    settings: SessionSettings | None  # None: the client's own parameters
-    secret: str = field(default="", repr=False)  # of an opened one; only its address has it
-    used_s: float = 0.0  # when its last call began or ended, on the clock of its LiveSessions
+    # None means that the client's own parameters hold.
+    settings: SessionSettings | None
+    # Only the address of an opened session has it.
+    secret: str = field(default="", repr=False)
+    # The session's last call began or ended at this time, on the clock of its LiveSessions.
+    used_s: float = 0.0
     calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
     num_calls: int = 0
     sampled_tokens: int = 0
     overflowed: bool = False
     had_all_calls: bool = False
     failed: str = ""
+    refused: str = ""
+    # The last reply used none of the tools that were offered, so its program is about to end.
+    done: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
+    cut_replies: int = 0
+    cut_last: bool = False
     waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
         self.num_calls += 1
-        self.overflowed, self.had_all_calls, self.failed = False, False, ""
+        self.overflowed = False
+        self.had_all_calls = False
+        self.failed = ""
+        self.refused = ""
         self.sampled_tokens += len(completion.token_ids)
+        self.cut_last = completion.finish_reason == "length"
+        self.cut_replies += self.cut_last
         if recorded.break_kind is not None:
             self.breaks[recorded.break_kind] += 1
         spent_s = {
@@ -172,16 +132,39 @@ class LiveSession:
         for name, value in spent_s.items():
             self.times_s[name] += value
 
+    def noted(self, notes: frozenset[str], *, done: bool) -> None:
+        """Notes of an answered call what was mended in it, and whether its reply looks like the last one."""
+        self.notes.update(notes)
+        self.done = done
+
     def refuse(self, error: ApiError) -> None:
-        """What its last call came to, so far."""
+        """Notes that the last call, so far, was refused."""
+        if error.status < 500 and error.code not in (CONTEXT_OVERFLOW, CALL_LIMIT):
+            self._refuse_form(error)
+            return
+        self.refused = ""
         self.overflowed = error.code == CONTEXT_OVERFLOW
         self.had_all_calls = error.code == CALL_LIMIT
         self.failed = error.message if error.status >= 500 else ""
         if self.failed:
-            self.waits.refused()  # not the client's fault: it backs off and comes again
+            # The client is not at fault: it backs off and comes again.
+            self.waits.refused()
+
+    def _refuse_form(self, error: ApiError) -> None:
+        """Notes that a call was refused for its form. Anybody in the sandbox can send such a call. So it never takes
+        the place of an end that the session has already, and means nothing once the program has its last reply. A body
+        that is too large counts as a full context."""
+        if self.overflowed or self.had_all_calls or self.failed or self.done:
+            return
+        if error.code == TOO_LARGE:
+            self.overflowed = True
+        elif error.code != MODEL_NOT_FOUND or not self.num_calls:
+            # Programs ask for small models beside their own, and go on without them.
+            self.refused = error.message
 
     def summary(self) -> SessionSummary:
-        breaks, times_s = dict(self.breaks), dict(self.times_s)
+        breaks = dict(self.breaks)
+        times_s = dict(self.times_s)
         return SessionSummary(
             self.num_calls,
             self.sampled_tokens,
@@ -191,6 +174,10 @@ class LiveSession:
             *self.state.superseded,
             had_all_calls=self.had_all_calls,
             failed=self.failed,
+            refused=self.refused,
+            notes=dict(self.notes),
+            cut_replies=self.cut_replies,
+            cut_last=self.cut_last,
         )
 
     async def cancel_calls(self) -> None:
@@ -202,20 +189,20 @@ class LiveSession:
 
 class Released(Protocol):
     def release(self, program_id: str) -> None:
-        """A session is gone."""
+        """Notes that a session is gone."""
 
 
 class Numbers(Protocol):
     def next_numbers(self, session_id: str) -> tuple[int, int]:
-        """(turn, chain) that a session goes on with."""
+        """Returns the turn and the chain that a session goes on with."""
 
     async def flush(self) -> None:
         """Returns once all traces so far are committed."""
 
 
 class LiveSessions:
-    """A session goes on where its traces in `store` end; `placement` hears of each that is gone. `clients_begin`:
-    whether there are implicit ones."""
+    """Finds, opens and closes sessions. A session goes on where its traces in `store` end; `placement` hears of each
+    session that is gone. `clients_begin` allows implicit sessions."""
 
     def __init__(
         self,
@@ -228,7 +215,7 @@ class LiveSessions:
         waits: Callable[[str], Waits] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_calls = 0  # in flight, of all sessions
+        self.num_calls = 0  # Counts the calls in flight of all sessions.
         self.bodies = KnownBodies()
         self.histories = Histories()
         self._placement = placement
@@ -239,27 +226,28 @@ class LiveSessions:
         self._clock = clock
         self._waits = waits or (lambda session_id: Waits(clock))
         self._opened: dict[str, LiveSession] = {}
-        self._implicit: OrderedDict[str, LiveSession] = OrderedDict()  # used least lately first
-        self._closed: OrderedDict[str, str] = OrderedDict()  # their secrets
+        # The session that was used least lately comes first, as it is let go of first.
+        self._implicit: OrderedDict[str, LiveSession] = OrderedDict()
+        # Has the secrets of closed sessions.
+        self._closed: OrderedDict[str, str] = OrderedDict()
 
     def open(self, session_id: str, settings: SessionSettings, *, secret: str | None = None) -> None:
-        """Raises GatewayError for an id that is open."""
+        """Opens a session for a trajectory. Raises GatewayError for an id that is open."""
         if session_id in self:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        state, secret = self._new_state(session_id), secret or new_secret()
+        state = self._new_state(session_id)
+        secret = secret or new_secret()
         self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=self._waits(session_id))
 
-    async def replay(self, session_id: str, beginning: Beginning) -> int:
-        """As `Session.replay`, of an opened session, in a thread: nobody else has it yet."""
-        return await asyncio.to_thread(self._opened[session_id].state.replay, beginning)
-
     def secret(self, session_id: str) -> str:
-        """Of an opened session; empty for any other."""
-        return self._opened[session_id].secret if session_id in self._opened else ""
+        """Returns the secret of an opened session, or an empty text for any other."""
+        if session_id in self._opened:
+            return self._opened[session_id].secret
+        return ""
 
     def known(self, session_id: str, secret: str) -> LiveSession | None:
-        """The session at an address; None for one that a client may begin. Raises ApiError."""
+        """Returns the session at an address, or None for one that a client may begin. Raises ApiError."""
         live = self._opened.get(session_id) or self._implicit.get(session_id)
         # Compared for every id, also one that nobody knows: who guesses learns nothing from the answer or its time.
         expected = live.secret if live is not None else self._closed.get(session_id, "")
@@ -272,12 +260,13 @@ class LiveSessions:
         return live
 
     def find(self, session_id: str, secret: str = "") -> LiveSession:
-        """For one more call; a session nobody knows begins here, where clients may begin them. Raises ApiError."""
+        """Returns the session for one more call. An unknown session begins here, if clients may begin sessions. Raises
+        ApiError."""
         live = self.known(session_id, secret)
         if live is not None:
             if live.secret and len(live.calls) >= _MAX_CALLS:
                 message = f"Session {session_id!r} has {_MAX_CALLS} calls in flight, as many as it may."
-                raise unavailable(message, "session_busy")
+                raise unavailable_error(message, "session_busy")
             return live
         if len(session_id) > _MAX_ID_CHARS or not session_id.isprintable():
             raise ApiError(400, f"A session id has at most {_MAX_ID_CHARS} printable characters.", code="session_id")
@@ -299,25 +288,39 @@ class LiveSessions:
         self._used(live)
 
     def check_room(self, session_id: str | None) -> None:
-        """Raises ApiError while no call is taken; one of an opened session then waits before it comes again."""
+        """Raises ApiError while the gateway takes no more calls. The client of an opened session then counts as
+        waiting."""
         if self.num_calls < self._config.max_calls:
             return
-        error = unavailable("The gateway takes no calls at the moment: overloaded.", "overloaded")
+        error = unavailable_error("The gateway takes no calls at the moment: overloaded.", "overloaded")
         if session_id in self._opened:
             self._opened[session_id].refuse(error)
         raise error
 
     def waited_s(self, session_id: str) -> float:
-        """Of an opened session: for how long its calls waited, so far."""
-        return self._opened[session_id].waits.total_s() if session_id in self._opened else 0.0
+        """Returns how many seconds the calls of an opened session waited so far."""
+        if session_id in self._opened:
+            return self._opened[session_id].waits.total_s()
+        return 0.0
+
+    def refuse(self, session_id: str, secret: str, error: ApiError) -> None:
+        """Notes that a call at an opened session's address was refused, maybe before it was known to belong to the
+        session."""
+        live = self._opened.get(session_id)
+        if (
+            error.status < 500
+            and live is not None
+            and hmac.compare_digest(secret.encode(errors="surrogatepass"), live.secret.encode())
+        ):
+            live.refuse(error)
 
     def is_opened(self, session_id: str) -> bool:
-        """By whoever runs the gateway, not by a client's first call."""
+        """Tells whether whoever runs the gateway opened the session, rather than a client's first call."""
         return session_id in self._opened
 
     async def close(self, session_id: str) -> SessionSummary:
-        """Ends its calls in flight; its traces are committed when this returns. Raises GatewayError for an id that is
-        not open, TraceStoreError."""
+        """Ends the session's calls in flight and returns once its traces are committed. Raises GatewayError for an id
+        that is not open, TraceStoreError."""
         live = self._opened.pop(session_id, None) or self._implicit.pop(session_id, None)
         if live is None:
             raise GatewayError(f"session {session_id} is not open")
@@ -334,7 +337,7 @@ class LiveSessions:
         return live.summary()
 
     def forget(self, session_id: str) -> None:
-        """An implicit session that will not come back."""
+        """Removes an implicit session that will not come back."""
         if self._implicit.pop(session_id, None) is not None:
             self.bodies.forget(session_id)
             self.histories.forget(session_id)
@@ -350,8 +353,8 @@ class LiveSessions:
         return session_id in self._opened or session_id in self._implicit
 
     def let_go(self, room: int = 0) -> None:
-        """Of implicit sessions that nobody uses any more, so that `room` more may come; asked now and then, also when
-        no call comes."""
+        """Removes implicit sessions that nobody uses any more, so that `room` more may come. It is also called now and
+        then while no call comes."""
         before_s = self._clock() - self._config.session_idle_s
         surplus = len(self._implicit) + room - self._config.max_idle_sessions
         gone = []
@@ -365,7 +368,7 @@ class LiveSessions:
             self.forget(name)
 
     def unused(self) -> Session:
-        """Of no conversation yet: to look at one that has no session."""
+        """Makes a session without a conversation, to look at a request that has no session."""
         return Session(self._renderer)
 
     def _new_state(self, session_id: str) -> Session:

@@ -1,11 +1,11 @@
-"""Drives the router: requests wait here until it places them.
+"""This module drives the router: requests wait here until the router places them.
 
 Invariants:
 - Every request that arrived is finished exactly once, also when its caller is cancelled while it is held.
 - All router events come from the event loop's thread, in order; the first is a look at the engines' load.
 - A router that fails at a tick fails what is held, with its own error, and gets the next tick.
-- An engine that dies or serves again tells the router at once, not at the next tick. When none will serve again, what
-  is held fails.
+- An engine that dies or serves again tells the router at once, not at the next tick. When no engine will serve again,
+  what is held fails.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 
 from swe_rl.engine.protocol import Engine, EngineState
+from swe_rl.gateway.engine_health import EngineHealth
 from swe_rl.router.core import (
     EngineAdded,
     EngineLoad,
-    EngineLost,
     Event,
     GroupLeft,
     ProgramReleased,
@@ -35,9 +35,10 @@ from swe_rl.router.core import (
 _log = logging.getLogger(__name__)
 
 
-class Placed:
-    """`context_tokens` is what the program holds once the request is finished, `cached_tokens` what of its prompt the
-    engine had; its caller keeps both up to date."""
+class PlacedRequest:
+    """Describes a request that the router gave to an engine. `context_tokens` is what the program holds once the
+    request is finished, and `cached_tokens` how much of its prompt the engine had cached. The caller keeps both up to
+    date."""
 
     def __init__(self, engine: Engine, context_tokens: int) -> None:
         self.engine = engine
@@ -51,18 +52,23 @@ class Placement:
         self._engines = {engine.name: engine for engine in engines}
         self._clock = clock
         self._held: dict[str, asyncio.Future[str]] = {}
+        self.health = EngineHealth(self._engines, self._feed, clock)
         self._ticks: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         for name, engine in self._engines.items():
             engine.on_change = partial(self._changed, name)
-            if engine.state is EngineState.gone:  # it did not come up again with the others
+            # The engine did not come up again with the others.
+            if engine.state is EngineState.gone:
                 self._changed(name, False)
+        self.health.start()
         if self._router.tick_s is not None:
-            self._look()  # capacities before the first request
+            # The router needs the capacities before the first request.
+            self._look()
             self._ticks = asyncio.get_running_loop().create_task(self._tick(self._router.tick_s))
 
     async def close(self) -> None:
+        await self.health.close()
         if self._ticks is not None:
             self._ticks.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -72,18 +78,21 @@ class Placement:
     @contextlib.asynccontextmanager
     async def place(
         self, program_id: str, request_id: str, prompt_tokens: int, group_id: str | None = None, turn: int | None = None
-    ) -> AsyncIterator[Placed]:
-        """Waits until the router lets the request go, and tells it when the block is left."""
-        # Two ends: a caller that is cancelled while its request is held never had an engine, and still is finished.
+    ) -> AsyncIterator[PlacedRequest]:
+        """Waits until the router lets the request go, and tells the router when the block is left."""
+        # The request is finished in the outer block: a caller that is cancelled while its request is held never had an
+        # engine.
         waiting = self._held[request_id] = asyncio.get_running_loop().create_future()
-        context_tokens, cached_tokens = prompt_tokens, None
+        context_tokens = prompt_tokens
+        cached_tokens = None
         try:
             self._feed(RequestArrived(program_id, request_id, prompt_tokens, group_id, turn))
-            placed = Placed(self._engines[await waiting], prompt_tokens)
+            placed = PlacedRequest(self._engines[await waiting], prompt_tokens)
             try:
                 yield placed
             finally:
-                context_tokens, cached_tokens = placed.context_tokens, placed.cached_tokens
+                context_tokens = placed.context_tokens
+                cached_tokens = placed.cached_tokens
         finally:
             self._held.pop(request_id, None)
             self._feed(RequestFinished(program_id, request_id, context_tokens, cached_tokens))
@@ -95,7 +104,7 @@ class Placement:
 
     @contextlib.contextmanager
     def syncing(self) -> Iterator[None]:
-        """While new weights are on their way nothing is placed; no prefix cache outlives the update."""
+        """Encloses a weight update. Nothing is placed meanwhile, and no prefix cache outlives the update."""
         self._feed(SyncBegan())
         try:
             yield
@@ -103,15 +112,16 @@ class Placement:
             self._feed(SyncEnded())
 
     def tail(self, active: bool) -> None:
-        """`active`: no new program will come in this step."""
+        """Tells the router whether the step is in its tail: with `active`, no new program will come in this step."""
         self._feed(StepTail(active))
 
     def group_left(self, group_id: str, programs: int) -> None:
-        """So many of a group have not ended."""
+        """Tells the router how many programs of a group have not ended."""
         self._feed(GroupLeft(group_id, programs))
 
     def snapshot(self) -> dict[str, object]:
-        return self._router.snapshot()
+        """Returns the router's state, and under `health` whether engines answer what they are sent."""
+        return {**self._router.snapshot(), "health": self.health.snapshot()}
 
     @property
     def held(self) -> int:
@@ -128,7 +138,8 @@ class Placement:
             await asyncio.sleep(tick_s)
             try:
                 self._look()
-            except Exception as error:  # of ours: without ticks, those who wait for one would wait for ever
+            except Exception as error:
+                # The fault is ours. Without ticks, requests that wait for one would wait for ever.
                 _log.exception("the router failed at a tick")
                 self._fail_held(error)
 
@@ -141,10 +152,11 @@ class Placement:
         self._feed(Tick(tuple(self._load(engine) for engine in self._engines.values())))
 
     def _changed(self, name: str, up: bool) -> None:
-        capacity = self._engines[name].stats().kv_capacity_tokens
-        self._feed(EngineAdded(name, capacity) if up else EngineLost(name))
+        self.health.changed(name, up)
         if all(engine.state is EngineState.gone for engine in self._engines.values()):
-            self._feed(EngineAdded(name, capacity))  # what is held fails there with its reason, instead of waiting on
+            capacity = self._engines[name].stats().kv_capacity_tokens
+            # Held requests fail at this engine with its reason, instead of waiting on.
+            self._feed(EngineAdded(name, capacity))
 
     @staticmethod
     def _load(engine: Engine) -> EngineLoad:
@@ -156,4 +168,5 @@ class Placement:
             stats.kv_used_tokens,
             stats.kv_capacity_tokens,
             stats.preemptions_total,
+            stats.host_capacity_tokens,
         )

@@ -1,8 +1,9 @@
-"""A finished completion as an assistant's message; each dialect writes it in its own way.
+"""This module makes an assistant's message of a finished completion; each dialect then writes the message in its own
+way.
 
 Invariants:
-- Ids of tool calls are unique in a session and follow from its turn: equal runs give equal ids, in every dialect.
-  Those of one reply are alike but for their end.
+- Ids of tool calls are unique in a session and follow from its turn: equal runs give equal ids, in every dialect. The
+  ids of one reply differ only in their last digits.
 """
 
 import uuid
@@ -14,14 +15,16 @@ from swe_rl.engine.protocol import Completion
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply
 
+# A streamed reply is finished already. It comes in pieces of this length, as clients expect deltas.
 _CHUNK_CHARS = 48
+# An id of a call ends with its number in the reply, in so many hexadecimal digits.
 _CALL_DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """`message`, `usage` and `logprobs` are in the shape of a chat completion; `finish_reason` is OpenAI's: stop,
-    length or tool_calls. `name` is the session's id and the turn."""
+    """Holds a finished reply. `message`, `usage` and `logprobs` have the shape of a chat completion; `finish_reason` is
+    OpenAI's: stop, length or tool_calls. `name` is the session's id and the number of the call."""
 
     name: str
     created_s: int
@@ -33,8 +36,26 @@ class ChatAnswer:
 
     @property
     def calls(self) -> Sequence[dict[str, Any]]:
-        """Of tools."""
+        """Returns the calls of tools in the message."""
         return self.message.get("tool_calls") or ()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Holds what is known of a reply before it is sampled: its request was read, rendered and let in. `cached_tokens`
+    counts prompt tokens that the engine had cached, if the reply is there already."""
+
+    name: str
+    created_s: int
+    model: str
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, answer: ChatAnswer) -> "Opening":
+        usage = answer.usage
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return cls(answer.name, answer.created_s, answer.model, usage["prompt_tokens"], cached)
 
 
 def assistant_message(parsed: ParsedReply, session_id: str, number: int) -> dict[str, Any]:
@@ -56,11 +77,11 @@ def assistant_message(parsed: ParsedReply, session_id: str, number: int) -> dict
 
 
 def of_one_reply(call_id: str, other_id: str) -> bool:
-    """Whether these calls are, by their ids."""
+    """Tells by their ids whether two calls are in the same reply."""
     return len(call_id) > _CALL_DIGITS and call_id[:-_CALL_DIGITS] == other_id[:-_CALL_DIGITS]
 
 
-def usage(prompt_tokens: int, completion: Completion) -> dict[str, Any]:
+def usage_of(prompt_tokens: int, completion: Completion) -> dict[str, Any]:
     sampled = len(completion.token_ids)
     return {
         "prompt_tokens": prompt_tokens,
@@ -70,7 +91,7 @@ def usage(prompt_tokens: int, completion: Completion) -> dict[str, Any]:
     }
 
 
-def logprobs(renderer: ChatRenderer, completion: Completion) -> dict[str, Any]:
+def logprobs_of(renderer: ChatRenderer, completion: Completion) -> dict[str, Any]:
     content = []
     for token_id, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
         text = renderer.token_text(token_id)
@@ -79,9 +100,11 @@ def logprobs(renderer: ChatRenderer, completion: Completion) -> dict[str, Any]:
 
 
 def finish_reason(completion: Completion, message: dict[str, Any]) -> str:
-    return "tool_calls" if completion.finish_reason == "stop" and "tool_calls" in message else completion.finish_reason
+    if completion.finish_reason == "stop" and "tool_calls" in message:
+        return "tool_calls"
+    return completion.finish_reason
 
 
-def parts(text: str) -> Sequence[str]:
-    """Of a text that is streamed."""
+def cut_parts(text: str) -> Sequence[str]:
+    """Cuts a text into the pieces in which it is streamed."""
     return [text[at : at + _CHUNK_CHARS] for at in range(0, len(text), _CHUNK_CHARS)]

@@ -1,7 +1,7 @@
-"""A request for one reply, in whatever dialect it came: what is common to all, and how its fields are checked.
+"""A request for one reply, whatever its dialect: this module has what all dialects share, and checks the fields.
 
 Invariants:
-- What cannot be honoured is refused by name (400), never ignored; a field that nobody knows is ignored.
+- What can be answered is answered: `gateway/mending.py` says what is mended, and each mend is named in `notes`.
 - A request that passes renders without an error.
 """
 
@@ -12,18 +12,20 @@ from typing import Any
 
 import orjson
 
-from swe_rl.gateway.conversation import Conversation, KnownBodies, Message, Sent
-from swe_rl.gateway.errors import ApiError, invalid
+from swe_rl.gateway import json_slices
+from swe_rl.gateway.conversation import KnownBodies, Message, RequestMessages, SentBody
+from swe_rl.gateway.errors import INVALID_JSON, MODEL_NOT_FOUND, TOO_LARGE, ApiError, invalid_request
 
 _PROGRAM = re.compile(rb'"program_id"[ \t\n\r]*:[ \t\n\r]*"([^"\\]+)"')
+# Clients write short fields before or after the messages, so only the ends of a body are searched.
 _PROGRAM_BYTES = 1024
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a later request may go on from by the reply's id: the messages of this one, without its instructions, and
-    the reply before them."""
+    """Holds what a later request may go on from by the reply's id: this request's messages without its instructions,
+    and the id of the reply before them."""
 
     previous_id: str | None
     messages: Sequence[Message] = field(repr=False)
@@ -31,9 +33,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`echo`: what its dialect needs to answer it."""
+    """Holds a request in the form that is common to all dialects. `echo` has what its dialect needs to answer it."""
 
-    conversation: Conversation
+    conversation: RequestMessages
     tools: list[dict[str, Any]]
     stream: bool
     max_tokens: int | None
@@ -44,53 +46,65 @@ class ChatRequest:
     program_id: str | None
     logprobs: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
-    sent: Sent | None = None  # to be kept with the name of its session
+    # The body is kept with the name of its session.
+    sent: SentBody | None = None
     kept: Kept | None = None
+    # False means that a call in the reply is text like any other.
+    calls: bool = True
+    # These are the kinds of what was mended.
+    notes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What is known of a request before it is read: `bodies` remembers those of this session, or of one of the same
-    `name`; `said_before(program_id, reply_id)` has the messages up to that reply, and `answered` what its client was
-    sent; None where it is not known."""
+    """Holds what is known of a request before it is read. `bodies` remembers the bodies of sessions, and `name` is this
+    session's name there. `said_before(program_id, reply_id)` returns the messages up to that reply, and `answered`
+    returns what its client was sent; both return None for a reply that is not known."""
 
     model_name: str
     bodies: KnownBodies | None = None
     name: str = ""
     said_before: Callable[[str | None, str], Sequence[Message] | None] = lambda program_id, reply_id: None
     answered: Callable[[str | None, str], bytes | None] = lambda program_id, reply_id: None
+    # True means that the session was opened, and its settings hold.
+    pinned: bool = False
 
 
-def read_tools(tools: Any, tool: Callable[[Any, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """As Chat Completions has them; `tool` reads one of them and knows its place by name. Raises ApiError."""
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise invalid("'tools' must be a list.", "tools")
-    return [tool(sent, f"tools[{index}]") for index, sent in enumerate(tools)]
+def check_values(raw: bytes, most_values: int) -> None:
+    """Raises ApiError (413) for a body with too many JSON values."""
+    if json_slices.has_too_many_values(raw, most_values):
+        message = (
+            f"The request body has more than {json_slices.MOST_CONTAINERS} JSON objects and lists, or more than "
+            f"{most_values} values."
+        )
+        raise ApiError(413, message, code=TOO_LARGE)
 
 
 def read_body(raw: bytes, names: Sequence[str]) -> dict[str, Any]:
-    """A request for the model that these names stand for, the first of them its own. Raises ApiError."""
+    """Parses a request for the model that `names` stand for; messages show the first of these names. Raises
+    ApiError."""
     try:
-        body = orjson.loads(raw)
+        body = json_slices.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise invalid(f"The body is not valid JSON: {error}.") from error
+        raise invalid_request(f"The body is not valid JSON: {error}.", code=INVALID_JSON) from error
     if not isinstance(body, dict):
-        raise invalid("The body must be a JSON object.")
+        raise invalid_request("The body must be a JSON object.")
     check_model(body, names)
     return body
 
 
 def check_model(body: Mapping[str, Any], names: Sequence[str]) -> None:
-    if body.get("model", names[0]) not in names:
-        asked = repr(body["model"])[:600] if isinstance(body["model"], str) else "of that name"
-        message = f"The model {asked} does not exist; this gateway serves {names[0]!r}."
-        raise ApiError(404, message, param="model", code="model_not_found")
+    """Raises ApiError for the name of another model. A value that is not text is not a name, so the only model is
+    meant."""
+    asked = body.get("model")
+    if isinstance(asked, str) and asked not in names:
+        message = f"The model {asked[:600]!r} does not exist; this gateway serves {names[0]!r}."
+        raise ApiError(404, message, param="model", code=MODEL_NOT_FOUND)
 
 
 def program_named(raw: bytes) -> str:
-    """The program_id that a body seems to have, near its begin or its end; empty: none. Only its parser knows."""
+    """Returns the program_id that a body seems to have near its begin or its end, or an empty text. Only the body's
+    parser knows for certain."""
     name = _PROGRAM.search(raw, 0, _PROGRAM_BYTES) or _PROGRAM.search(raw, max(0, len(raw) - _PROGRAM_BYTES))
     return name[1].decode(errors="replace") if name else ""
 
@@ -98,59 +112,61 @@ def program_named(raw: bytes) -> str:
 def program_of(body: Mapping[str, Any]) -> str | None:
     program_id = body.get("program_id")
     if program_id is not None and (not isinstance(program_id, str) or not program_id):
-        raise invalid("'program_id' must be a non-empty string.", "program_id")
+        raise invalid_request("'program_id' must be a non-empty string.", "program_id")
     return program_id
 
 
 def too_deep() -> ApiError:
-    return invalid("The messages, tools or other fields are nested too deeply.", "messages")
+    return invalid_request("The messages, tools or other fields are nested too deeply.", "messages")
 
 
-def refuse(refused: Mapping[str, bool]) -> None:
-    """Raises ApiError for the first parameter that is present and cannot be honoured."""
-    for param, present in refused.items():
-        if present:
-            raise invalid(f"{param!r} with this value is not supported.", param, "unsupported_parameter")
-
-
-def texts(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> None:
-    """Checks a content: a string, nothing, or a list of parts that are text. Raises ApiError."""
-    if content is None or isinstance(content, str):
-        return
-    if not isinstance(content, list):
-        raise invalid(f"'{where}' must be a string or a list of text parts.", where)
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
-            raise invalid(f"'{where}' has a part that is not text; only text is supported.", where)
-
-
-def string(part: Mapping[str, Any], name: str, where: str) -> str:
+def read_string(part: Mapping[str, Any], name: str, where: str) -> str:
     value = part.get(name)
     if not isinstance(value, str):
-        raise invalid(f"'{where}.{name}' must be a string.", where)
+        raise invalid_request(f"'{where}.{name}' must be a string.", where)
     return value
 
 
-def flag(body: Mapping[str, Any], param: str, default: bool = False) -> bool:
+def _value_of(body: Mapping[str, Any], param: str) -> Any:
+    """Returns a field's value, and reads it if a client wrote a number, true or false as a text."""
     value = body.get(param)
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+def kind_of_choice(body: Mapping[str, Any]) -> Any:
+    """Returns what `tool_choice` asks for, as a word or as the type of an object; None stands for nothing. Dialects
+    differ here, and clients write what they are used to."""
+    choice = body.get("tool_choice") or None
+    return choice.get("type") if isinstance(choice, dict) else choice
+
+
+def read_flag(body: Mapping[str, Any], param: str, default: bool = False) -> bool:
+    value = _value_of(body, param)
     if value is not None and not isinstance(value, bool):
-        raise invalid(f"'{param}' must be true or false.", param)
+        raise invalid_request(f"'{param}' must be true or false.", param)
     return default if value is None else value
 
 
-def integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
-    value = body.get(param)
+def read_integer(body: Mapping[str, Any], param: str, least: int) -> int | None:
+    value = _value_of(body, param)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-        raise invalid(f"'{param}' must be an integer of at least {least}.", param)
+        raise invalid_request(f"'{param}' must be an integer of at least {least}.", param)
     return value
 
 
-def number(body: Mapping[str, Any], param: str, least: float, most: float) -> float:
-    value = body.get(param)
+def read_number(body: Mapping[str, Any], param: str, least: float, most: float) -> float:
+    value = _value_of(body, param)
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise invalid(f"'{param}' must be a number between {least:g} and {most:g}.", param)
+        raise invalid_request(f"'{param}' must be a number between {least:g} and {most:g}.", param)
     return float(value)

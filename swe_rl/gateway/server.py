@@ -1,26 +1,28 @@
-"""The gateway: agents speak one of its dialects to it, engines get token ids from it.
+"""The gateway is the HTTP server between agents and engines. Agents send requests in one of its dialects, and engines
+get token ids.
 
 Invariants:
 - Every finished completion is in the store's hands before its client is answered; `close_session` returns once the
   session's traces are committed.
-- Who has a session's URL may use that session: the URL of one that was opened has a random secret.
-- Beyond loopback it only listens with a bearer token; see `callers` for who is answered.
-- With `gateway.processes` above 1 the sessions that `open_session` makes live in processes of their own; what is said
-  of them here holds there, too. The driver's own port then only tells of its state. Where clients begin sessions, all
+- Whoever has a session's URL may use that session. The URL of a session that the run opened has a random secret.
+- Beyond loopback the gateway only listens with a bearer token; `callers` says who is answered.
+- With `gateway.processes` above 1, the sessions that `open_session` makes live in processes of their own, under the
+  same rules. The driver's own port then only shows the state of router and engines. Where clients begin sessions, all
   processes are at one address, and the driver's port is behind it.
-- `close` ends every call in flight and frees the port, also after a failed start. Engines and store are not its own.
+- `close` ends every call in flight and frees the port, also after a failed start. It does not close engines or store:
+  they are the caller's.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.protocol import Engine, LossTeller
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError
 from swe_rl.gateway.http import HttpDoor, root_url
@@ -30,20 +32,24 @@ from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.processes.workers import Setup, Workers
 from swe_rl.gateway.routes import Routes, StateRoutes
 from swe_rl.gateway.sampling import Sampling
-from swe_rl.gateway.session import Beginning, SessionSettings
+from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import is_loopback
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tool_parser import make_tool_parser
+from swe_rl.model.make_renderer import parser_of
 from swe_rl.router.core import Router
 
+# Idle sessions are looked for at least so often.
 _LET_GO_S = 60.0
 
 
 class Gateway:
-    """`tool_parser`, `model_path` and `vocab_size` are model's. `arrival_s`: within which a request's head must be
-    there, and then its body; an idle connection is kept as long. `clients_begin`: a client may name a session, or
-    none, and it begins; else only those answer that `open_session` made."""
+    """Serves a model's sessions over HTTP from start to close.
+
+    `tool_parser`, `model_path` and `vocab_size` belong to the model. Within `arrival_s` seconds a request's head must
+    arrive, and then within as many its body; an idle connection is kept as long. With `clients_begin`, a request that
+    names a new session, or none, begins one. Without it, only sessions that `open_session` made are answered.
+    """
 
     def __init__(
         self,
@@ -64,7 +70,8 @@ class Gateway:
         arrival_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises GatewayConfigError, ToolParserError."""
+        """Raises GatewayConfigError for a public address without a token, ToolParserError for an unknown
+        `tool_parser`."""
         if token is None and not is_loopback(config.host):
             raise GatewayConfigError(
                 f"gateway.host={config.host} is reachable from other machines and there is no token; give the gateway "
@@ -84,7 +91,7 @@ class Gateway:
             renderer,
             model_name=model_name,
             max_model_len=max_model_len,
-            parse=make_tool_parser(tool_parser),
+            parse=parser_of(tool_parser, renderer),
             clock=clock,
         )
         fields: dict[str, Any] = {
@@ -95,7 +102,7 @@ class Gateway:
             "heartbeat_s": heartbeat_s,
             "arrival_s": arrival_s,
         }
-        routes = Routes(self._sessions, completer, lambda status: metrics.requests.labels(status).inc(), **fields)
+        routes = Routes(self._sessions, completer, metrics.answer, metrics.note, **fields)
         behind = config.processes > 1 and clients_begin
         where = replace(config, host="127.0.0.1", port=0) if behind else config
         self._door = HttpDoor(where, routes, token, arrival_s, state=StateRoutes(self._placement, metrics))
@@ -106,7 +113,7 @@ class Gateway:
             metrics.elsewhere = self._workers
 
     async def start(self) -> str:
-        """Binds and serves; returns the base URL for clients without a session. Raises GatewayConfigError."""
+        """Binds the port and serves. Returns the base URL for clients without a session. Raises GatewayConfigError."""
         port = await self._door.start()
         if self._workers is not None:
             try:
@@ -121,7 +128,7 @@ class Gateway:
         return f"{self._root_url}/v1"
 
     async def close(self) -> None:
-        """May be called at any time and again."""
+        """Ends all calls and frees the port. It may be called at any time, and again."""
         if self._workers is not None:
             await self._workers.close()
         await asyncio.gather(*(live.cancel_calls() for live in self._sessions.all()))
@@ -131,22 +138,16 @@ class Gateway:
         await self._door.close()
 
     def open_session(self, session_id: str, settings: SessionSettings) -> None:
-        """From now on `settings` hold for its calls, whatever its client asks for. Raises GatewayError for an id
+        """Opens a session whose calls follow `settings`, whatever its client asks for. Raises GatewayError for an id
         that is open, TraceStoreError."""
         if self._workers is not None and session_id in self._workers:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         if self._workers is None or not self._workers.open(session_id, settings):
             self._sessions.open(session_id, settings)
 
-    async def replay(self, session_id: str, beginning: Beginning) -> int:
-        """An opened session begins with them: see `Session.replay`. Raises GatewayError, GatewayLostError."""
-        if self._workers is not None and session_id in self._workers:
-            return await self._workers.replay(session_id, beginning)
-        return await self._sessions.replay(session_id, beginning)
-
     def session_url(self, session_id: str) -> str:
-        """The base URL for an OpenAI client of this session. That of an opened session is secret: it is for its agent,
-        and for no file, log or message. Raises GatewayError before `start`."""
+        """Returns the base URL for an OpenAI client of this session. The URL of an opened session is secret: it is for
+        the session's agent, and for no file, log or message. Raises GatewayError before `start`."""
         if self._root_url is None:
             raise GatewayError("the gateway has no address before it is started")
         if self._workers is not None and session_id in self._workers:
@@ -155,46 +156,54 @@ class Gateway:
         return f"{self._root_url}/sessions/{quote(session_id, safe='')}{f'/{secret}' if secret else ''}/v1"
 
     async def close_session(self, session_id: str) -> SessionSummary:
-        """Ends its calls; its traces are committed when this returns. Raises GatewayError, TraceStoreError."""
+        """Ends the session's calls and returns once its traces are committed. Raises GatewayError, TraceStoreError."""
         if self._workers is not None and session_id in self._workers:
             return await self._workers.close_session(session_id)
         return await self._sessions.close(session_id)
 
     def ended(self, session_id: str) -> "asyncio.Future[SessionSummary] | None":
-        """Of a session in a process of its own (`gateway.processes`): done with a summary that says why it is `lost`
-        where that process ended before the session was closed. None for any other."""
+        """Returns a future for a session in a process of its own (`gateway.processes`), None for any other session. If
+        that process ends before the session is closed, the future gets a summary whose `lost` says why."""
         if self._workers is not None and session_id in self._workers:
             return self._workers.ended(session_id)
         return None
 
     def waited_s(self, session_id: str) -> float:
-        """Seconds so far in which calls of this session waited for the router, an engine's queue or restart, or to be
-        let in; they are not its agent's own."""
+        """Returns the seconds so far in which calls of this session waited for the router, an engine's queue or
+        restart, or to be let in. This time does not count towards the agent's time limit."""
         if self._workers is not None and session_id in self._workers:
             return self._workers.waited_s(session_id)
         return self._sessions.waited_s(session_id)
 
     @property
     def num_sessions(self) -> int:
-        """Opened ones, and those that clients began and did not close."""
+        """Counts the sessions that are open: those of `open_session`, and those that clients began and did not
+        close."""
         return len(self._sessions) + (len(self._workers) if self._workers is not None else 0)
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the processes of `gateway.processes`."""
+        """Lists the ids of the running processes of `gateway.processes`."""
         return self._workers.pids if self._workers is not None else []
 
     def syncing(self) -> AbstractContextManager[None]:
-        """For the time of a weight update: the router places nothing, and knows that caches are empty after it."""
+        """Encloses a weight update: the router places nothing meanwhile, and takes all prefix caches for empty after
+        it."""
         return self._placement.syncing()
 
     def tail(self, active: bool) -> None:
-        """Told by the rollout: no trajectory of this step is left that has not begun."""
+        """Tells the router whether the step has no trajectory left that has not begun. The rollout calls it."""
         self._placement.tail(active)
 
     def group_left(self, group_id: str, trajectories: int) -> None:
-        """Told by the rollout: so many of a group have not ended, and it is trained when none is left."""
+        """Tells the router how many trajectories of a group have not ended; at 0 the group is trained. The rollout
+        calls it."""
         self._placement.group_left(group_id, trajectories)
+
+    def tell_of_engines(self, tellers: Mapping[str, LossTeller]) -> None:
+        """Registers by engine name who is told when the engine fails the requests that it takes, and when it answers
+        again."""
+        self._placement.health.tellers = tellers
 
     def router_state(self) -> dict[str, object]:
         return self._placement.snapshot()

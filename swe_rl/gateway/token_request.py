@@ -1,7 +1,9 @@
-"""Token ids in, token ids and log-probabilities out: vLLM's `/v1/completions`, as far as engine=external asks it.
+"""This module serves vLLM's `/v1/completions` as far as engine=external uses it: token ids in, token ids and
+log-probabilities out.
 
 Invariants:
-- What would change the distribution, or end the sampling elsewhere than at the given stop tokens, is refused by name.
+- Whatever would change the distribution, or end the sampling elsewhere than at the given stop tokens, is refused by
+  name.
 - A reply has one log-probability for every token.
 """
 
@@ -10,11 +12,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.engine.protocol import Completion, SamplingParams
-from swe_rl.gateway.errors import invalid
-from swe_rl.gateway.request import integer, number, read_body
+from swe_rl.gateway.errors import invalid_request
+from swe_rl.gateway.request import read_body, read_integer, read_number
 
-SERVER = "swe_rl"  # what /version calls this gateway, which has no version of vLLM's
-_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+# /version shows this name, as the gateway has no version of vLLM.
+SERVER = "swe_rl"
+_NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+# These parameters of vLLM change what is sampled, or force it. Empty ones change nothing.
+_BENDING = (
+    "stop",
+    "stream",
+    "min_tokens",
+    "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "logits_processors",
+    "structured_outputs",
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "thinking_token_budget",
+    "repetition_detection",
+    "trace_decode_token_ids",
+    "vllm_xargs",
+    "use_beam_search",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +49,21 @@ class TokenRequest:
 
 
 def parse_token_request(raw: bytes, names: tuple[str, ...], vocab_size: int) -> TokenRequest:
-    """`names`: those of the model. Raises ApiError."""
+    """Reads a request for the model that `names` stand for. Raises ApiError."""
     body = read_body(raw, names)
     _refuse_unsupported(body)
     params = SamplingParams(
-        integer(body, "max_tokens", 1) or 16,
-        number(body, "temperature", 0.0, 2.0),
-        number(body, "top_p", 1e-6, 1.0),
-        max(0, integer(body, "top_k", -1) or 0),
-        _ids(body.get("stop_token_ids") or [], "stop_token_ids", vocab_size),
-        integer(body, "seed", -(2**63)),
+        read_integer(body, "max_tokens", 1) or 16,
+        read_number(body, "temperature", 0.0, 2.0),
+        read_number(body, "top_p", 1e-6, 1.0),
+        max(0, read_integer(body, "top_k", -1) or 0),
+        _read_ids(body.get("stop_token_ids") or [], "stop_token_ids", vocab_size),
+        read_integer(body, "seed", -(2**63)),
+        min_p=read_number(body, "min_p", 0.0, 1.0) if body.get("min_p") is not None else 0.0,
     )
-    prompt_ids = _ids(body.get("prompt"), "prompt", vocab_size)
+    prompt_ids = _read_ids(body.get("prompt"), "prompt", vocab_size)
     if not prompt_ids:
-        raise invalid("'prompt' must not be empty.", "prompt")
+        raise invalid_request("'prompt' must not be empty.", "prompt")
     program_id = body.get("program_id")
     return TokenRequest(prompt_ids, params, program_id if isinstance(program_id, str) else None)
 
@@ -69,17 +94,18 @@ def token_answer(model: str, reply_id: str, request: TokenRequest, completion: C
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     refused = {name: body.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items()}
-    refused |= {"n": body.get("n") not in (None, 1), "stop": bool(body.get("stop")), "stream": bool(body.get("stream"))}
+    refused |= {name: bool(body.get(name)) for name in _BENDING}
+    refused |= {"n": body.get("n") not in (None, 1)}
     refused |= {"ignore_eos": body.get("ignore_eos") is not True, "return_token_ids": not body.get("return_token_ids")}
     for param, present in refused.items():
         if present:
             message = f"{param!r} with this value is not supported: this route takes token ids and returns token ids."
-            raise invalid(message, param, "unsupported_parameter")
+            raise invalid_request(message, param, "unsupported_parameter")
 
 
-def _ids(value: Any, param: str, vocab_size: int) -> tuple[int, ...]:
+def _read_ids(value: Any, param: str, vocab_size: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(
         type(token_id) is int and 0 <= token_id < vocab_size for token_id in value
     ):
-        raise invalid(f"{param!r} must be a list of token ids below {vocab_size}.", param)
+        raise invalid_request(f"{param!r} must be a list of token ids below {vocab_size}.", param)
     return tuple(value)

@@ -1,8 +1,9 @@
-"""One completion as the engine saw it.
+"""A trace is one completion as the engine saw it.
 
 Invariants:
-- What grows with tokens is in arrays, and a token is there once: a trace has what its prompt adds, not the whole.
-- A whole prompt is put together where somebody asks for it, by one concatenation.
+- What grows with tokens is in arrays, and no token is stored twice: a trace has what its prompt adds, not the whole
+  prompt.
+- A whole prompt is only put together on demand, by one concatenation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ class TraceStoreError(RunError):
 
 
 class Break(StrEnum):
-    """Why a turn does not extend the one before it; a first turn has none. `duplicate`: a retry of the turn before."""
+    """Says why a turn does not extend the one before it. A first turn has none. `duplicate` is a retry of the turn
+    before."""
 
     prefix_changed = "prefix_changed"
     duplicate = "duplicate"
@@ -30,15 +32,19 @@ class Break(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Its prompt is what the turn `base_turn` of its session ended with (`base_tokens` ids: that one's prompt and
-    sampled ids), and then `delta_ids`; without a base it is `delta_ids`.
+    """Holds a completion, with what its prompt adds to the turn that it goes on from. The prompt is the prompt and
+    sampled ids of the session's turn `base_turn` (`base_tokens` ids), then `delta_ids`; without a base it is
+    `delta_ids` alone.
 
-    `logprobs` and `weight_versions` have one entry a sampled token: a reply that goes on across an update of the
-    weights has several versions. `chain` counts the rows a session will give: it goes up by one at every break. Within
-    a chain a prompt starts with the one before it and what was sampled then, id for id. `held_s` is the part of
-    `queue_s` in which the router held the request before it placed it; the rest of `queue_s` it waited in the engine.
-    `routes`: the experts of each token that its engine read and its base's had not, from the last one that the base
-    sampled on; what it sampled last nobody has read yet.
+    `logprobs` (over the whole vocabulary) and `weight_versions` have one entry for each sampled token: a reply that
+    goes on across an update of the weights has several versions. `chain` counts the rows that a session will give: it
+    goes up by one at every break. Within a chain a prompt starts with the one before it and what was sampled then, id
+    for id. `held_s` is the part of `queue_s` in which the router held the request before it placed it; for the rest of
+    `queue_s` the request waited in the engine.
+
+    `routes` has the experts of each token that this engine read and the base's engine had not: from the last token that
+    the base sampled on. The last token of this trace is not among them, as nobody has read it yet.
+
     Sequences of other types become arrays.
     """
 
@@ -78,20 +84,20 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """Of its prompt and what was sampled."""
+        """Counts the ids of the prompt and of what was sampled."""
         return self.prompt_tokens + len(self.sampled_ids)
 
 
-def superseded(traces: Sequence[Trace]) -> set[int]:
-    """Turns whose reply is in no row, as a retry took its place and nothing went on from it."""
+def superseded_turns(traces: Sequence[Trace]) -> set[int]:
+    """Returns the turns whose reply is in no row, because a retry took its place and nothing went on from it."""
     ends: dict[int, int] = {}
     for trace in traces:
         ends[trace.chain] = max(trace.turn, ends.get(trace.chain, 0))
     return {trace.turn - 1 for trace in traces if trace.break_kind is Break.duplicate}.intersection(ends.values())
 
 
-def ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:
-    """The traces that its prompt is made of, the first one first, and itself."""
+def trace_ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:
+    """Returns the traces that make up this trace's prompt, oldest first, and the trace itself at the end."""
     line = [trace]
     while line[-1].base_turn is not None:
         line.append(by_turn[line[-1].base_turn])
@@ -99,24 +105,27 @@ def ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:
 
 
 def joined_ids(line: Sequence[Trace]) -> Ids:
-    """Of an ancestry: the last one's whole prompt and what was sampled after it."""
+    """Joins an ancestry's ids into the last trace's whole prompt and what was sampled after it."""
     return np.concatenate([part for trace in line for part in (trace.delta_ids, trace.sampled_ids)])
 
 
 def known_routes(base_tokens: int) -> int:
-    """Of how many tokens traces have the experts before one that goes on from so many: its engine read all but the last
-    of them before."""
+    """Counts the tokens whose experts are already in traces, if a prompt goes on from `base_tokens` tokens. An engine
+    has read all of these but the last."""
     return max(0, base_tokens - 1)
 
 
 def joined_routes(line: Sequence[Trace]) -> Routes | None:
-    """The same, of all tokens but the last one; None where a trace has none."""
+    """Joins an ancestry's routes: the experts of all tokens but the last one. Returns None if a trace has none."""
     parts = [trace.routes for trace in line]
-    return None if any(part is None for part in parts) else np.concatenate([part for part in parts if part is not None])
+    if any(part is None for part in parts):
+        return None
+    return np.concatenate([part for part in parts if part is not None])
 
 
 def whole_prompts(traces: Sequence[Trace]) -> Iterator[Ids]:
-    """Of each of a session's traces: one after another, as together they are the sum of all prompts."""
+    """Yields the whole prompt of each trace of a session, one after another: together they would take the sum of all
+    prompts."""
     by_turn = {trace.turn: trace for trace in traces}
     for trace in traces:
-        yield joined_ids(ancestry(trace, by_turn))[: trace.prompt_tokens]
+        yield joined_ids(trace_ancestry(trace, by_turn))[: trace.prompt_tokens]

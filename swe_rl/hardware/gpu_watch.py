@@ -1,9 +1,9 @@
-"""The memory of this run's GPUs on its own node, looked at now and then: a word before it runs out.
+"""This module looks at the memory of this run's GPUs on its own node now and then, and warns before it runs out.
 
 Invariants:
 - A run goes on whatever the driver says, and without one nothing is looked at.
 - A GPU is warned of once, and again only after it had room in between.
-- Of GPUs in MIG mode the slices are looked at, each by its UUID: the card's own numbers are not theirs.
+- For GPUs in MIG mode the slices are looked at, each by its UUID: the card's own numbers are not theirs.
 """
 
 import os
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from swe_rl.host.gpus import (
     DriverError,
     Gpu,
-    Runs,
+    RunsPrograms,
     only_visible,
     read_gpus,
     read_slice_memory,
@@ -24,8 +24,11 @@ from swe_rl.host.gpus import (
 from swe_rl.host.machine import Driver
 from swe_rl.host.program import Unanswered
 
+# Memory fills up over minutes. Asking the driver costs little at this pace.
 EVERY_S = 30.0
-FULL = 0.97  # of the memory: engines are given up to 0.95 of it on purpose
+# Engines are given up to 0.95 of the memory on purpose.
+FULL = 0.97
+# A GPU that is below this has room again, so the next shortage is worth a word.
 ROOM = 0.9
 
 Look = Callable[[], Sequence[Gpu]]
@@ -33,20 +36,22 @@ Say = Callable[[str], None]
 
 
 def look_here() -> Sequence[Gpu]:
-    """Raises DriverError or Unanswered."""
+    """Returns the GPUs that this process sees. Raises DriverError or Unanswered."""
     return look_at(Driver(), visible_devices(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-def look_at(system: Runs, entries: Sequence[str] | None) -> Sequence[Gpu]:
-    """GPUs, and in place of those in MIG mode their slices, as far as `entries` show them. Raises DriverError or
-    Unanswered."""
+def look_at(system: RunsPrograms, entries: Sequence[str] | None) -> Sequence[Gpu]:
+    """Returns GPUs, and in place of those in MIG mode their slices, as far as `entries` show them. Raises DriverError
+    or Unanswered."""
     gpus = only_visible(read_gpus(system), entries)
     whole = [gpu for gpu in gpus if not gpu.mig]
-    return [*whole, *visible_slices(read_slice_memory(system), entries)] if len(whole) < len(gpus) else whole
+    if len(whole) < len(gpus):
+        return [*whole, *visible_slices(read_slice_memory(system), entries)]
+    return whole
 
 
 class Watch:
-    """Pure but for what it is given."""
+    """Decides which GPUs to warn of. It has no effects except those of `say`."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
@@ -72,7 +77,7 @@ class Watch:
 def watched_gpus(say: Say, look: Look = look_here, *, every_s: float = EVERY_S) -> Iterator[None]:
     """Looks from a thread of its own until the block is left."""
     over = threading.Event()
-    worker = threading.Thread(target=_looks, args=(over, Watch(say), look, every_s), name="gpu_watch", daemon=True)
+    worker = threading.Thread(target=_watch_gpus, args=(over, Watch(say), look, every_s), name="gpu_watch", daemon=True)
     worker.start()
     try:
         yield
@@ -81,7 +86,7 @@ def watched_gpus(say: Say, look: Look = look_here, *, every_s: float = EVERY_S) 
         worker.join(1.0)
 
 
-def _looks(over: threading.Event, watch: Watch, look: Look, every_s: float) -> None:
+def _watch_gpus(over: threading.Event, watch: Watch, look: Look, every_s: float) -> None:
     while not over.wait(every_s):
         try:
             watch.see(look())

@@ -1,4 +1,5 @@
-"""An existing Ray cluster: who is there, what is free, and places on it. Whoever started it also stops it.
+"""This module uses an existing Ray cluster: who is there, what is free, and places on it. Whoever started the cluster
+also stops it.
 
 Invariants:
 - Nothing here starts or stops Ray itself. What was reserved is given back by `close`, and with this process's end.
@@ -20,8 +21,12 @@ from typing import Any
 from swe_rl.errors import UserError, one_line
 
 AUTO = "auto"
-CPU, GPU = "CPU", "GPU"  # as Ray calls them
+# Ray calls its resources so.
+CPU = "CPU"
+GPU = "GPU"
+# A cluster that does not accept a connection in this time is not there.
 _REACH_S = 3.0
+# Ray reserves free places within a second or two. After so long somebody else has them.
 _RESERVE_S = 30.0
 
 
@@ -31,7 +36,8 @@ class RayClusterError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """`units`: of CPU and GPU, all of them; `free`: those that nobody has reserved. `here`: this process is on it."""
+    """Describes a node of the cluster. `units` are all its CPUs and GPUs; `free` are those that nobody has reserved.
+    `here` says that this process is on it."""
 
     node_id: str
     host: str
@@ -42,33 +48,33 @@ class RayNode:
 
     @property
     def name(self) -> str:
-        """With a piece of Ray's name for it: a host may be several nodes."""
+        """Returns the host's name with a piece of Ray's name for the node: a host may be several nodes."""
         return f"{self.host} ({self.address}, {self.node_id[:8]})"
 
 
 class RayCluster:
-    """A connection, which is this process's only one to Ray."""
+    """Holds this process's only connection to Ray."""
 
     def __init__(self) -> None:
         self._groups: list[Any] = []
 
     def nodes(self) -> list[RayNode]:
-        """Those that are alive; this process's first, the others by name. Raises RayClusterError."""
+        """Returns the nodes that are alive: this process's first, the others by name. Raises RayClusterError."""
         import ray
-        from ray._private import state  # the public call adds all nodes up
+        from ray._private import state  # The public call adds all nodes up.
 
         free_of: Any = state.available_resources_per_node
         listed: Any = ray.nodes
         this_node = ray.get_runtime_context().get_node_id()
-        with _refused("its nodes cannot be listed"):
+        with _unify_refusals("its nodes cannot be listed"):
             free = free_of()
             ray_nodes = [
                 RayNode(
                     node_id=node["NodeID"],
                     host=node["NodeManagerHostname"],
                     address=node["NodeManagerAddress"],
-                    units=_counted(node["Resources"]),
-                    free=_counted(free.get(node["NodeID"], {})),
+                    units=_count_resources(node["Resources"]),
+                    free=_count_resources(free.get(node["NodeID"], {})),
                     here=node["NodeID"] == this_node,
                 )
                 for node in listed()
@@ -77,13 +83,11 @@ class RayCluster:
         return sorted(ray_nodes, key=lambda node: (not node.here, node.host, node.address, node.node_id))
 
     def reserve(self, nodes: Sequence[RayNode], resource: str) -> Any:
-        """A placement group of one bundle each on the named nodes, `resource` being CPU or GPU. Raises RayClusterError.
-
-        Its bundles have the order of `nodes`.
-        """
+        """Reserves a placement group of one bundle each on the named nodes, `resource` being CPU or GPU. Its bundles
+        have the order of `nodes`. Raises RayClusterError."""
         from ray.util.placement_group import placement_group
 
-        with _refused("it does not reserve what it has"):
+        with _unify_refusals("it does not reserve what it has"):
             group = placement_group(
                 [{resource: 1.0}] * len(nodes),
                 strategy="PACK",
@@ -105,7 +109,8 @@ class RayCluster:
 
         if not ray.is_initialized():
             return
-        groups, self._groups = self._groups, []
+        groups = self._groups
+        self._groups = []
         try:
             for group in groups:
                 remove_placement_group(group)
@@ -113,24 +118,27 @@ class RayCluster:
             ray.shutdown()
 
 
-def connect(address: str) -> RayCluster:
-    """`address` is `auto` (the cluster that this machine is part of) or host:port. Raises RayClusterError."""
-    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # else workers of a driver under `uv run` run uv themselves
+def connect_cluster(address: str) -> RayCluster:
+    """Connects to a cluster. `address` is `auto` (the cluster that this machine is part of) or host:port. Raises
+    RayClusterError."""
+    # Otherwise workers of a driver under `uv run` run uv themselves.
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
     try:
         import ray
     except ImportError as error:
         raise RayClusterError(
             f"hardware.ray_address={address}: Ray is not installed here: pip install 'swe_rl[ray]'."
         ) from error
-    _reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address, address)
-    _hush()
-    with _refused(f"there is none to join at hardware.ray_address={address}"), _own_sigterm():
+    _require_reachable(os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address, address)
+    _quiet_ray()
+    with _unify_refusals(f"there is none to join at hardware.ray_address={address}"), _own_sigterm():
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     return RayCluster()
 
 
-def _hush() -> None:
-    """Ray tells of lost actors and nodes on the terminal as well, at length; what our errors say of it is enough."""
+def _quiet_ray() -> None:
+    """Keeps Ray from telling of lost actors and nodes on the terminal as well, at length. Our errors say enough of
+    it."""
     from ray._private import worker
 
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -138,7 +146,7 @@ def _hush() -> None:
         vars(worker)["print_to_stdstream"] = lambda *_, **__: None
 
 
-def _reachable(resolved: str, given: str) -> None:
+def _require_reachable(resolved: str, given: str) -> None:
     host, colon, port = resolved.rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -154,8 +162,8 @@ def _reachable(resolved: str, given: str) -> None:
 
 
 @contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """Ray's own refusals, of many types, as one."""
+def _unify_refusals(what: str) -> Iterator[None]:
+    """Turns Ray's own refusals, of many types, into one."""
     try:
         yield
     except Exception as error:
@@ -165,13 +173,13 @@ def _refused(what: str) -> Iterator[None]:
         ) from error
 
 
-def _counted(resources: Mapping[str, float]) -> dict[str, float]:
+def _count_resources(resources: Mapping[str, float]) -> dict[str, float]:
     return {kind: float(resources.get(kind, 0.0)) for kind in (CPU, GPU)}
 
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Ray's handler of SIGTERM would take the place of the run's."""
+    """Keeps the run's handler of SIGTERM, which Ray's would take the place of."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -183,15 +191,16 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m swe_rl.hardware.ray_cluster ADDRESS`: what a cluster has free, as one line of JSON.
+    """Prints what a cluster has free, as one line of JSON: `python -m swe_rl.hardware.ray_cluster ADDRESS`.
 
-    Ends with status 0 and an answer, whatever the cluster is like: {"nodes": {name: {"CPU": 1.0, "GPU": 0.0}},
+    It ends with status 0 and an answer, whatever the cluster is like: {"nodes": {name: {"CPU": 1.0, "GPU": 0.0}},
     "problem": null or a text}.
     """
-    nodes: dict[str, dict[str, float]] = {}  # what is free
+    # Has what is free.
+    nodes: dict[str, dict[str, float]] = {}
     problem: str | None = None
     try:
-        cluster = connect(arguments[0])
+        cluster = connect_cluster(arguments[0])
         try:
             nodes = {node.name: dict(node.free) for node in cluster.nodes()}
         finally:

@@ -1,8 +1,8 @@
-"""The folder where sandbox servers and the runs that use them find each other.
+"""The meeting is the folder where sandbox servers and the runs that use them find each other.
 
 Invariants:
 - Files are written aside, then renamed, mode 0600 in a folder of mode 0700: what is read is whole and ours.
-- The servers' key is in a file of its own, made once whoever comes first, and in no record, message or name.
+- The servers' key is in a file of its own, made once by whoever comes first, and in no record, message or name.
 - A sign of life is a count that grows. Readers time it by their own clock: clocks of two nodes need not agree.
 - Whoever goes takes its own file along, and those of others that are known to be gone.
 """
@@ -22,8 +22,12 @@ from swe_rl.errors import RunError
 from swe_rl.logger.disk import decode_json, disk_error, encode_json, remove_asides_of, write_bytes_atomic
 
 PROTOCOL = 1
-MEETINGS = "meeting"  # beside the runs' folders
-_SERVER, _TRAINER, _KEY, _JOBS = "runtime", "trainer", "runtime.key", "jobs.json"
+# The folder with the meetings lies beside the runs' folders.
+MEETINGS = "meeting"
+_SERVER = "runtime"
+_TRAINER = "trainer"
+_KEY = "runtime.key"
+_JOBS = "jobs.json"
 _KEY_BYTES = 32
 _OURS = 0o600
 
@@ -34,9 +38,10 @@ class RendezvousError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """`runtime.json` (`runtime_1.json`, ... of further nodes): where a sandbox server is, and that it lives."""
+    """Says where a sandbox server is, and that it lives: `runtime.json` (`runtime_1.json`, ... of further nodes)."""
 
-    server: str  # of this start: another one after a restart
+    # Names this start of the server: it has another name after a restart.
+    server: str
     url: str
     host: str
     slots: int
@@ -45,13 +50,14 @@ class ServerRecord:
     containers: str = ""
     pid: int = 0
     beat: int = 0
-    time: float = 0.0  # of the last beat, by the writer's clock: for people
+    # This is the time of the last beat, by the writer's clock. It is for people.
+    time: float = 0.0
     protocol: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerRecord:
-    """`trainer_ID.json`: a run that uses the servers."""
+    """Names a run that uses the servers: `trainer_ID.json`."""
 
     trainer: str
     run: str
@@ -64,7 +70,7 @@ class TrainerRecord:
 
 
 class Meeting:
-    """Paths, and the reading and writing of records. Raises DiskError for a folder that takes no files."""
+    """Knows the paths, and reads and writes the records. Raises DiskError for a folder that takes no files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +82,7 @@ class Meeting:
         return self.folder / f"{_TRAINER}_{trainer}.json"
 
     def script(self, node: int) -> Path:
-        """How the job of a server is submitted, at first and again."""
+        """Returns the path of the script by which the job of a server is submitted, at first and again."""
         return self.folder / f"{_SERVER}_{node}.sh"
 
     def log(self, node: int) -> Path:
@@ -94,7 +100,8 @@ class Meeting:
         return self
 
     def key(self, wanted: str | None = None) -> str:
-        """The servers' key; `wanted` or a new one where there is none yet. Whoever comes second takes the first's."""
+        """Returns the servers' key. If there is none yet, it makes `wanted` or a new one. Whoever comes second takes
+        the first's."""
         if known := self.known_key():
             return known
         aside = self.folder / f".{_KEY}.{secrets.token_hex(6)}"
@@ -106,7 +113,8 @@ class Meeting:
         except OSError as error:
             raise disk_error(self.key_file, error) from error
         finally:
-            with suppress(OSError):  # the folder may take no change any more, which is said above
+            # The folder may take no change any more, which is said above.
+            with suppress(OSError):
                 aside.unlink()
 
     def known_key(self) -> str | None:
@@ -116,56 +124,61 @@ class Meeting:
             return None
 
     def write_server(self, record: ServerRecord) -> None:
-        _write(self.server_json(record.node), asdict(record))
+        _write_record(self.server_json(record.node), asdict(record))
 
     def write_trainer(self, record: TrainerRecord) -> None:
-        _write(self.trainer_json(record.trainer), asdict(record))
+        _write_record(self.trainer_json(record.trainer), asdict(record))
 
     def servers(self) -> list[ServerRecord]:
-        """By node. Raises RendezvousError for a record of another protocol."""
-        records = [_record(ServerRecord, values) for values in self._values(_SERVER)]
+        """Returns the servers by node. Raises RendezvousError for a record of another protocol."""
+        records = [_parse_record(ServerRecord, values) for values in self._values(_SERVER)]
         return sorted((record for record in records if record is not None), key=lambda record: record.node)
 
     def server(self, node: int) -> ServerRecord | None:
         return next((server for server in self.servers() if server.node == node), None)
 
     def trainers(self) -> list[TrainerRecord]:
-        records = [_record(TrainerRecord, values) for values in self._values(_TRAINER)]
+        records = [_parse_record(TrainerRecord, values) for values in self._values(_TRAINER)]
         return [record for record in records if record is not None]
 
     def drop_server(self, record: ServerRecord) -> None:
-        """Its file, unless it is another server's by now, and what it left if it was killed while it wrote."""
-        remove_asides_of(self.server_json(record.node), record.pid)  # another server may be writing its own
+        """Removes the server's file, unless it is another server's by now, and what it left if it was killed while it
+        wrote."""
+        # Another server may be writing its own file.
+        remove_asides_of(self.server_json(record.node), record.pid)
         with suppress(RendezvousError):
             current = self.server(record.node)
             if current is None or current.server == record.server:
-                _remove(self.server_json(record.node))
+                _remove_quietly(self.server_json(record.node))
 
     def drop_trainer(self, trainer: str) -> None:
         remove_asides_of(self.trainer_json(trainer))
-        _remove(self.trainer_json(trainer))
+        _remove_quietly(self.trainer_json(trainer))
 
     def leave(self) -> None:
-        """The key, and the folder where it is empty then, go away once nobody is left who could want them."""
+        """Removes the key, and the folder if it is empty then, once nobody is left who could want them."""
         if not any(True for name in (_SERVER, _TRAINER) for _ in self._values(name)):
-            _remove(self.key_file)
+            _remove_quietly(self.key_file)
             with suppress(OSError):
                 self.folder.rmdir()
 
     def jobs(self) -> dict[str, str]:
-        """SLURM's ids by name: `trainer`, `runtime0`, ...; what nobody noted is not there."""
+        """Maps names to SLURM's ids: `trainer`, `runtime0`, ...; what nobody noted is not there."""
         try:
             values = decode_json((self.folder / _JOBS).read_bytes())
         except (OSError, ValueError):
             return {}
-        return {str(name): str(job) for name, job in values.items()} if isinstance(values, dict) else {}
+        if isinstance(values, dict):
+            return {str(name): str(job) for name, job in values.items()}
+        return {}
 
     def note_jobs(self, **jobs: str) -> None:
-        _write(self.folder / _JOBS, {**self.jobs(), **jobs})
+        _write_record(self.folder / _JOBS, {**self.jobs(), **jobs})
 
     def _values(self, kind: str) -> Iterator[dict[str, Any]]:
         for path in sorted(self.folder.glob(f"{kind}*.json")):
-            with suppress(OSError, ValueError):  # gone meanwhile
+            # The file may be gone meanwhile.
+            with suppress(OSError, ValueError):
                 values = decode_json(path.read_bytes())
                 if isinstance(values, dict):
                     yield values
@@ -173,12 +186,13 @@ class Meeting:
 
 @dataclass(slots=True)
 class Signs:
-    """When each of several others was last seen to live; no clock of its own."""
+    """Remembers when each of several others was last seen to live. It has no clock of its own."""
 
-    seen: dict[str, tuple[int, float]]  # by name: its count and when it was new
+    # Maps a name to its count and when that was new.
+    seen: dict[str, tuple[int, float]]
 
     def look(self, beats: Mapping[str, int], now_s: float) -> dict[str, float]:
-        """Seconds of silence of each; one that is seen for the first time counts as just heard."""
+        """Returns the seconds of silence of each; one that is seen for the first time counts as just heard."""
         self.seen = {
             name: self.seen[name] if self.seen.get(name, (None,))[0] == beat else (beat, now_s)
             for name, beat in beats.items()
@@ -187,7 +201,7 @@ class Signs:
 
 
 class Beating:
-    """A record that is written again and again, each time with a larger count."""
+    """Writes a record again and again, each time with a larger count."""
 
     def __init__(
         self, write: Callable[[Any], None], record: Any, *, wall_clock: Callable[[], float] = time.time
@@ -197,34 +211,34 @@ class Beating:
         self.record = record
 
     def beat(self, **changes: Any) -> None:
-        """Raises DiskError."""
+        """Writes the record with the next count. Raises DiskError."""
         self.record = replace(self.record, beat=self.record.beat + 1, time=self._wall_clock(), **changes)
         self._write(self.record)
 
 
 def meeting_of(config: Config, run_folder: Path) -> Path:
-    """Where the servers of a run meet it: `runtime.shared_dir`, or a folder beside the run's."""
+    """Returns the folder where the servers of a run meet it: `runtime.shared_dir`, or a folder beside the run's."""
     if config.runtime.shared_dir:
         return Path(config.runtime.shared_dir).absolute()
     return run_folder.absolute().parent / MEETINGS / run_folder.name
 
 
-def meets(config: Config) -> bool:
-    """Whether a job of this configuration finds its servers (or its runs) in a folder."""
+def uses_meeting(config: Config) -> bool:
+    """Tells whether a job of this configuration finds its servers (or its runs) in a folder."""
     kind = config.runtime.kind
     given = kind is RuntimeKind.external and not config.sandbox.runtime_url
     return config.job.name is JobName.runtime or kind is RuntimeKind.job or given
 
 
 def with_meeting(config: Config, run_folder: Path) -> Config:
-    """The same with `runtime.shared_dir` filled in where it is left to the run's folder."""
-    if not meets(config):
+    """Returns the configuration with `runtime.shared_dir` filled in if it is left to the run's folder."""
+    if not uses_meeting(config):
         return config
     return replace(config, runtime=replace(config.runtime, shared_dir=str(meeting_of(config, run_folder))))
 
 
-def _record(kind: Any, values: dict[str, Any]) -> Any:
-    """None for what is no record. Raises RendezvousError for another protocol's."""
+def _parse_record(kind: Any, values: dict[str, Any]) -> Any:
+    """Makes a record, or None of what is no record. Raises RendezvousError for another protocol's."""
     if values.get("protocol") != PROTOCOL:
         raise RendezvousError(
             f"the other side of the two jobs speaks protocol {values.get('protocol')!r}, this one {PROTOCOL}: both "
@@ -236,11 +250,11 @@ def _record(kind: Any, values: dict[str, Any]) -> Any:
         return None
 
 
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    """Also where the other side has just left and taken the folder along."""
+def _write_record(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a record, also if the other side has just left and taken the folder along."""
     write_bytes_atomic(path, encode_json(values, indent=True) + b"\n", mode=_OURS)
 
 
-def _remove(path: Path) -> None:
+def _remove_quietly(path: Path) -> None:
     with suppress(OSError):
         path.unlink()

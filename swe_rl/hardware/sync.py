@@ -1,4 +1,4 @@
-"""What a run leaves behind, copied while it goes on from a node's own disk to one that outlives the job.
+"""This module copies what a run leaves behind while it goes on, from a node's own disk to one that outlives the job.
 
 Invariants:
 - The run does not fail for a copy: errors are said, each once, and the next round tries again. Nor does it wait for
@@ -9,7 +9,7 @@ Invariants:
 - What makes a checkpoint whole comes after its other files, and what names the run comes last. Back on a node, half a
   checkpoint is none, and half a folder is nobody's run.
 - The last round is at the run's end, and is cut short after LAST_S: a job that was told to end has little time.
-- rsync does the work where there is one; what it or its stand-in sends is only what has changed.
+- rsync does the work if it is there. It or its stand-in sends only what has changed.
 """
 
 import itertools
@@ -28,51 +28,60 @@ from pathlib import Path
 from swe_rl.config.known_models import MANIFEST_FILE
 from swe_rl.errors import RunError
 from swe_rl.hardware.slurm.jobs import Allocation
+from swe_rl.host.lines import lines_of
 from swe_rl.logger.folder import RunFolder
 
 LAST_S = 120.0
-_ROUND_S = 3600.0  # of one round: more than a checkpoint of a large model takes
+# A round takes at most so long: more than a checkpoint of a large model takes.
+_ROUND_S = 3600.0
 _LOOK_S = 0.1
-_PAGES = 1024  # of a database at once: 4 MiB
-_PAGES_LOCKED = 16384  # 64 MiB: where the run waits for a turn, and a commit after it begins the copy anew
+# A turn copies so many pages of a database: 4 MiB.
+_PAGES = 1024
+# Without a WAL the run waits for a turn, and a commit after it begins the copy anew. So a turn copies 64 MiB.
+_PAGES_LOCKED = 16384
 _ANEW = 5
-_LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")  # what is written aside has a name like `.status.json.tmp-1`
+# What is written aside has a name like `.status.json.tmp-1`.
+_LEFT_OUT = ("/.lock", "/.copy_of", ".*.tmp*")
 
 Say = Callable[[str], None]
 
 
 def folder_name(here: Allocation | None, run: str, name: str) -> str:
-    """`job_JOBID_NAME`; outside a job `run`, which tells the run's folder from others, takes the number's place."""
+    """Returns `job_JOBID_NAME`. Outside a job `run`, which tells the run's folder from others, takes the number's
+    place."""
     return f"job_{here.job_id if here is not None else run}_{name}"
 
 
-def copies(first: Path) -> list[Path]:
-    """Those of the runs whose copy would be `first`, which only one of them has: `first`, `first_2`, ..."""
+def list_copies(first: Path) -> list[Path]:
+    """Returns the copies of the runs whose copy would be `first`, which only one of them has: `first`, `first_2`,
+    ..."""
     name = re.compile(re.escape(first.name) + r"(_\d+)?")
     return [path for path in first.parent.glob("*") if name.fullmatch(path.name)]
 
 
-def _numbered(first: Path) -> Iterator[Path]:
+def _numbered_paths(first: Path) -> Iterator[Path]:
     yield first
     yield from (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))
 
 
-def claim(first: Path, run: RunFolder) -> Path:
-    """The first of `copies` that is this run's, or nobody's yet. Raises OSError."""
+def claim_copy(first: Path, run: RunFolder) -> Path:
+    """Returns the first of `list_copies` that is this run's, or nobody's yet. Raises OSError."""
     status = run.status()
     mine = f"{status.config_hash} {status.started!r}\n" if status else ""
-    for path in _numbered(first):
+    for path in _numbered_paths(first):
         path.mkdir(parents=True, exist_ok=True)
         mark = RunFolder(path).copy_of
         try:
-            mark.touch(exist_ok=False)  # two runs may begin at the same time
+            # Two runs may begin at the same time.
+            mark.touch(exist_ok=False)
         except FileExistsError:
             if mark.read_text(encoding="utf-8") != mine:
                 continue
             return path
         try:
             mark.write_text(mine, encoding="utf-8")
-        except OSError:  # an empty mark would be another run's for ever
+        except OSError:
+            # An empty mark would be another run's for ever.
             mark.unlink()
             raise
         return path
@@ -80,13 +89,13 @@ def claim(first: Path, run: RunFolder) -> Path:
 
 
 class SyncError(RunError):
-    """A copy that did not reach its end."""
+    """A copy did not reach its end."""
 
 
 class Copier:
-    """One folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one.
+    """Makes one folder's copy. Calls are not to overlap; `stop` may come from another thread in the middle of one.
 
-    `live`: a run may be writing to `source`. `stops`: says the same as `stop`, asked between files.
+    With `live`, a run may be writing to `source`. `stops` does the same as `stop`, and is asked between files.
     """
 
     def __init__(
@@ -111,14 +120,14 @@ class Copier:
         self._stopped.set()
 
     def claim(self) -> None:
-        """`target`, unless another run has it. Raises SyncError."""
+        """Claims `target`, or another name if another run has it. Raises SyncError."""
         if not self._claimed:
             with _as_sync_errors(self._target):
-                self._target = claim(self._target, RunFolder(self._source))
+                self._target = claim_copy(self._target, RunFolder(self._source))
             self._claimed = True
 
     def copy(self) -> None:
-        """Raises SyncError."""
+        """Makes one round of the copy. Raises SyncError."""
         with _as_sync_errors(self._target):
             self._target.mkdir(parents=True, exist_ok=True)
             if self._rsync is None:
@@ -130,7 +139,8 @@ class Copier:
                 self._copy_traces()
 
     def _run_rsync(self, rsync: str) -> None:
-        run, checkpoint = RunFolder(self._source), RunFolder(self._source).checkpoint(0)
+        run = RunFolder(self._source)
+        checkpoint = RunFolder(self._source).checkpoint(0)
         last = (checkpoint.with_name("*") / MANIFEST_FILE, run.status_json, run.requeue_json)
         not_yet = [f"/{path.relative_to(self._source)}" for path in last]
         left_out = (*_LEFT_OUT, *(f"/{path.name}" for path in _files_of(run.traces_db)))
@@ -159,8 +169,9 @@ class Copier:
                     if self._stopped.is_set() or time.monotonic() > until:
                         process.kill()
             self._check_stopped()
-        if process.returncode not in (0, 24):  # 24: a file went away meanwhile, as live ones do
-            lines = said.strip().splitlines()
+        # Status 24 means that a file went away meanwhile, as live ones do.
+        if process.returncode not in (0, 24):
+            lines = lines_of(said.strip(), ends=False)
             raise SyncError(lines[0] if lines else f"rsync ended with status {process.returncode}")
 
     def _copy_tree(self) -> None:
@@ -183,16 +194,17 @@ class Copier:
             _copy_file(path, self._target / path.relative_to(self._source))
 
     def _is_whole(self, folder: Path) -> bool:
-        """No checkpoint of which a copy has only a part."""
+        """Tells whether a folder may be copied: a checkpoint of which a copy has only a part may not."""
         of_copy = not self._live and folder.parent == RunFolder(self._source).checkpoints
         return not of_copy or (folder / MANIFEST_FILE).is_file()
 
     def _copy_traces(self) -> None:
-        """Raises SyncError, OSError, sqlite3.Error."""
-        source, target = RunFolder(self._source).traces_db, RunFolder(self._target).traces_db
+        """Copies the trace store. Raises SyncError, OSError, sqlite3.Error."""
+        source = RunFolder(self._source).traces_db
+        target = RunFolder(self._target).traces_db
         if not source.exists():
             return
-        now = [(file.st_size, file.st_mtime_ns) for path in _files_of(source)[:2] if (file := _stat(path))]
+        now = [(file.st_size, file.st_mtime_ns) for path in _files_of(source)[:2] if (file := _stat_or_none(path))]
         if now == self._traces_before and target.exists():
             return
         until = time.monotonic() + _ROUND_S
@@ -210,7 +222,7 @@ class Copier:
             raise SyncError("it was not done in time")
 
     def _drop_old_checkpoints(self) -> None:
-        """Only where newer ones have arrived: an empty disk of a fresh node must not empty the copy."""
+        """Removes old checkpoints if newer ones have arrived: an empty disk of a fresh node must not empty the copy."""
         kept = RunFolder(self._source).checkpoint_steps()
         there = RunFolder(self._target)
         for step in there.checkpoint_steps():
@@ -233,7 +245,7 @@ def _left_out(name: str) -> bool:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Nothing to do where size and time are equal, or where it went away. Raises OSError of the target's side."""
+    """Copies a file, unless size and time are equal, or it went away. Raises OSError of the target's side."""
     try:
         now = source.lstat()
     except OSError:
@@ -253,15 +265,16 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 def copy_database(source: Path, target: Path, look: Callable[[], object]) -> None:
-    """All that is committed, in one file; others may write meanwhile. `look` is called often, and may raise.
+    """Copies all that is committed into one file; others may write meanwhile. `look` is called often, and may raise.
 
-    Raises OSError, sqlite3.Error; SyncError where each commit begins the copy anew.
+    Raises OSError, sqlite3.Error; SyncError if each commit begins the copy anew.
     """
     aside = target.with_name(f".{target.name}.tmp")
     aside.unlink(missing_ok=True)
     try:
         _back_up(source, aside, look)
-        for path in _files_of(target)[1:]:  # of an older copy, made file by file
+        # An older copy may have been made file by file.
+        for path in _files_of(target)[1:]:
             path.unlink(missing_ok=True)
         aside.replace(target)
     finally:
@@ -269,13 +282,15 @@ def copy_database(source: Path, target: Path, look: Callable[[], object]) -> Non
 
 
 def _back_up(source: Path, target: Path, look: Callable[[], object]) -> None:
-    last, anew = sys.maxsize, 0
+    last = sys.maxsize
+    anew = 0
 
     def after_turn(status: int, remaining: int, _: int) -> None:
         nonlocal last, anew
         look()
         if status == sqlite3.SQLITE_OK:
-            last, anew = remaining, anew + (remaining >= last)
+            anew += remaining >= last
+        last = remaining
         if anew >= _ANEW:
             raise SyncError(f"{source.name} changes faster than it is copied")
 
@@ -288,7 +303,8 @@ def _back_up(source: Path, target: Path, look: Callable[[], object]) -> None:
         copy.execute("PRAGMA journal_mode = OFF")
         copy.execute("PRAGMA synchronous = OFF")
         has_wal = live.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        if has_wal:  # else a reader would make the run wait
+        # Without a WAL a reader would make the run wait.
+        if has_wal:
             live.execute("BEGIN")
             live.execute("SELECT * FROM sqlite_master").fetchall()
         live.backup(copy, pages=_PAGES if has_wal else _PAGES_LOCKED, progress=after_turn)
@@ -298,25 +314,29 @@ def _files_of(database: Path) -> list[Path]:
     return [database.with_name(database.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
-def _stat(path: Path) -> os.stat_result | None:
+def _stat_or_none(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except OSError:
         return None
 
 
-def restore(source: Path, target: Path, stops: Callable[[], object] = lambda: None) -> None:
-    """A run's copy back into its folder, on a node whose disk does not have it. Raises SyncError, also once `stops`."""
+def restore_run(source: Path, target: Path, stops: Callable[[], object] = lambda: None) -> None:
+    """Brings a run's copy back into its folder, on a node whose disk does not have it. Raises SyncError, also once
+    `stops`."""
     Copier(source, target, rsync=None, live=False, stops=stops).copy()
 
 
 class Rounds:
-    """A run's copies, one after the other, in a thread of their own."""
+    """Makes a run's copies, one after the other, in a thread of their own."""
 
     def __init__(self, copier: Copier, every_s: float, say: Say) -> None:
-        self._copier, self._every_s, self._say = copier, every_s, say
+        self._copier = copier
+        self._every_s = every_s
+        self._say = say
         self._over = False
-        self._asked = self._done = 0  # of rounds that somebody waits for
+        # Counts rounds that somebody waits for.
+        self._asked = self._done = 0
         self._changed = threading.Condition()
 
     def now(self, within_s: float) -> None:
@@ -338,12 +358,14 @@ class Rounds:
         while not last:
             with self._changed:
                 self._changed.wait_for(lambda: self._over or self._asked > self._done, self._every_s)
-                last, asked = self._over, self._asked
+                last = self._over
+                asked = self._asked
             try:
                 self._copier.claim()
                 self._copier.copy()
                 said = ""
-            except Exception as error:  # whatever it is: the run is worth more than its copy
+            except Exception as error:
+                # Whatever it is, the run is worth more than its copy.
                 text = f"paths.sync_to: not everything was copied: {error}"
                 if text != said or last:
                     self._say(text)
@@ -354,10 +376,10 @@ class Rounds:
 
 
 @contextmanager
-def synced(
+def keep_synced(
     source: Path, target: Path, *, every_s: float, say: Say, rsync: str | None = None, last_s: float = LAST_S
 ) -> Iterator[Rounds]:
-    """Copies every `every_s` seconds, and once more at the end. `rsync`: its path, None: without it."""
+    """Copies every `every_s` seconds, and once more at the end. `rsync` is its path, or None to do without it."""
     copier = Copier(source, target, rsync=rsync)
     rounds = Rounds(copier, every_s, say)
     worker = threading.Thread(target=rounds.run, name="sync", daemon=True)
@@ -370,5 +392,5 @@ def synced(
         if worker.is_alive():
             copier.stop()
             worker.join(_LOOK_S * 20)
-        if worker.is_alive():  # in the hands of a file system that does not answer
+        if worker.is_alive():  # The file system does not answer.
             say(f"paths.sync_to: {target} does not answer; what is there is older than the run")

@@ -1,1 +1,1 @@
-"""This machine: its programs, GPUs, cores and memory. Every other package may import this one."""
+"""This package knows this machine: its programs, GPUs, cores and memory. Every other package may import it."""

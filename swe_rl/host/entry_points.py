@@ -1,4 +1,4 @@
-"""What installed packages offer of ours: entry points of the groups `swe_rl.agent`, `swe_rl.env`, ...
+"""This module finds what installed packages offer of ours: entry points of the groups `swe_rl.agent`, `swe_rl.env`, ...
 
 Invariants:
 - Nothing of such a package is imported: its metadata say names and import paths.
@@ -18,8 +18,8 @@ _MARK = f"[{PREFIX}".encode()
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """`group`: without the prefix. `target`: the import path, with dots alone. `package`: who offers it, as
-    `NAME VERSION`."""
+    """Describes an entry point. `group` has no prefix, `target` is the import path with dots alone, and `package` says
+    who offers it, as `NAME VERSION`."""
 
     group: str
     name: str
@@ -28,7 +28,7 @@ class Offered:
 
 
 def offered_by_packages() -> Iterator[Offered]:
-    """A package that comes twice is the first on the path, as for an import.
+    """Yields the entry points. A package that comes twice is the first on the path, as for an import.
 
     `importlib.metadata.entry_points()` reads all of every package, which takes four times as long as composing.
     """

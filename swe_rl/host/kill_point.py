@@ -1,7 +1,8 @@
-"""Named moments between two writes, at which a rehearsal kills this process as SIGKILL from outside would.
+"""Kill points are named moments between two writes, at which a rehearsal kills this process as SIGKILL from outside
+would.
 
 `SWE_RL_KILL_AT=step_recorded` kills at the first call with that name, `step_recorded:3` at the third. Without the
-variable a call compares one value. `bench/kill_storm.py` goes through all names.
+variable a call compares one value. `tests/support/kill_storm.py` goes through all names.
 
 Invariants:
 - Each name of POINTS is called at one place of the package, and no other name is (a test reads the sources).
@@ -17,7 +18,7 @@ VARIABLE = "SWE_RL_KILL_AT"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """`file`: where it is called, below swe_rl/. `before` is written by then, `after` is not."""
+    """Names a kill point. `file` is where it is called, below swe_rl/. `before` is written by then, `after` is not."""
 
     name: str
     file: str
@@ -66,10 +67,12 @@ _calls = 0
 
 
 def kill_point(name: str) -> None:
-    """The process ends here by SIGKILL where the environment asks for it. Raises ValueError where it names no point."""
+    """Ends the process by SIGKILL if the environment asks for it. Raises ValueError if the environment names no
+    point."""
     global _wanted, _is_read, _calls
     if not _is_read:
-        _wanted, _is_read = _read(os.environ.get(VARIABLE, "")), True
+        _wanted = _parse_variable(os.environ.get(VARIABLE, ""))
+        _is_read = True
     if _wanted is None or name != _wanted[0]:
         return
     _calls += 1
@@ -77,8 +80,8 @@ def kill_point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _read(text: str) -> tuple[str, int] | None:
-    """A rehearsal that kills nothing would prove nothing: what names no point is refused."""
+def _parse_variable(text: str) -> tuple[str, int] | None:
+    """Reads the variable. A name that is no point is refused: a rehearsal that kills nothing would prove nothing."""
     if not text:
         return None
     name, _, count = text.partition(":")

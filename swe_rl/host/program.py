@@ -1,4 +1,4 @@
-"""One program of this machine, run to its end within a time limit.
+"""This module runs one program of this machine to its end, within a time limit.
 
 Invariants:
 - Nothing outlives a question: a program that takes too long is killed with its children.
@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+# A program that answers at all answers within this time. A check must not wait longer.
 COMMAND_S = 4.0
+_LOOKS = ("SQUEUE_", "SACCT_", "SINFO_", "SACCTMGR_", "SCONTROL_", "SCANCEL_", "SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
 
 
 class Unanswered(Exception):
@@ -25,7 +27,7 @@ class NoAnswerInTime(Unanswered):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A program that has ended."""
+    """Holds how a program ended, and what it printed."""
 
     status: int
     stdout: str
@@ -33,16 +35,26 @@ class Completed:
 
     @property
     def reason(self) -> str:
-        """The first line of what it complained about, warnings left out."""
-        lines = [line.strip() for line in f"{self.stderr}\n{self.stdout}".splitlines() if line.strip()]
+        """Returns the first line of what the program complained about, warnings left out."""
+        lines = [
+            line.strip() for line in f"{self.stderr}\n{self.stdout}".replace("\r", "\n").split("\n") if line.strip()
+        ]
         errors = [line for line in lines if "level=warning" not in line and not line.lower().startswith("warning")]
         return (errors or lines or [f"exit status {self.status}"])[0]
+
+
+def asking_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of SLURM's commands: in English, without what a user has set for his own looks at the
+    queue (filters, formats, times), which would change the answers."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_LOOKS)}
+    return {**kept, "LC_ALL": "C"}
 
 
 def run_program(
     command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
 ) -> Completed | None:
-    """None where there is no such program; `environment`: all of its environment, else this process's, in English.
+    """Runs a program and returns what it said, or None if there is no such program. `environment` is all of its
+    environment; None stands for this process's, in English.
 
     Raises Unanswered, NoAnswerInTime.
     """
@@ -64,11 +76,11 @@ def run_program(
     except subprocess.TimeoutExpired as error:
         raise NoAnswerInTime(f"`{' '.join(command[:3])}` gave no answer in {timeout_s:.0f} s") from error
     finally:
-        _end(process)
+        _end_session(process)
     return Completed(process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end_session(process: "subprocess.Popen[bytes]") -> None:
     """Kills what is left of the program's session."""
     if process.poll() is not None and process.stdout is not None and process.stdout.closed:
         return

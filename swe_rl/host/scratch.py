@@ -1,4 +1,4 @@
-"""The folder for what a run needs while it lasts: one for each user of a machine.
+"""The scratch folder has what a run needs while it lasts: each user of a machine has one.
 
 Invariants:
 - It lies below paths.scratch, or else the folder for temporary files, which all users of a machine share: its name has
@@ -22,7 +22,7 @@ def scratch_path(parent: str | None) -> Path:
 
 
 def scratch_refusal(path: Path) -> str | None:
-    """Why `path` cannot be this user's; None where it is, or is still to be made."""
+    """Says why `path` cannot be this user's, or returns None if it is, or is still to be made."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -33,18 +33,21 @@ def scratch_refusal(path: Path) -> str | None:
         return f"{path} is a link"
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is no folder"
-    return None if status.st_uid == os.getuid() else f"{path} belongs to somebody else (uid {status.st_uid})"
+    if status.st_uid == os.getuid():
+        return None
+    return f"{path} belongs to somebody else (uid {status.st_uid})"
 
 
 def make_scratch(path: Path) -> None:
-    """Raises ScratchRefusedError."""
+    """Makes the folder for this user alone. Raises ScratchRefusedError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
         refusal = scratch_refusal(path)
         if refusal is None and path.lstat().st_mode & 0o777 != 0o700:
-            path.chmod(0o700)  # our own folder, in a place where nobody else can put another one there
+            # The folder is our own, in a place where nobody else can put another one.
+            path.chmod(0o700)
     except OSError as error:
         raise ScratchRefusedError(f"{path} cannot be made: {error.strerror or error}") from error
     if refusal is not None:

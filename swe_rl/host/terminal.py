@@ -1,10 +1,11 @@
-"""Where this process prints to: how wide it is, whether it may be redrawn, and whether anybody still reads.
+"""This module knows where this process prints to: how wide it is, whether it may be redrawn, and whether anybody still
+reads.
 
 Invariants:
 - A reader that goes away (`| head`) ends the showing, never the job: what is printed after that is dropped without a
   word, here and at the interpreter's end, and the exit status stays the job's own.
 - A standard stream that was closed before (`>&-`) is /dev/null: no file of the job's ever gets its number.
-- What a full disk or a lost terminal takes of a run's lines ends nothing; of what only shows, it is the failure.
+- If a full disk or a lost terminal takes a run's lines, nothing ends. For a job that only shows, it is the failure.
 - Standard library only: `--help` imports this module.
 """
 
@@ -17,13 +18,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
-WIDTH = 80  # where there is no terminal
+# A stream that is no terminal is taken to be so wide.
+WIDTH = 80
 
 
 class _Outlet(io.FileIO):
-    """A file descriptor whose reader may leave, and which may take no more."""
+    """Writes to a file descriptor whose reader may leave, and which may take no more."""
 
-    lost: OSError | None = None  # why something was not written, other than that nobody reads
+    # Says why something was not written, unless nobody reads.
+    lost: OSError | None = None
 
     def write(self, data: "bytes | bytearray | memoryview") -> int | None:  # type: ignore[override]
         try:
@@ -37,8 +40,8 @@ class _Outlet(io.FileIO):
             return memoryview(data).nbytes
 
 
-def shown(status: int) -> int:
-    """The exit status of what only shows: `status`, or 1 where standard output did not take all of it."""
+def status_after_output(status: int) -> int:
+    """Returns the exit status of a job that only shows: `status`, or 1 if standard output did not take all of it."""
     sys.stdout.flush()
     if _Outlet.lost is None:
         return status
@@ -47,31 +50,35 @@ def shown(status: int) -> int:
 
 
 def outlive_readers() -> None:
-    """Both output streams of this process. Streams that somebody has put in place of the first ones are left alone."""
+    """Replaces both output streams of this process. Streams that somebody has put in place of the first ones are left
+    alone."""
     _replace_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
-            setattr(sys, name, _outliving(stream))
+            setattr(sys, name, _make_outliving(stream))
 
 
 def _replace_closed() -> None:
-    """The lowest free number is the one that was closed. All are taken before any file of a stream could get one."""
+    """Opens /dev/null for closed streams. The lowest free number is the one that was closed, so all are taken before a
+    file could get one."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # closed when Python started
+        # The stream was closed when Python started.
+        if getattr(sys, name) is None:
             stream = open(os.devnull, "r" if number == 0 else "w", encoding="utf-8")  # noqa: SIM115, PTH123
             setattr(sys, name, stream)
 
 
-def _outliving(stream: "io.TextIOWrapper[Any]") -> TextIO:
+def _make_outliving(stream: "io.TextIOWrapper[Any]") -> TextIO:
     stream.flush()
     outlet = _Outlet(stream.fileno(), "w", closefd=False)
-    unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
+    # `python -u` makes it so.
+    unbuffered = isinstance(stream.buffer, io.RawIOBase)
     return io.TextIOWrapper(
         outlet if unbuffered else io.BufferedWriter(outlet),  # type: ignore[type-var]
         encoding=stream.encoding,
@@ -82,25 +89,28 @@ def _outliving(stream: "io.TextIOWrapper[Any]") -> TextIO:
 
 
 def sleep_while_read(seconds: float) -> None:
-    """For what only shows: raises SystemExit(0) as soon as nobody reads standard output any more."""
+    """Sleeps in a job that only shows. Raises SystemExit(0) as soon as nobody reads standard output any more."""
     asked = select.poll()
     try:
         asked.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # no file
+    except (OSError, ValueError):
+        # Standard output is no file.
         time.sleep(seconds)
         return
-    if asked.poll(1000 * seconds):  # asked for nothing: what comes is the other end's leaving
+    # The poll asks for nothing, so what comes is the other end's leaving.
+    if asked.poll(1000 * seconds):
         raise SystemExit(0)
 
 
-def width(stream: TextIO, default: int = WIDTH) -> int:
-    """Columns of the terminal that `stream` is; `default` where it is none, or does not say."""
+def terminal_width(stream: TextIO, default: int = WIDTH) -> int:
+    """Returns the columns of the terminal that `stream` is, or `default` if it is none, or does not say."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).columns or default
     return default
 
 
 def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Live only on a terminal that nobody asked to be quiet: NO_COLOR, TERM=dumb and CI mean plain lines."""
+    """Tells whether `stream` may be redrawn: it is a terminal, and nobody asked to be quiet. NO_COLOR, TERM=dumb and CI
+    mean plain lines."""
     quiet = environ.get("NO_COLOR") or environ.get("CI") or environ.get("TERM", "") in ("", "dumb")
     return not quiet and stream.isatty()

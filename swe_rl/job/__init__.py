@@ -1,1 +1,1 @@
-"""What is done with the composed configuration: one file a verb."""
+"""Says what is done with the composed configuration: one file a verb."""

@@ -1,4 +1,4 @@
-"""`job=check`: every finding of the rules, with `job.preflight=true` those of this machine's probes too.
+"""`job=check` prints every finding of the rules, with `job.preflight=true` those of this machine's probes too.
 
 Invariants:
 - Nothing is started, no folder is made. Exit status 2 on any error (with `job.strict=true` on any warning), else 0.
@@ -10,40 +10,44 @@ import json
 import sys
 from pathlib import Path
 
-from swe_rl.check.check import RULES, check, with_origins
-from swe_rl.check.findings import Finding, Severity, failing
+from swe_rl.check.check import RULES, check_config, with_origins
+from swe_rl.check.findings import Finding, Severity, forbids_start
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import config_hash
 from swe_rl.config.provenance import Origins
-from swe_rl.config.ranges import within
+from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.logger.failure import print_finding
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder
-    findings = check(config, origins)
+    findings = check_config(config, origins)
     if config.job.preflight:
-        findings += with_origins(_probe(config, findings), origins)
-    refused = failing(findings, config.job.strict)
+        findings += with_origins(_probe_machine(config, findings), origins)
+    refused = forbids_start(findings, config.job.strict)
     if config.job.format == OutputFormat.json:
         print(_as_json(config, findings, refused))
     else:
         for finding in sorted(findings, key=lambda given: given.severity is not Severity.error):
             print_finding(finding, sys.stdout)
-        print(_verdict(findings, refused, preflight=config.job.preflight))
-    return 2 if refused else 0
+        print(_write_verdict(findings, refused, preflight=config.job.preflight))
+    if refused:
+        return 2
+    return 0
 
 
-def _probe(config: Config, findings: list[Finding]) -> list[Finding]:
-    """This machine's probes, with their progress on stderr; without what a rule has said already."""
+def _probe_machine(config: Config, findings: list[Finding]) -> list[Finding]:
+    """Returns what this machine's probes find, without what a rule has said already. Progress goes to stderr."""
     from rich.console import Console
 
-    from swe_rl.check.preflight.run import preflight
+    from swe_rl.check.preflight.run import run_preflight
 
     said = {f"preflight_{finding.rule_id}" for finding in findings}
     with Console(stderr=True, highlight=False).status("asking this machine") as status:
-        probed = preflight(within(config), progress=lambda what: status.update(f"asking this machine: {what}"))
+        probed = run_preflight(
+            replace_out_of_range(config), progress=lambda what: status.update(f"asking this machine: {what}")
+        )
     return [finding for finding in probed if finding.rule_id not in said]
 
 
@@ -52,13 +56,15 @@ def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:
     return json.dumps({"ok": not refused, "config_hash": config_hash(config), "findings": records}, indent=2)
 
 
-def _verdict(findings: list[Finding], refused: bool, *, preflight: bool) -> str:
+def _write_verdict(findings: list[Finding], refused: bool, *, preflight: bool) -> str:
     errors = sum(finding.severity is Severity.error for finding in findings)
     warnings = sum(finding.severity is Severity.warning for finding in findings)
     outcome = "refused" if refused else "ok"
     asked = f"{len(RULES)} rules" + (" and this machine" if preflight else "")
-    return f"{outcome}: {asked}, {_count(errors, 'error')}, {_count(warnings, 'warning')}"
+    return f"{outcome}: {asked}, {_count_noun(errors, 'error')}, {_count_noun(warnings, 'warning')}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _count_noun(number: int, noun: str) -> str:
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""`job=compare`: two runs, two logs of SkyRL's, or the arms of a multirun side by side; a table, a plot, CSV and JSON.
+"""`job=compare` shows two runs, two logs, or the arms of a multirun side by side, as a table, plot, CSV and JSON.
 
 Invariants:
 - Nothing that is compared is written to; the files go to a folder of their own, whole or not at all.
@@ -10,7 +10,9 @@ import re
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
@@ -18,46 +20,49 @@ from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
 from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
-from swe_rl.report.compare.compare import Arm, Comparison, compare
-from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
-from swe_rl.report.compare.svg import svg
-from swe_rl.report.compare.text import csv_text, record, text, wrapped
+from swe_rl.report.compare.compare import Arm, Comparison, compare_arms
+from swe_rl.report.compare.read import CompareError, is_run, measured_of, read_measured, runs_below
+from swe_rl.report.compare.svg import draw_comparison
+from swe_rl.report.compare.text import comparison_record, comparison_text, csv_text, wrap_lines
 from swe_rl.submission.find import is_slurm_id, runs_of
 
-NAME = "compare"  # of the files, and of their folder
-_LONGEST = 120  # characters of a folder's name
+# The files and their folder have this name.
+NAME = "compare"
+# A folder's name has at most this many characters.
+_LONGEST = 120
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises CompareError, DiskError."""
+    """Prints and writes a comparison. Raises CompareError, DiskError."""
     del folder, origins
-    made = comparison(config.job, Path(config.paths.outputs))
+    made = make_comparison(config.job, Path(config.paths.outputs))
     output = Path(config.job.output) if config.job.output else Path(config.paths.outputs) / NAME / _folder_name(made)
-    written = write(made, output)
+    written = write_comparison(made, output)
     if config.job.format == OutputFormat.json:
-        print(encode_json(record(made), indent=True).decode())
+        print(encode_json(_comparison_record(made), indent=True).decode())
     else:
-        print(text(made, _room()))
-        print(wrapped([*written, *_labels_note(config.job, made)], _room()), flush=True)
+        print(comparison_text(made, _terminal_columns()))
+        damaged = [f"- damaged: {words}" for words in made.damaged]
+        print(wrap_lines([*damaged, *written, *_labels_note(config.job, made)], _terminal_columns()), flush=True)
     return 0
 
 
 def after_multirun(folder: Path) -> str | None:
-    """What to print at the end of a sweep, its files in `compare/` there; None where there is nothing to compare."""
+    """Returns what to print at the end of a sweep, its files in `compare/` there; None without anything to compare."""
     with suppress(SweRlError, OSError):
-        made = _multirun(folder, "its folder", JobConfig())
+        made = _compare_multirun(folder, "its folder", JobConfig())
         if len(made.arms) > 1 and (made.has_steps() or made.has_evaluations()):
-            return "\n".join([text(made, _room()), *write(made, folder / NAME)])
+            return "\n".join([comparison_text(made, _terminal_columns()), *write_comparison(made, folder / NAME)])
     return None
 
 
-def _room() -> int:
-    """Columns of COLUMNS or the terminal; in a file or a pipe the layout is that of the published comparison."""
+def _terminal_columns() -> int:
+    """Returns the columns of COLUMNS or the terminal; in a file or a pipe the layout is the published comparison's."""
     return shutil.get_terminal_size((sys.maxsize, 0)).columns
 
 
-def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
-    """`outputs`: where runs are looked for by their numbers in SLURM. Raises CompareError."""
+def make_comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
+    """Returns the comparison. Runs are looked for by their numbers in SLURM below `outputs`. Raises CompareError."""
     if job.runs and (job.baseline or job.candidate):
         raise CompareError(
             "job.runs compares the arms of a multirun, job.baseline and job.candidate two runs or logs: give one or "
@@ -65,31 +70,37 @@ def comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparison:
         )
     if job.trajectories_per_step < 1:
         raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
-    made = _multirun(Path(job.runs), "job.runs", job) if job.runs else _two(job, outputs)
+    made = _compare_multirun(Path(job.runs), "job.runs", job) if job.runs else _compare_two(job, outputs)
     if not (made.has_steps() or made.has_evaluations()):
         where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
         raise CompareError(
             f"No step is complete in any of {where}: there is nothing to compare yet. A step is complete once its "
             "rollouts are over and their mean response length is written. No run has a finished evaluation either."
+            + (f" Damaged: {'; '.join(made.damaged)}." if made.damaged else "")
         )
     return made
 
 
-def _two(job: JobConfig, outputs: Path) -> Comparison:
+def _compare_two(job: JobConfig, outputs: Path) -> Comparison:
     if not (job.baseline and job.candidate):
         missing = " and ".join(f"job.{key}" for key in ("baseline", "candidate") if not getattr(job, key))
         raise CompareError(
             f"job=compare needs {missing}: a run's folder, its job's number in SLURM or a log of SkyRL's "
             "(slurm-<id>.err) on each side; or job.runs=DIR, the folder of a multirun (outputs/multirun/<name>/<time>)."
         )
-    before = measured(_place(job.baseline, "job.baseline", outputs), "job.baseline", job.trajectories_per_step)
-    after = measured(_place(job.candidate, "job.candidate", outputs), "job.candidate", job.trajectories_per_step)
+    before = read_measured(_find_run(job.baseline, "job.baseline", outputs), "job.baseline", job.trajectories_per_step)
+    after = read_measured(
+        _find_run(job.candidate, "job.candidate", outputs), "job.candidate", job.trajectories_per_step
+    )
     arms = make_pair((before, after), (job.baseline_label, job.candidate_label))
-    return compare(arms, engines=engines_of(arms))
+    return compare_arms(arms, engines=engines_of(arms))
 
 
-def _place(given: str, key: str, outputs: Path) -> Path:
-    """A path as it is; of a SLURM job its run's folder, or its log here. Raises CompareError for none or several."""
+def _find_run(given: str, key: str, outputs: Path) -> Path:
+    """Returns a path as it is; for a SLURM job its run's folder, or its log here.
+
+    Raises CompareError for none or several.
+    """
     if not is_slurm_id(given):
         return Path(given)
     folders = runs_of(given, outputs)
@@ -110,20 +121,22 @@ def _place(given: str, key: str, outputs: Path) -> Path:
     )
 
 
-def _multirun(folder: Path, key: str, job: JobConfig) -> Comparison:
+def _compare_multirun(folder: Path, key: str, job: JobConfig) -> Comparison:
     paths = runs_below(folder) if folder.is_dir() else []
     if not paths:
         raise CompareError(f"{key}={folder} {_no_multirun(folder)}")
-    runs = [measured(path, key, job.trajectories_per_step) for path in paths]
+    runs, damaged = measured_of(paths, key, job.trajectories_per_step)
+    if not runs:
+        raise CompareError(f"{key}={folder}: no run in it can be read. {'; '.join(damaged)}.")
     arms = make_arms(runs, str(runs[0].value("name") or folder.name))
     if job.baseline_label:
-        arms = with_baseline(arms, _labelled(arms, "baseline_label", job.baseline_label))
+        arms = with_baseline(arms, _find_labelled(arms, "baseline_label", job.baseline_label))
     if job.candidate_label:
-        arms = [arms[0], _labelled(arms[1:], "candidate_label", job.candidate_label)]
-    return compare(arms, engines=engines_of(arms), source=str(folder))
+        arms = [arms[0], _find_labelled(arms[1:], "candidate_label", job.candidate_label)]
+    return replace(compare_arms(arms, engines=engines_of(arms), source=str(folder)), damaged=tuple(damaged))
 
 
-def _labelled(arms: list[Arm], key: str, label: str) -> Arm:
+def _find_labelled(arms: list[Arm], key: str, label: str) -> Arm:
     for arm in arms:
         if label in (arm.label, arm.short):
             return arm
@@ -144,24 +157,28 @@ def _no_multirun(folder: Path) -> str:
 
 
 def _folder_name(made: Comparison) -> str:
-    """Of the labels; of a multirun its own name and time, which are unique."""
+    """Returns a name made of the labels; a multirun has its own name and time, which are unique."""
     parts = Path(made.source).resolve().parts[-2:] if made.source else [arm.label for arm in made.arms]
     words = ("_" if made.source else "_vs_").join(parts)
     return re.sub(r"[^\w.=+-]+", "_", words).strip("._")[:_LONGEST] or NAME
 
 
-def write(made: Comparison, folder: Path) -> list[str]:
-    """`compare.{csv,json,svg}`, of evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
-    write_json_atomic(folder / f"{NAME}.json", record(made))
+def _comparison_record(made: Comparison) -> dict[str, Any]:
+    return comparison_record(made) | ({"damaged": list(made.damaged)} if made.damaged else {})
+
+
+def write_comparison(made: Comparison, folder: Path) -> list[str]:
+    """Writes `compare.{csv,json,svg}`, for evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
+    write_json_atomic(folder / f"{NAME}.json", _comparison_record(made))
     if not made.has_steps():
         return [f"- file: `{folder / NAME}.json`"]
     write_text_atomic(folder / f"{NAME}.csv", csv_text(made))
-    write_text_atomic(folder / f"{NAME}.svg", svg(made))
+    write_text_atomic(folder / f"{NAME}.svg", draw_comparison(made))
     return [f"- files: `{folder / NAME}.{{csv,json,svg}}`"]
 
 
 def _labels_note(job: JobConfig, made: Comparison) -> list[str]:
-    """Two logs that nobody labelled have the published names, which may not be theirs."""
+    """Returns a note where nobody labelled two logs: they have the published names, which may not be theirs."""
     logs = all(run.is_log for arm in made.arms for run in arm.runs.values())
     if not logs or (job.baseline_label and job.candidate_label):
         return []

@@ -1,8 +1,10 @@
-"""`job=describe`: the documentation of a key (`job.topic=rollout.n`), a group (`rollout`), an option (`rollout/swe`).
+"""`job=describe` prints the documentation of a key (`job.topic=rollout.n`), a group (`rollout`) or an option.
+
+An option is written `rollout/swe`.
 
 Invariants:
 - Values shown are those of the composition at hand, with their origin; secrets are masked.
-- Without a topic: every group with its options. Those of a `--config-dir` are among them, with their file.
+- Without a topic every group is shown with its options. Those of a `--config-dir` are among them, with their file.
 """
 
 import json
@@ -11,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.choices import OutputFormat
-from swe_rl.config.compose import flatten
+from swe_rl.config.compose import flatten_config
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import Option, clash, is_ours, offered, options
-from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, nearest, nearest_keys
+from swe_rl.config.folders import Option, describe_clash, find_offered, is_ours, list_options
+from swe_rl.config.foreign_keys import our_key
+from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, nearest_keys, nearest_words
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
 from swe_rl.config.schema import Config
@@ -24,7 +27,7 @@ Record = dict[str, Any]
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder
-    records = describe(config, config.job.topic, origins)
+    records = describe_topic(config, config.job.topic, origins)
     if config.job.format == OutputFormat.json:
         print(json.dumps(records, indent=2))
     else:
@@ -32,8 +35,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0
 
 
-def describe(config: Config, topic: str | None, origins: Origins | None = None) -> list[Record]:
-    """One record for each thing that the topic names. Raises ConfigError for a topic that names nothing."""
+def describe_topic(config: Config, topic: str | None, origins: Origins | None = None) -> list[Record]:
+    """Returns one record for each thing that the topic names. Raises ConfigError for a topic that names nothing."""
     groups = _all_options(origins)
     if topic is None:
         return [_group_record(name, members) for name, members in groups.items()]
@@ -45,35 +48,40 @@ def describe(config: Config, topic: str | None, origins: Origins | None = None) 
     if is_dataclass(key_types().get(topic)):
         head = _group_record(topic, groups.get(topic, []))
         return [head, *(_key_record(config, key, origins) for key in keys_of(topic))]
-    if topic not in key_types() and topic not in flatten(config):
-        near = [*nearest(topic, groups), *nearest_keys(topic)][:3]
+    if topic not in key_types() and topic not in flatten_config(config):
+        known = our_key(topic)
+        near = [known] if known else [*nearest_words(topic, groups), *nearest_keys(topic)][:3]
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise ConfigError(f"job.topic={topic} is neither a key nor a group of conf/.{hint}")
     return [_key_record(config, topic, origins)]
 
 
 def _all_options(origins: Origins | None) -> dict[str, list[Option]]:
-    """Ours, then the user's own; where two have one name, the one that is read comes first."""
-    groups = options()
+    """Returns our options, then the user's own; where two have one name, the one that is read comes first."""
+    groups = list_options()
     for group, members in (origins.own() if origins else {}).items():
         groups[group] = [*members, *groups.get(group, [])] if group == "sweep" else [*groups.get(group, []), *members]
     return groups
 
 
 def _group_record(name: str, members: list[Option]) -> Record:
-    """`own`: the files of the user's options, and what becomes of one that is called as one of ours."""
+    """Returns a group's record. `own` has files of the user's options, and what becomes of one called as
+    one of ours.
+    """
     summaries: dict[str, str] = {}
     for option in members:
         summaries.setdefault(option.name, option.summary)
-    for row in offered().get(name, {}).values():
+    for row in find_offered().get(name, {}).values():
         summaries.setdefault(row.name, f"{row.target}, of the package {row.package}")
-    files = {option.name: f"{option.path} {clash(option)}".rstrip() for option in members if not is_ours(option)}
+    files = {
+        option.name: f"{option.path} {describe_clash(option)}".rstrip() for option in members if not is_ours(option)
+    }
     return {"group": name, "options": summaries} | ({"own": files} if files else {})
 
 
 def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Record:
     chosen = next((option for option in groups.get(group, []) if option.name == name), None)
-    if chosen is None and (row := offered().get(group, {}).get(name)) is not None:
+    if chosen is None and (row := find_offered().get(group, {}).get(name)) is not None:
         return {
             "option": f"{group}={name}",
             "about": f"of the package {row.package}",
@@ -88,17 +96,19 @@ def _option_record(groups: dict[str, list[Option]], group: str, name: str) -> Re
 
 
 def _key_record(config: Config, key: str, origins: Origins | None) -> Record:
-    values = {name: value for name, value in flatten(config).items() if name == key or name.startswith(f"{key}.")}
+    values = {
+        name: value for name, value in flatten_config(config).items() if name == key or name.startswith(f"{key}.")
+    }
     return {
         "key": key,
-        "type": _type(key),
+        "type": _describe_type(key),
         "value": values[key] if key in values else {name[len(key) + 1 :]: value for name, value in values.items()},
         "from": origins.of(key) if origins else "",
         "about": comment_of(key, _option_file(key, origins)),
     }
 
 
-def _type(key: str) -> str:
+def _describe_type(key: str) -> str:
     group, _, name = key.rpartition(".")
     if key not in key_types():
         return ""

@@ -1,7 +1,7 @@
-"""`job=eval`: one pass over the evaluation split: pass@k, a table by repository, SWE-bench predictions.
+"""`job=eval` makes one pass over the evaluation split: pass@k, a table by repository, SWE-bench predictions.
 
 Invariants:
-- Sampled and measured as training does it (`run/rollouts`); its steps are none, and no training split is read.
+- It samples and measures as training does it (`run/rollouts`); its steps are none, and no training split is read.
 - Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
 - Where too many failed for reasons of infrastructure the job fails; the verdicts of the others are written before.
 - The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
@@ -20,27 +20,30 @@ from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
+from swe_rl.dataset.predictions import Predictions
 from swe_rl.env.proof.prove import last_words
-from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens
 from swe_rl.rollout.collect import Collected, require_few_failures
 from swe_rl.rollout.pass_at_k import score_table
+from swe_rl.rollout.sampler_state import InstancesDifference
 from swe_rl.rollout.trajectory import OUR_WORDS, Status, Trajectory
 from swe_rl.run import event_loop
-from swe_rl.run.components import components, load_sampled
+from swe_rl.run.components import Components, load_sampled, start_components
 from swe_rl.run.rollouts import Rollouts
-from swe_rl.run.session import Session, session
+from swe_rl.run.session import RunSession, open_session
+from swe_rl.run.strength import strengths_of
 
-_STEP = 0  # no training came before
+# No training came before.
+_STEP = 0
 
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=0) as run_session:
-        scores, trajectories = event_loop.run(_evaluate(config, run_session))
+    with open_session(config, folder, total_steps=0) as run_session:
+        scores, trajectories = event_loop.run_job(_run_evaluation(config, run_session))
         print_scores(scores)
         print(f"predictions: {run_session.folder.preds_json}", flush=True)
         require_few_failures(trajectories, config.rollout)
@@ -48,41 +51,54 @@ def run(config: Config, folder: Path | None) -> int:
     return 0
 
 
-async def _evaluate(config: Config, session: Session) -> tuple[dict[str, Any], list[Trajectory]]:
+async def _run_evaluation(config: Config, session: RunSession) -> tuple[dict[str, Any], list[Trajectory]]:
     with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
-    async with components(config, session, model, tokenizer) as parts:
+    async with start_components(config, session, model, tokenizer) as parts:
         rollouts = Rollouts(config, session, parts)
-        collected, numbers = await _measure(config, session, parts.store, rollouts)
+        collected, numbers = await _evaluate_attempts(config, session, parts, rollouts)
         left_out = dict(parts.env.left_out(config.env.eval_split))
+        strength = strengths_of(parts.env, config.env.eval_split)
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
     session.evaluated(numbers)
     scores = {
         "split": config.env.eval_split,
         "split_instances": numbers["split_instances"],
-        "evaluated": _who(config),
+        "evaluated": _patch_author(config, parts.predictions),
         **score_table(collected.trajectories, repos, config.rollout.eval_n),
-        "failing": _failing(collected.trajectories),
+        "failing": _unresolved_instances(collected.trajectories),
         "left_out": left_out,
+        **({"strength": strength} if strength else {}),
     }
     write_json_atomic(session.folder.eval_json, scores)
-    _write_predictions(session, collected.trajectories)
+    _write_predictions(session, scores["evaluated"], collected.trajectories)
     return scores, collected.trajectories
 
 
-async def _measure(
-    config: Config, session: Session, store: TraceStore, rollouts: Rollouts
+async def _evaluate_attempts(
+    config: Config, session: RunSession, parts: Components, rollouts: Rollouts
 ) -> tuple[Collected, dict[str, Any]]:
     wanted = {
         (instance.instance_id, sample) for instance in rollouts.held_out for sample in range(config.rollout.eval_n)
     }
-    known = {key: trajectory for key, trajectory in _known(session).items() if key in wanted} if session.resumed else {}
+    store = parts.store
+    earlier = _known_trajectories(session) if session.resumed else {}
+    known = {key: trajectory for key, trajectory in earlier.items() if key in wanted}
+    if parts.predictions is not None:
+        # The file may have changed since: a verdict on another patch than the file has now is no verdict on this one.
+        patches = parts.predictions.patches
+        known = {key: trajectory for key, trajectory in known.items() if trajectory.patch == patches[key[0]]}
     kept = {trajectory.trajectory_id for trajectory in known.values()}
     store.delete([name for name in store.sessions() if name not in kept])
     path = session.folder.eval_trajectories(_STEP)
     write_bytes_atomic(path, b"".join(encode_json(trajectory.to_record()) + b"\n" for trajectory in known.values()))
     if known:
         session.progress.message(f"{len(known)} of {len(wanted)} trajectories are there already")
+    evaluated = list(dict.fromkeys(instance_id for instance_id, _ in earlier))
+    difference = InstancesDifference.between(evaluated, [instance.instance_id for instance in rollouts.held_out])
+    if difference.removed:
+        ids = ", ".join(difference.removed)
+        session.warn(f"warning: what an earlier start evaluated of instances that are gone does not count: {ids}")
     with JsonlWriter(path, ours=OUR_WORDS) as writer:
 
         async def done(trajectory: Trajectory, result: AgentResult | None) -> None:
@@ -94,25 +110,29 @@ async def _measure(
         return await rollouts.measure(_STEP, known=known, on_done=done)
 
 
-def _known(session: Session) -> dict[tuple[str, int], Trajectory]:
-    """What an interrupted evaluation left that counts."""
+def _known_trajectories(session: RunSession) -> dict[tuple[str, int], Trajectory]:
+    """Returns what an interrupted evaluation left that counts."""
     trajectories: dict[tuple[str, int], Trajectory] = {}
     for record in read_jsonl(session.folder.eval_trajectories(_STEP)):
         try:
             trajectory = Trajectory.from_record(record)
         except (KeyError, TypeError, ValueError):
-            continue  # of an older version: it is run again
+            # It is of an older version, and is run again.
+            continue
         if trajectory.status not in INFRA_STATUSES:
             trajectories[trajectory.instance_id, trajectory.sample] = trajectory
     return trajectories
 
 
-def _write_for_others(session: Session, trajectory: Trajectory, result: AgentResult | None) -> None:
-    """The attempt in mini-swe-agent's format, as `trajs/INSTANCE/INSTANCE.traj.json`, and in ATIF, as
-    `INSTANCE.atif.json`; further samples are numbered."""
+def _write_for_others(session: RunSession, trajectory: Trajectory, result: AgentResult | None) -> None:
+    """Writes the attempt in mini-swe-agent's format and in ATIF.
+
+    The files are `trajs/INSTANCE/INSTANCE.traj.json` and `INSTANCE.atif.json`; further samples are numbered.
+    """
     if result is None:
         return
-    name, sample = trajectory.instance_id, trajectory.sample
+    name = trajectory.instance_id
+    sample = trajectory.sample
     names = {"agent": session.config.agent.name, "model": session.config.model.name}
     written = mini_swe_trajectory(result, instance_id=name, patch=trajectory.patch, **names)
     path = session.folder.attempt_file(name, sample, "traj.json")
@@ -130,15 +150,19 @@ def _write_for_others(session: Session, trajectory: Trajectory, result: AgentRes
     write_json_atomic(session.folder.attempt_file(name, sample, "atif.json"), exchanged)
 
 
-def _who(config: Config) -> str:
-    """Whose patches they are: the model by its path, or an agent that asks none."""
+def _patch_author(config: Config, predictions: Predictions | None) -> str:
+    """Returns whose patches they are: the model by its path, an agent that asks none, or who made the predictions."""
+    if predictions is not None:
+        return predictions.model_name
     if config.agent.name in AGENTS_WITHOUT_MODEL:
         return config.agent.name
-    return config.model.name if config.model.path.startswith("builtin:") else config.model.path
+    if config.model.path.startswith("builtin:"):
+        return config.model.name
+    return config.model.path
 
 
-def _failing(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, str]]:
-    """Instances that no attempt resolved, with the status and the last words of the first."""
+def _unresolved_instances(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, str]]:
+    """Returns instances that no attempt resolved, with the status and the last words of the first."""
     solved = {it.instance_id for it in trajectories if it.status is Status.resolved}
     failing: dict[str, dict[str, str]] = {}
     for trajectory in trajectories:
@@ -148,9 +172,8 @@ def _failing(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, str]]:
     return dict(sorted(failing.items()))
 
 
-def _write_predictions(session: Session, trajectories: Sequence[Trajectory]) -> None:
-    """What SWE-bench's harness reads: by instance, and the same as lines."""
-    name = _who(session.config)
+def _write_predictions(session: RunSession, name: str, trajectories: Sequence[Trajectory]) -> None:
+    """Writes what SWE-bench's harness reads: by instance, and the same as lines. `name`: whose patches they are."""
     firsts = {it.instance_id: it.patch for it in trajectories if it.sample == 0}
     rows = [
         {"instance_id": instance_id, "model_name_or_path": name, "model_patch": patch}

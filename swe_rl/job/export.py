@@ -1,8 +1,9 @@
-"""`job=export`: a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto; and a checkpoint or a run as
-`model.path` or `sft.start`.
+"""`job=export` writes a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto.
+
+A checkpoint or a run may also be `model.path` or `sft.start`.
 
 Invariants:
-- What a checkpoint is of, its own `state.json` says: the model that the run began with has its config and tokenizer.
+- A checkpoint's own `state.json` says what it is of: the model that the run began with has its config and tokenizer.
 - A checkpoint as `model.path` is exported once, into `exports/` beside its run's `checkpoints/`; the folder's name has
   what the checkpoint's manifest hashes to, so a step that was trained anew is exported anew.
 - The export outlives its checkpoint: who began with it goes on with it, also where the run has a newer one since.
@@ -25,7 +26,8 @@ from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 
-_CHECKPOINTS, _EXPORTS = "checkpoints", "exports"
+_CHECKPOINTS = "checkpoints"
+_EXPORTS = "exports"
 _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 
 
@@ -47,8 +49,9 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
             f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {MANIFEST_FILE} with a "
             f"{STATE_FILE}) nor a run with a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
         )
+    _tell_skipped(Path(job.checkpoint), checkpoint)
     target = Path(job.output)
-    written = _write(checkpoint, target, config.model, job.dtype)
+    written = _write_model(checkpoint, target, config.model, job.dtype)
     size_gb = sum(path.stat().st_size for path in written) / 1e9
     print(
         f"exported: {checkpoint} to {target} ({len(written)} files, {size_gb:.3g} GB; model.path={target})", flush=True
@@ -57,7 +60,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 
 def _export_timeline(job: JobConfig) -> int:
-    """Of the run `job.runs`. Raises UserError, DiskError."""
+    """Exports the timeline of the run `job.runs`. Raises UserError, DiskError."""
     from swe_rl.report.trace import write_trace
 
     run = RunFolder(Path(str(job.runs)))
@@ -76,66 +79,83 @@ def _export_timeline(job: JobConfig) -> int:
 def with_model_folder(
     config: Config, earlier_of: Callable[[Sequence[Config]], Config | None] = lambda _: None
 ) -> Config:
-    """The same where `model.path` is a model; one with a model's folder where it is a checkpoint or a run.
+    """Returns a configuration whose `model.path` is a model's folder, made where it is a checkpoint or a run.
 
-    So is `sft.start` of a warm start. `earlier_of`: with which a start goes on with a run, which then keeps the export
-    that it began with. Raises UserError, DiskError.
+    So is `sft.start` of a warm start. `earlier_of` tells with which a start goes on with a run, which then keeps the
+    export that it began with. Raises UserError, DiskError.
     """
     start = config.sft.start if config.job.name is JobName.sft else None
-    starts = [*_exports(start), None] if start else [None]
-    models = product([*_exports(config.model.path), None], starts)
-    earlier = earlier_of([_with(config, *pair) for pair in models if pair != (None, None)])
+    starts = [*_list_exports(start), None] if start else [None]
+    models = product([*_list_exports(config.model.path), None], starts)
+    earlier = earlier_of([_with_model(config, *pair) for pair in models if pair != (None, None)])
     if earlier is not None:
         _export_again(earlier, "model.path", earlier.model.path)
         _export_again(earlier, "sft.start", earlier.sft.start)
         return earlier
-    config = _with(config, _exported(config, "model.path", config.model.path), None)
-    return _with(config, None, _exported(config, "sft.start", start) if start else None)
+    config = _with_model(config, _find_export(config, "model.path", config.model.path), None)
+    return _with_model(config, None, _find_export(config, "sft.start", start) if start else None)
 
 
 def _export_again(config: Config, key: str, path: str | None) -> None:
-    """Where `path` is an export that was removed, of a checkpoint that was not."""
+    """Exports again where `path` is an export that was removed, of a checkpoint that was not."""
     export = Path(path or "")
     if export.parent.name == _EXPORTS and not (export / "config.json").is_file():
-        _exported(config, key, str(export.parent.parent / _CHECKPOINTS / export.name.rpartition("-")[0]))
+        _find_export(config, key, str(export.parent.parent / _CHECKPOINTS / export.name.rpartition("-")[0]))
 
 
-def _with(config: Config, model: Path | None, start: Path | None) -> Config:
+def _with_model(config: Config, model: Path | None, start: Path | None) -> Config:
     if model is not None:
         config = replace(config, model=replace(config.model, path=str(model), revision=None))
-    return config if start is None else replace(config, sft=replace(config.sft, start=str(start)))
+    if start is None:
+        return config
+    return replace(config, sft=replace(config.sft, start=str(start)))
 
 
-def _exported(config: Config, key: str, path: str) -> Path | None:
-    """The model's folder of a checkpoint or a run, which `key` names; None where it is neither."""
+def _find_export(config: Config, key: str, path: str) -> Path | None:
+    """Returns the model's folder of a checkpoint or a run, which `key` names; None where it is neither."""
     checkpoint = checkpoint_in(Path(path))
     if checkpoint is None:
-        exports = [] if Path(path).exists() else _exports(path)  # of a checkpoint that its run has removed since
-        return next(iter(exports), None)  # of a step that was trained twice, the later one's
+        # The run may have removed the checkpoint since.
+        exports = [] if Path(path).exists() else _list_exports(path)
+        # Of a step that was trained twice it is the later one's.
+        return next(iter(exports), None)
+    _tell_skipped(Path(path), checkpoint)
     target = _export_folder(checkpoint)
     if not (target / "config.json").is_file():
         print(f"{key}={path}: exporting {checkpoint.name} to {target}", flush=True)
         try:
-            _write(checkpoint, target, config.model, ExportType.model, key=key)
+            _write_model(checkpoint, target, config.model, ExportType.model, key=key)
         except Exception:
-            if not (target / "config.json").is_file():  # else another job of the sweep was faster
+            # Otherwise another job of the sweep was faster.
+            if not (target / "config.json").is_file():
                 raise
     return target
 
 
 def checkpoint_in(path: Path) -> Path | None:
-    """`path` itself, or the newest whole checkpoint of the run that it is; None where it is neither."""
+    """Returns `path` itself, or the newest whole checkpoint of the run that it is; None where it is neither."""
     if (path / MANIFEST_FILE).is_file() and (path / STATE_FILE).is_file():
         return path
     if not (path / _CHECKPOINTS).is_dir():
         return None
-    from swe_rl.trainer.checkpoint.folder import newest
+    from swe_rl.trainer.checkpoint.folder import newest_checkpoint
 
-    return newest(path / _CHECKPOINTS)
+    return newest_checkpoint(path / _CHECKPOINTS)
 
 
-def _exports(path: str) -> list[Path]:
-    """Of a checkpoint or a run, which `path` is: what was exported, the newest first, and then what can be."""
+def _tell_skipped(given: Path, checkpoint: Path) -> None:
+    """Where a run was given: names its damaged checkpoints of higher steps than the one that is taken."""
+    if given == checkpoint:
+        return
+    from swe_rl.trainer.checkpoint.folder import skipped_for
+
+    for path, problem in skipped_for(checkpoint).items():
+        if problem:
+            print(f"warning: checkpoint {path.name} is skipped ({problem}); {checkpoint.name} is taken", flush=True)
+
+
+def _list_exports(path: str) -> list[Path]:
+    """Returns what was exported of a checkpoint or a run, which `path` is, the newest first, and then what can be."""
     whole = Path(path).absolute()
     is_run = (whole / _CHECKPOINTS).is_dir()
     if not is_run and whole.parent.name != _CHECKPOINTS:
@@ -154,25 +174,32 @@ def _export_folder(checkpoint: Path) -> Path:
     return root / _EXPORTS / f"{checkpoint.name}-{digest}"
 
 
-def _write(
+def _write_model(
     checkpoint: Path, target: Path, model: ModelConfig, dtype: ExportType, *, key: str = "job.output"
 ) -> list[Path]:
     import torch
 
-    from swe_rl.model.templates.formats import template_text
-    from swe_rl.trainer.checkpoint.export import export
+    from swe_rl.templates.formats import template_text
+    from swe_rl.templates.names import OWN
+    from swe_rl.trainer.checkpoint.export import export_checkpoint
 
     wanted = None if dtype is ExportType.model else getattr(torch, dtype.value)
     saved = _saved_config(checkpoint)
-    template = template_text(str(saved.get("model.chat_template", model.chat_template)))
-    base, card = _description(checkpoint, saved, model), _card(checkpoint, saved)
-    spoken, words = saved.get("agent.system_prompt"), saved.get("model.system_prompt", model.system_prompt)
+    name = str(saved.get("model.chat_template", model.chat_template))
+    # The model has a template of its own, and keeps it.
+    template = None if name == OWN else template_text(name)
+    base = _base_model_folder(checkpoint, saved, model)
+    card = _model_card(checkpoint, saved)
+    spoken = saved.get("agent.system_prompt")
+    words = saved.get("model.system_prompt", model.system_prompt)
     facts = {PROMPT_FACT: spoken if spoken in SYSTEM_PROMPTS else words}
-    return export(checkpoint, base, target, dtype=wanted, chat_template=template, facts=facts, card=card, key=key)
+    return export_checkpoint(
+        checkpoint, base, target, dtype=wanted, chat_template=template, facts=facts, card=card, key=key
+    )
 
 
-def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
-    """With what the run evaluated, where the checkpoint still lies in its folder."""
+def _model_card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
+    """Returns the card, with what the run evaluated where the checkpoint still lies in its folder."""
     from swe_rl.logger.folder import RunFolder
     from swe_rl.logger.jsonl import read_evals
     from swe_rl.report.card import model_card
@@ -184,7 +211,7 @@ def _card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
 
 
 def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
-    """Of the run that wrote it: keys with dots to values."""
+    """Returns the configuration of the run that wrote it: keys with dots to values. Raises UserError."""
     from swe_rl.trainer.checkpoint.folder import read_json
 
     try:
@@ -196,11 +223,14 @@ def _saved_config(checkpoint: Path) -> Mapping[str, Any]:
     return saved
 
 
-def _description(checkpoint: Path, saved: Mapping[str, Any], given: ModelConfig) -> Path:
-    """The folder of the model that the checkpoint's run began with; where that is gone, of `model.path`."""
+def _base_model_folder(checkpoint: Path, saved: Mapping[str, Any], given: ModelConfig) -> Path:
+    """Returns the folder of the model that the run began with; where that is gone, of `model.path`.
+    Raises UserError.
+    """
     from swe_rl.model.load import ModelError, model_folder
 
-    path, revision = str(saved["model.path"]), saved.get("model.revision")
+    path = str(saved["model.path"])
+    revision = saved.get("model.revision")
     try:
         return model_folder(replace(given, path=path, revision=revision))
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""`job=images`: the container images of the configured instances: listed, checked, pulled.
+"""`job=images` lists, checks or pulls the container images of the configured instances.
 
 Invariants:
 - An image is named once, however many instances use it.
@@ -37,9 +37,11 @@ _SHOWN_INSTANCES = 3
 class ImageState:
     image: str
     instances: list[str]
-    here: bool | None = None  # None: no engine was asked
+    # None says that no engine was asked.
+    here: bool | None = None
     size_gb: float | None = None
-    registry: str | None = None  # empty: it has the image; else why not; None: not asked
+    # An empty text says that the registry has the image, another one why not; None: it was not asked.
+    registry: str | None = None
     built_from: str = ""
     problem: str = ""
 
@@ -48,21 +50,21 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     instances = instances_of(config)
     states = states_of(instances)
-    engine = _engine(config, required=config.job.images_action is not ImagesAction.list)
+    engine = _connect_engine(config, required=config.job.images_action is not ImagesAction.list)
     if engine is not None:
-        look(states, engine)
+        look_up_images(states, engine)
     if config.job.images_action is ImagesAction.check and engine is not None:
         ask_registry([state for state in states if not state.here and not state.built_from], engine)
     if config.job.images_action is ImagesAction.pull and engine is not None:
         absent = {state.image for state in states if not state.here}
-        _get(config, states, [instance for instance in instances if instance.image in absent], engine)
-        look(states, engine)
-    _print(config, states, engine.address if engine else None)
+        _get_images(config, states, [instance for instance in instances if instance.image in absent], engine)
+        look_up_images(states, engine)
+    _print_states(config, states, engine.address if engine else None)
     return exit_status(config.job.images_action, states)
 
 
 def instances_of(config: Config) -> list[Instance]:
-    """Of both splits, each once. Raises UserError for an environment without images."""
+    """Returns the instances of both splits, each once. Raises UserError for an environment without images."""
     if config.env.name in ("bugs", "kodcode"):
         raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
     env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker, config.grader)
@@ -79,7 +81,7 @@ def instances_of(config: Config) -> list[Instance]:
 
 
 def states_of(instances: Sequence[Instance]) -> list[ImageState]:
-    """One for each image, in the order of the instances."""
+    """Returns one state for each image, in the order of the instances."""
     states: dict[str, ImageState] = {}
     for instance in instances:
         state = states.setdefault(instance.image, ImageState(instance.image, []))
@@ -88,8 +90,8 @@ def states_of(instances: Sequence[Instance]) -> list[ImageState]:
     return list(states.values())
 
 
-def look(states: Sequence[ImageState], engine: DockerEngine) -> None:
-    """Raises BuildError."""
+def look_up_images(states: Sequence[ImageState], engine: DockerEngine) -> None:
+    """Looks which images are here. Raises BuildError."""
     for state in states:
         size_bytes = engine.size_bytes(state.image)
         state.here = size_bytes is not None
@@ -107,7 +109,7 @@ def ask_registry(states: Sequence[ImageState], engine: DockerEngine) -> None:
 
 
 def exit_status(action: ImagesAction, states: Sequence[ImageState]) -> int:
-    """1 where an image is neither here nor at a registry; a listing never fails."""
+    """Returns 1 where an image is neither here nor at a registry; a listing never fails."""
     if action is ImagesAction.list:
         return 0
     return int(any(not state.here and not (action is ImagesAction.check and _to_be_had(state)) for state in states))
@@ -117,7 +119,7 @@ def _to_be_had(state: ImageState) -> bool:
     return bool(state.built_from) or state.registry == ""
 
 
-def _get(config: Config, states: Sequence[ImageState], absent: Sequence[Instance], engine: DockerEngine) -> None:
+def _get_images(config: Config, states: Sequence[ImageState], absent: Sequence[Instance], engine: DockerEngine) -> None:
     """Builds one after the other, then pulls at the same time; a failure is kept with its image."""
     by_image = {state.image: state for state in states}
     cache = cache_folder(config) / "workspaces" / "sources"
@@ -129,16 +131,17 @@ def _get(config: Config, states: Sequence[ImageState], absent: Sequence[Instance
                 by_image[instance.image].problem = str(error)
     wanted = list({instance.image: by_image[instance.image] for instance in absent if instance.source is None}.values())
     if wanted:
-        asyncio.run(_pull(config, wanted, engine.address))
+        asyncio.run(_pull_images(config, wanted, engine.address))
 
 
-async def _pull(config: Config, states: Sequence[ImageState], address: str) -> None:
+async def _pull_images(config: Config, states: Sequence[ImageState], address: str) -> None:
     from swe_rl.sandbox.container.engine import ContainerEngine
     from swe_rl.sandbox.container.images import Images
 
     sandbox = replace(config.sandbox, pull=PullPolicy.missing)
     engine = ContainerEngine(address, threads=_ASKED_AT_ONCE, timeout_s=config.sandbox.start_timeout_s)
-    images, done = Images(engine, sandbox), 0
+    images = Images(engine, sandbox)
+    done = 0
 
     async def pull(state: ImageState) -> None:
         nonlocal done
@@ -154,8 +157,8 @@ async def _pull(config: Config, states: Sequence[ImageState], address: str) -> N
     await engine.close()
 
 
-def _engine(config: Config, *, required: bool) -> DockerEngine | None:
-    """A listing does without."""
+def _connect_engine(config: Config, *, required: bool) -> DockerEngine | None:
+    """Returns the engine, or None where none is there and a listing does without."""
     try:
         return DockerEngine.of(config.sandbox, os.environ)
     except (BuildError, UserError):
@@ -164,7 +167,7 @@ def _engine(config: Config, *, required: bool) -> DockerEngine | None:
         return None
 
 
-def _print(config: Config, states: Sequence[ImageState], address: str | None) -> None:
+def _print_states(config: Config, states: Sequence[ImageState], address: str | None) -> None:
     here = sum(bool(state.here) for state in states)
     total_gb = round(sum(state.size_gb or 0.0 for state in states), 3)
     if config.job.format is OutputFormat.json:
@@ -176,7 +179,9 @@ def _print(config: Config, states: Sequence[ImageState], address: str | None) ->
         more = ", ..." if len(state.instances) > _SHOWN_INSTANCES else ""
         known = {True: "yes", False: "no", None: "?"}[state.here]
         size = "" if state.size_gb is None else f"{state.size_gb:.2f}"
-        table.add_row(state.image, ", ".join(state.instances[:_SHOWN_INSTANCES]) + more, known, size, _otherwise(state))
+        table.add_row(
+            state.image, ", ".join(state.instances[:_SHOWN_INSTANCES]) + more, known, size, _describe_state(state)
+        )
     Console().print(table)
     where = (
         f"on the engine at {address}, {total_gb:g} GB with shared layers counted each time" if address else "of which"
@@ -185,7 +190,7 @@ def _print(config: Config, states: Sequence[ImageState], address: str | None) ->
     print(f"{len(states)} images of {sum(len(state.instances) for state in states)} instances; {here} {where}{none}")
 
 
-def _otherwise(state: ImageState) -> str:
+def _describe_state(state: ImageState) -> str:
     if state.problem:
         return state.problem
     if state.here:

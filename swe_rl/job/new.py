@@ -1,6 +1,8 @@
-"""`job=new`: a package of your own to begin with, `job.kind=agent job.output=my_agent`: that of examples/, renamed.
+"""`job=new` writes a package of your own to begin with, `job.kind=agent job.output=my_agent`, after that of examples/.
 
-With `job.kind=task` a record of a change of your own repository, as one line of a file for `env=jsonl`.
+With `job.kind=task` it writes a record of a change of your own repository, as one line of a file for `env=jsonl`. With
+`job.kind=tiny_model` it writes a small random model that has the architecture, the tokenizer and the chat template of
+`model.path`, for runs on a laptop.
 
 Invariants:
 - What is written works as it is: its own test passes, and a run uses it.
@@ -17,11 +19,11 @@ from pathlib import Path
 from swe_rl.config.folders import examples_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.env.commits import Change, instance_of
+from swe_rl.env.commits import CommitChange, instance_of
 from swe_rl.env.instance import Instance, Source
 from swe_rl.env.patch_files import split_patch
 from swe_rl.env.records import read_rows
-from swe_rl.env.source_build.repository import cloned, is_address
+from swe_rl.env.source_build.repository import clone_at, is_address
 from swe_rl.env.swe.env import sources_folder
 from swe_rl.errors import UserError
 from swe_rl.extension.code import is_taken
@@ -29,7 +31,8 @@ from swe_rl.host.packages import python_command
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.run.components import cache_folder
 
-_NUMBERS = ("inf", "3.1", "3.2")  # what becomes of the commit 12e4567, and of 3.10 and 3.20
+# The commit 12e4567, and 3.10 and 3.20 become these.
+_NUMBERS = ("inf", "3.1", "3.2")
 
 
 class NewError(UserError):
@@ -37,10 +40,12 @@ class NewError(UserError):
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises NewError; of a task InstanceError, BuildError, DiskError."""
+    """Writes it. Raises NewError; for a task InstanceError, BuildError, DiskError."""
     del folder, origins
     if config.job.kind == "task":
         return _write_task(config)
+    if config.job.kind == "tiny_model":
+        return _write_tiny_model(config)
     kind = str(config.job.kind)
     target = Path(config.job.output or f"my_{kind}").absolute()
     name = target.name
@@ -57,18 +62,19 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 
 def _write_package(target: Path, kind: str, name: str) -> None:
-    """Raises OSError."""
+    """Writes the files of a package. Raises OSError."""
     source = examples_dir() / kind
     for path in sorted(source.rglob("*")):
         if path.is_file() and all(map(is_taken, path.relative_to(source).parts)):
-            file = target / _renamed(str(path.relative_to(source)), kind, name)
+            file = target / _rename_package(str(path.relative_to(source)), kind, name)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_renamed(path.read_text(encoding="utf-8"), kind, name), encoding="utf-8")
+            file.write_text(_rename_package(path.read_text(encoding="utf-8"), kind, name), encoding="utf-8")
 
 
 def _write_task(config: Config) -> int:
-    """A line more in the file of records."""
-    job, target = config.job, Path(config.job.output or "instances.jsonl").absolute()
+    """Writes one line more into the file of records."""
+    job = config.job
+    target = Path(config.job.output or "instances.jsonl").absolute()
     if job.commits is None:
         raise NewError(
             "job.commits is not set: name the change that becomes a task, job.commits=BASE..HEAD, or one commit, as "
@@ -83,10 +89,10 @@ def _write_task(config: Config) -> int:
         raise NewError(f"job.output={target} must be a file whose name ends with .jsonl: one record a line.")
     python = job.python or f"{sys.version_info.major}.{sys.version_info.minor}"
     words = {"python": python, "setup": job.setup, "test_command": job.test_command, "packages": list(job.packages)}
-    repository, origin = _repository(config)
+    repository, origin = _find_repository(config)
     source = Source.from_record({"tree": origin, **words}, "job.kind=task")
-    change = Change.of(repository, origin, job.commits)
-    task = instance_of(change, _statement(job.statement), source, job.tests)
+    change = CommitChange.of(repository, origin, job.commits)
+    task = instance_of(change, _read_statement(job.statement), source, job.tests)
     if target.exists() and any(row.record.get("instance_id") == task.instance_id for row in read_rows(target)):
         raise NewError(f"{target} has {task.instance_id} already; remove its line, or name another file: job.output.")
     lines = target.read_text(encoding="utf-8").rstrip("\n") + "\n" if target.exists() else ""
@@ -95,13 +101,29 @@ def _write_task(config: Config) -> int:
     return 0
 
 
-def _repository(config: Config) -> tuple[Path, str]:
-    """Where git finds it, and what the record says. Raises NewError, BuildError."""
+def _write_tiny_model(config: Config) -> int:
+    """Writes the folder of a model."""
+    from swe_rl.model.twin import write_twin
+
+    target = Path(config.job.output or "tiny_model").absolute()
+    if target.exists():
+        raise NewError(f"job.output={target} is there already; name a new folder.")
+    parameters = write_twin(config.model, target)
+    use = f"python -m swe_rl model=folder model.path={shlex.quote(str(target))} engine=embedded layout=local"
+    print(
+        f"{target}: a random model of {parameters:,} parameters, after {config.model.path}\nuse it: {use}", flush=True
+    )
+    return 0
+
+
+def _find_repository(config: Config) -> tuple[Path, str]:
+    """Returns where git finds the repository, and what the record says. Raises NewError, BuildError."""
     name = config.job.repository
     if is_address(name):
-        Source.from_record({"tree": name, "python": "3.9"}, "job.repository")  # refuses what a record may not hold
+        # It refuses what a record may not hold.
+        Source.from_record({"tree": name, "python": "3.9"}, "job.repository")
         cache = sources_folder(cache_folder(config) / "workspaces") / "sdists"
-        return cloned(name, "", cache), name
+        return clone_at(name, "", cache), name
     path = Path(name).resolve()
     if not (path / ".git").exists():
         raise NewError(
@@ -111,8 +133,8 @@ def _repository(config: Config) -> tuple[Path, str]:
     return path, str(path)
 
 
-def _statement(file: str | None) -> str:
-    """Raises NewError."""
+def _read_statement(file: str | None) -> str:
+    """Returns the statement. Raises NewError."""
     if file is None:
         return ""
     try:
@@ -133,14 +155,15 @@ def _after_task(task: Instance, target: Path) -> str:
     )
 
 
-def _renamed(text: str, kind: str, name: str) -> str:
-    """`my_agent` and `MyAgent` become the package's own names."""
+def _rename_package(text: str, kind: str, name: str) -> str:
+    """Returns the text with the package's own names for `my_agent` and `MyAgent`."""
     camel = "".join(part.capitalize() for part in name.split("_"))
     return re.sub(rf"\bMy{kind.capitalize()}\b", camel, re.sub(rf"my_{kind}(?![a-z0-9])", name, text))
 
 
 def _next_steps(target: Path, kind: str, name: str) -> str:
-    python, chosen = python_command(), f"--config-dir {target}/conf job.code=[{target}] {kind}={name}"
+    python = python_command()
+    chosen = f"--config-dir {target}/conf job.code=[{target}] {kind}={name}"
     return "\n".join(
         [
             f"{target}: {name}.py is yours to change; README.md has every command.",

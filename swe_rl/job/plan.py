@@ -1,4 +1,4 @@
-"""`job=plan`: what the run will use, before it uses it: GPUs, batches, tokens, memory, disk, sandboxes, time.
+"""`job=plan` shows what the run will use, before it uses it: GPUs, batches, tokens, memory, disk, sandboxes, time.
 
 Invariants:
 - Computed from the configuration alone; the same numbers are written to a run's `plan.json`.
@@ -13,32 +13,31 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.check.check import check
-from swe_rl.check.findings import failing, read_text
+from swe_rl.check.check import check_config
+from swe_rl.check.findings import forbids_start, read_text
 from swe_rl.config.choices import EngineKind, OutputFormat
 from swe_rl.config.compose import config_hash
-from swe_rl.config.environment import shown
-from swe_rl.config.parts import Part, starts, trains
+from swe_rl.config.environment import describe_variables
+from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.provenance import Origins
-from swe_rl.config.ranges import within
+from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
+from swe_rl.job.plan_panels import gpu_cell, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
-from swe_rl.layout.placement import PlacementError, place
-from swe_rl.plan import duration, memory, sizes
+from swe_rl.layout.placement import PlacementError, place_layout
+from swe_rl.plan import duration, host_cache, memory, sizes
 from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.warm_start import trainer_config
 from swe_rl.plan.weight_sync import way_of
-from swe_rl.router.simulation.balance import balance, divided, overlaps
+from swe_rl.router.simulation.balance import can_balance, compare_divisions, name_division
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.panel import Panel
     from rich.text import Text
 
 _IDLE = "idle"
-_COLORS = {"engine": "cyan", "trainer": "magenta", _IDLE: "dim"}
 _WIDE = 110
 NOT_KNOWN = "not known"  # in the place of a number
 FLOW_TURNS = 3000  # of each simulated training: half a second
@@ -47,10 +46,12 @@ _APART = ("gpus", "environment")
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Also for what the rules refuse: a section that cannot be computed says so, and the others stand."""
+    """Prints the plan, also of what the rules refuse: a section that cannot be computed says so."""
     del folder
-    wrong = failing(check(config, origins), config.job.strict)
-    made = plan(config if wrong else within(config), partly=wrong) | {"environment": shown()}
+    wrong = forbids_start(check_config(config, origins), config.job.strict)
+    made = make_plan(config if wrong else replace_out_of_range(config), partly=wrong) | {
+        "environment": describe_variables()
+    }
     if config.job.format == OutputFormat.json:
         print(json.dumps(made, indent=2))
     else:
@@ -58,14 +59,14 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0
 
 
-def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
-    """Sections of flat tables; every key names its unit. `partly`: what cannot be computed is left out, with a word.
+def make_plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
+    """Returns sections of flat tables; keys name their units. With `partly` what cannot be computed is left out.
 
     Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
-    config = sizes.commanded(config, os.environ)
-    sections = _OF_A_WARM_START if Part.warm_start in starts(config) else _SECTIONS
+    config = sizes.with_command(config, os.environ)
+    sections = _OF_A_WARM_START if Part.warm_start in started_parts(config) else _SECTIONS
     for name, section in sections.items():
         try:
             made[name] = section(config)
@@ -73,15 +74,15 @@ def plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
             if not partly:
                 raise
             made[name] = {NOT_KNOWN: str(error) if isinstance(error, PlacementError) else "see the errors"}
-        if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in starts(config):
+        if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in started_parts(config):
             of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
             made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
-    return made if Part.warm_start in starts(config) else _of_this_job(config, made)
+    return made if Part.warm_start in started_parts(config) else _of_this_job(config, made)
 
 
 def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
-    """Without what the job does not start, and without sections of which nothing is left."""
-    away = tuple(key for part, keys in _ABOUT.items() if part not in starts(config) for key in keys)
+    """Returns the plan without what the job does not start, and without empty sections."""
+    away = tuple(key for part, keys in _ABOUT.items() if part not in started_parts(config) for key in keys)
     left = {
         name: {key: value for key, value in rows.items() if not key.startswith(away)}
         if isinstance(rows, dict)
@@ -92,13 +93,13 @@ def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
     return {name: rows for name, rows in left.items() if rows or name == "gpus"}
 
 
-def _gpus(config: Config) -> dict[str, Any]:
-    roles = place(config).roles()
+def _plan_gpus(config: Config) -> dict[str, Any]:
+    roles = place_layout(config).roles()
     return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or _IDLE for gpu, parts in roles.items()}
 
 
-def _batch(config: Config) -> dict[str, Any]:
-    if Part.steps not in starts(config):
+def _plan_batch(config: Config) -> dict[str, Any]:
+    if Part.steps not in started_parts(config):
         return {"attempts_per_instance": config.rollout.eval_n}
     updates = sizes.optimizer_steps_per_step(config)
     return {
@@ -116,7 +117,7 @@ def _batch(config: Config) -> dict[str, Any]:
     }
 
 
-def _tokens(config: Config) -> dict[str, Any]:
+def _plan_tokens(config: Config) -> dict[str, Any]:
     rollout = config.rollout
     sampled = min(rollout.max_turns * rollout.max_turn_tokens, rollout.max_trajectory_tokens)
     return {
@@ -130,40 +131,40 @@ def _tokens(config: Config) -> dict[str, Any]:
     }
 
 
-def _memory(config: Config) -> dict[str, Any]:
-    """GB of GPU memory, or of this process's where no GPU is used."""
+def _plan_memory(config: Config) -> dict[str, Any]:
+    """Returns GB of GPU memory, or of this process's where no GPU is used."""
     if sizes.uses_no_gpu(config.layout):
         kv_tokens = config.engine.max_num_seqs * config.engine.max_model_len
         return {
-            "weights_gb": _round(memory.weights_gb(config.model, memory.CPU_BYTES)),
-            "trainer_states_gb": _round(memory.trainer_gb(config) * sizes.replicas(config.layout)),
-            "activations_gb": _round(memory.activations_gb(config)),
-            "kv_cache_gb_at_most": _round(memory.kv_gb(config.model, kv_tokens, memory.CPU_BYTES)),
+            "weights_gb": _three_digits(memory.weights_gb(config.model, memory.CPU_BYTES)),
+            "trainer_states_gb": _three_digits(memory.trainer_gb(config) * sizes.num_replicas(config.layout)),
+            "activations_gb": _three_digits(memory.activations_gb(config)),
+            "kv_cache_gb_at_most": _three_digits(memory.kv_gb(config.model, kv_tokens, memory.CPU_BYTES)),
         }
     parts: dict[str, Any] = {"gpu_memory_gb": config.hardware.gpu_memory_gb}
     if config.engine.kind == EngineKind.vllm:
         parts |= {
-            "engine_share_gb": _round(config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization),
-            "engine_weights_gb": _round(memory.engine_weights_gb(config)),
+            "engine_share_gb": _three_digits(config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization),
+            "engine_weights_gb": _three_digits(memory.engine_weights_gb(config)),
         }
     if config.layout.trainer_gpus:
-        if (replicas := sizes.replicas(config.layout)) > 1:
+        if (replicas := sizes.num_replicas(config.layout)) > 1:
             parts["trainer_replicas"] = replicas
         parts |= {
-            "trainer_states_gb": _round(memory.states_gb_per_gpu(config)),
-            "trainer_activations_gb": _round(memory.activations_gb(config)),
-            "trainer_gathered_layers_gb": _round(memory.gathered_gb(config)),
-            "trainer_peak_gb": _round(memory.trainer_gb_per_gpu(config)),
+            "trainer_states_gb": _three_digits(memory.states_gb_per_gpu(config)),
+            "trainer_activations_gb": _three_digits(memory.activations_gb(config)),
+            "trainer_gathered_layers_gb": _three_digits(memory.gathered_gb(config)),
+            "trainer_peak_gb": _three_digits(memory.trainer_gb_per_gpu(config)),
         }
     if config.layout.colocated and config.engine.kind == EngineKind.vllm:
-        parts["peak_of_both_turns_gb"] = _round(memory.colocated_gb_per_gpu(config))
+        parts["peak_of_both_turns_gb"] = _three_digits(memory.colocated_gb_per_gpu(config))
     if offloaded := memory.offloaded_gb(config):
-        parts["offloaded_gb_of_all_nodes"] = _round(offloaded)
+        parts["offloaded_gb_of_all_nodes"] = _three_digits(offloaded)
     return parts
 
 
-def _cache(config: Config) -> dict[str, Any]:
-    """Keys and values: what an engine can hold against what the trajectories under way hold."""
+def _plan_cache(config: Config) -> dict[str, Any]:
+    """Returns what an engine's cache can hold against what the trajectories under way hold."""
     tokens = memory.kv_tokens_per_engine(config)
     value_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.bytes_per_cached_value(config)
     rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, value_bytes)}
@@ -171,26 +172,31 @@ def _cache(config: Config) -> dict[str, Any]:
         return rows
     return rows | {
         "kv_tokens_per_engine": tokens,
+        **host_cache.figures(config),
         "full_trajectories_per_engine": tokens // max(1, config.rollout.max_trajectory_tokens),
         "trajectories_at_once_per_engine": -(-sizes.trajectories_at_once(config) // config.layout.engines),
         "typical_trajectory_tokens": config.rollout.typical_trajectory_tokens,
-        "oversubscription": round(memory.crowding(config), 2),
+        "oversubscription": round(host_cache.crowding(config), 2),
     }
 
 
-def _disk(config: Config) -> dict[str, Any]:
-    evaluates = Part.evaluation in starts(config) and Part.steps not in starts(config)  # instances that nobody counted
+def _plan_disk(config: Config) -> dict[str, Any]:
+    evaluates = Part.evaluation in started_parts(config) and Part.steps not in started_parts(
+        config
+    )  # instances that nobody counted
     images = 0.0 if evaluates else trained_images(config, read_text) * config.env.image_gb
     return {
-        "checkpoint_gb": _round(memory.checkpoint_gb(config)),
+        "checkpoint_gb": _three_digits(memory.checkpoint_gb(config)),
         "checkpoints_kept": config.trainer.keep_checkpoints,
-        "checkpoints_gb_at_most": _round(memory.checkpoints_gb(config)),  # the next is written before the oldest goes
-        "images_gb_at_most": (_round(images) or "unknown") if sizes.holds_container(config) else 0.0,
+        "checkpoints_gb_at_most": _three_digits(
+            memory.checkpoints_gb(config)
+        ),  # the next is written before the oldest goes
+        "images_gb_at_most": (_three_digits(images) or "unknown") if sizes.holds_container(config) else 0.0,
         "disk_gb": config.hardware.disk_gb or "unknown",
     }
 
 
-def _slots(config: Config) -> dict[str, Any]:
+def _plan_slots(config: Config) -> dict[str, Any]:
     slots = config.sandbox.concurrency
     rows: dict[str, Any] = {
         "trajectories_at_once": sizes.trajectories_at_once(config),
@@ -204,56 +210,57 @@ def _slots(config: Config) -> dict[str, Any]:
     return rows
 
 
-def _time(config: Config) -> dict[str, Any]:
+def _plan_time(config: Config) -> dict[str, Any]:
     rollouts = step_rollouts(config)
     training = (
         f"training reaches {duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS; "
         f"weights move at {duration.SYNC_GB_PER_S:g} GB/s; "
     )
     assumed = (
-        f"trajectories of {config.rollout.typical_trajectory_tokens} tokens; {training if trains(config) else ''}"
+        f"trajectories of {config.rollout.typical_trajectory_tokens} tokens; "
+        f"{training if starts_trainer(config) else ''}"
         "nothing is lost to slow sandboxes"
     )
-    if sizes.uses_no_gpu(config.layout) and trains(config):
+    if sizes.uses_no_gpu(config.layout) and starts_trainer(config):
         assumed = "no time for training: a CPU's is not estimated"
-    if trains(config):
+    if starts_trainer(config):
         assumed += "; evaluations and checkpoints are not counted"
     elif config.job.think_s:
-        assumed += f"; {duration.text(config.job.think_s)} of waiting between two steps"
+        assumed += f"; {duration.format_duration(config.job.think_s)} of waiting between two steps"
     return {
-        "rollouts_s_per_step": _round(rollouts.seconds),
+        "rollouts_s_per_step": _three_digits(rollouts.seconds),
         "rollouts_from": rollouts.source,
-        "training_s_per_step": _round(duration.train_s(config)) or NOT_KNOWN,
-        "layers_compiled": "yes" if duration.compiles(config) else "no",
-        **_weights(config),
-        "step": duration.text(duration.step_s(config, rollouts.seconds)),
-        "run": duration.text(duration.run_s(config, rollouts.seconds)),
+        "training_s_per_step": _three_digits(duration.train_s(config)) or NOT_KNOWN,
+        "layers_compiled": "yes" if duration.compiles_layers(config) else "no",
+        **_plan_weights(config),
+        "step": duration.format_duration(duration.step_s(config, rollouts.seconds)),
+        "run": duration.format_duration(duration.run_s(config, rollouts.seconds)),
         **_gpu_hours(config, duration.run_s(config, rollouts.seconds)),
-        "time_limit": duration.text(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
+        "time_limit": duration.format_duration(duration.limit_s(config)) if config.hardware.time_limit_min else "none",
         "assuming": assumed,
     }
 
 
-def _weights(config: Config) -> dict[str, Any]:
-    """New weights on their way to the engines, after each update."""
-    rows: dict[str, Any] = {"weight_sync_s_per_step": _round(duration.sync_s(config))}
-    if Part.trainer in starts(config):
+def _plan_weights(config: Config) -> dict[str, Any]:
+    """Returns how new weights reach the engines, after each update."""
+    rows: dict[str, Any] = {"weight_sync_s_per_step": _three_digits(duration.sync_s(config))}
+    if Part.trainer in started_parts(config):
         way = "this process" if config.engine.kind is EngineKind.embedded else way_of(config).value
-        rows |= {"weights_by": way, "weights_gb_per_update": _round(memory.update_gb(config))}
+        rows |= {"weights_by": way, "weights_gb_per_update": _three_digits(memory.update_gb(config))}
     return rows
 
 
 def _gpu_hours(config: Config, run_s: float) -> dict[str, float]:
     gpus = sizes.gpus_needed(config)
-    return {"gpu_hours": _round(gpus * run_s / 3600)} if gpus else {}
+    return {"gpu_hours": _three_digits(gpus * run_s / 3600)} if gpus else {}
 
 
-def _flow(config: Config) -> dict[str, Any]:
-    """Of groups that flow: which side waits for the other, and what another division of the GPUs would give."""
-    if not overlaps(config):
+def _plan_flow(config: Config) -> dict[str, Any]:
+    """Returns which side waits where groups flow, and what another division of the GPUs would give."""
+    if not can_balance(config):
         return {}
     try:
-        made = balance(config, groups_of, turns=FLOW_TURNS, loads=1)
+        made = compare_divisions(config, groups_of, turns=FLOW_TURNS, loads=1)
     except (SweRlError, ValueError) as error:
         if config.job.workload_from is not None:
             raise
@@ -261,92 +268,93 @@ def _flow(config: Config) -> dict[str, Any]:
     flowing = made.flowing
     step, ahead = (way.tokens_per_h for way in made.ways[:2])
     return {
-        "step": duration.text(flowing.step_s),
-        "run": duration.text(duration.of_steps(config, flowing.step_s)),
+        "step": duration.format_duration(flowing.step_s),
+        "run": duration.format_duration(duration.of_steps(config, flowing.step_s)),
         "trained_tokens_per_h": int(flowing.tokens_per_h),
-        "to_step": _round(flowing.tokens_per_h / step),
-        "to_one_step_ahead": _round(flowing.tokens_per_h / ahead),
-        "engine_idle_share": _round(flowing.engine_idle_share),
-        "trainer_idle_share": _round(flowing.trainer_idle_share),
+        "to_step": _three_digits(flowing.tokens_per_h / step),
+        "to_one_step_ahead": _three_digits(flowing.tokens_per_h / ahead),
+        "engine_idle_share": _three_digits(flowing.engine_idle_share),
+        "trainer_idle_share": _three_digits(flowing.trainer_idle_share),
         "slower_side": flowing.slower_side,
-        "staleness_mean": _round(flowing.staleness_mean),
+        "staleness_mean": _three_digits(flowing.staleness_mean),
         "staleness": ", ".join(f"{age}: {share:.0%}" for age, share in flowing.staleness.items()),
-        **{f"tokens_per_h, {divided(layout)}": int(outcome.tokens_per_h) for layout, outcome in made.divisions},
-        "best": divided(made.best),
+        **{f"tokens_per_h, {name_division(layout)}": int(outcome.tokens_per_h) for layout, outcome in made.divisions},
+        "best": name_division(made.best),
     }
 
 
 _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "gpus": _gpus,
-    "memory": _memory,
-    "cache": _cache,
-    "batch": _batch,
-    "tokens": _tokens,
-    "slots": _slots,
-    "time": _time,
-    "flow": _flow,
-    "disk": _disk,
+    "gpus": _plan_gpus,
+    "memory": _plan_memory,
+    "cache": _plan_cache,
+    "batch": _plan_batch,
+    "tokens": _plan_tokens,
+    "slots": _plan_slots,
+    "time": _plan_time,
+    "flow": _plan_flow,
+    "disk": _plan_disk,
 }
 
 
-# What of the sections is there for a part alone: sections, and how keys begin.
+# These sections, and keys that begin so, are there for one part alone.
 _ABOUT: dict[Part, tuple[str, ...]] = {
     Part.trainer: (
-        *("flow", "trainer_", "activations_gb", "peak_of_both", "offloaded", "rows_per_step", "optimizer_steps"),
-        *("trajectories_per_optimizer", "data_parallel", "tokens_per_micro", "training_s", "layers_compiled"),
-        *("weight_sync_s", "checkpoint"),
+        "flow", "trainer_", "activations_gb", "peak_of_both", "offloaded", "rows_per_step", "optimizer_steps",
+        "trajectories_per_optimizer", "data_parallel", "tokens_per_micro", "training_s", "layers_compiled",
+        "weight_sync_s", "checkpoint",
     ),
     Part.steps: (
-        *("prompts_per_step", "trajectories_per_prompt", "trajectories_per_step", "steps", "max_tokens_"),
-        *("waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming"),
+        "prompts_per_step", "trajectories_per_prompt", "trajectories_per_step", "steps", "max_tokens_",
+        "waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming",
     ),
     Part.engines: ("engine", "kv_", "cache"),
     Part.sandboxes: ("images_",),
     Part.rollouts: (
-        *("batch", "tokens", "slots", "time", "gateway"),
-        *("full_traj", "trajectories", "typical", "oversubscription"),
+        "batch", "tokens", "slots", "time", "gateway", "full_traj", "trajectories", "typical", "oversubscription",
     ),
-}
+}  # fmt: skip
 
 
 def _trainer_memory(config: Config) -> dict[str, Any]:
     of_engines = ("engine", "kv", "peak_of_both")
-    return {name: value for name, value in _memory(trained(config)).items() if not name.startswith(of_engines)}
+    return {
+        name: value for name, value in _plan_memory(trainer_config(config)).items() if not name.startswith(of_engines)
+    }
 
 
-def _updates(config: Config) -> dict[str, Any]:
+def _plan_updates(config: Config) -> dict[str, Any]:
     sft = config.sft
     return {
         "updates": sft.steps + sft.beginner_steps,
         "tokens_per_update_at_least": sft.tokens_per_batch,
         "data_parallel_ranks": sizes.data_parallel(config.layout),
-        "tokens_per_micro_batch_and_gpu": memory.tokens_per_gpu(trained(config)),
+        "tokens_per_micro_batch_and_gpu": memory.tokens_per_gpu(trainer_config(config)),
     }
 
 
 def _update_time(config: Config) -> dict[str, Any]:
-    of_trainer = trained(config)
+    of_trainer = trainer_config(config)
     if not (update_s := duration.train_s(of_trainer)):
         return {"update": "not estimated: no GPU, or its speed is not known"}
     run_s = duration.of_steps(of_trainer, update_s)
     return {
-        "training_s_per_update": _round(update_s),
-        "run": duration.text(run_s),
+        "training_s_per_update": _three_digits(update_s),
+        "run": duration.format_duration(run_s),
         **_gpu_hours(config, run_s),
         "assuming": f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS",
     }
 
 
 _OF_A_WARM_START: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "gpus": _gpus,
+    "gpus": _plan_gpus,
     "memory": _trainer_memory,
-    "batch": _updates,
+    "batch": _plan_updates,
     "time": _update_time,
-    "disk": lambda config: _disk(trained(config)) | {"images_gb_at_most": 0.0},
+    "disk": lambda config: _plan_disk(trainer_config(config)) | {"images_gb_at_most": 0.0},
 }
 
 
-def _round(value: float) -> float:
+def _three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
@@ -355,11 +363,13 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(_headline(config, made))
+    console.print(_make_headline(config, made))
     console.print(_in_short(made))
     console.print(_gpu_picture(made["gpus"], config))
     sections = [
-        _section(name, rows) for name, rows in made.items() if isinstance(rows, dict) and name not in _APART and rows
+        section_panel(name, rows)
+        for name, rows in made.items()
+        if isinstance(rows, dict) and name not in _APART and rows
     ]
     if console.width >= _WIDE:
         console.print(Columns(sections, equal=False, expand=False))
@@ -367,14 +377,14 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
         console.print(*sections, sep="\n")
     known = {name: text for name, text in made["environment"].items() if not text.startswith("not set")}
     if known:
-        console.print(_section("environment", known, wide=True))
+        console.print(section_panel("environment", known, wide=True))
     if unset := len(made["environment"]) - len(known):
         console.print(f"{unset} environment variables are not set; job.format=json names them.", style="dim")
     if origins is not None and (given := _from_environment(config, origins)):
-        console.print(_section("set by the environment", given, wide=True))
+        console.print(section_panel("set by the environment", given, wide=True))
 
 
-def _headline(config: Config, made: dict[str, Any]) -> "Text":
+def _make_headline(config: Config, made: dict[str, Any]) -> "Text":
     from rich.text import Text
 
     parts = (config.model.name, *(f"{group}={getattr(config, group).name}" for group in ("layout", "router", "env")))
@@ -382,7 +392,7 @@ def _headline(config: Config, made: dict[str, Any]) -> "Text":
 
 
 def _in_short(made: dict[str, Any]) -> str:
-    """`24 steps of 64 trajectories, 4 s each: 100 s in all; 8 GPUs, 6.2 GPU-hours; 0.05 GB of checkpoints`."""
+    """Returns `24 steps of 64 trajectories, 4 s each: 100 s in all; 8 GPUs, 6.2 GPU-hours; 0.05 GB of checkpoints`."""
     batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
     parts = []
     if "trajectories_per_step" in batch and "step" in time:
@@ -415,36 +425,10 @@ def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":
         return Text(f"GPUs: {gpus[NOT_KNOWN]}", style="dim")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     for node, members in groupby(gpus.items(), key=lambda item: item[0].split(" gpu ")[0]):
-        cells = [_cell(name, roles) for name, roles in members]
+        cells = [gpu_cell(name, roles) for name, roles in members]
         table.add_row(Text(node, style="bold"), *cells)
     memory = f"{config.hardware.gpu_kind}, {config.hardware.gpu_memory_gb:g} GB each"
     return Panel(table, title=f"hardware={config.hardware.name}: {memory}", title_align="left", expand=False)
-
-
-def _cell(name: str, roles: str) -> "Text":
-    from rich.text import Text
-
-    number = name.rpartition(" ")[2]
-    text = Text(f"{number}:", style="dim")
-    for index, role in enumerate(roles.split(", ")):
-        kind = role.partition(" ")[0]
-        text.append("/" if index else "", style="dim")
-        text.append(role.replace("engine ", "E").replace("trainer ", "T"), style=_COLORS.get(kind, ""))
-    return text
-
-
-def _section(name: str, rows: dict[str, Any], wide: bool = False) -> "Panel":
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold", max_width=None if wide else 44)
-    for key, value in rows.items():
-        text = f"{value:,}".replace(",", " ") if isinstance(value, int) else str(value)
-        table.add_row(key, Text(text, justify="left"))
-    return Panel(table, title=name, title_align="left", expand=False)
 
 
 def _from_environment(config: Config, origins: Origins) -> dict[str, str]:

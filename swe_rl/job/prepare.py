@@ -1,8 +1,8 @@
-"""`job=prepare`: data sets made ready before a run.
+"""`job=prepare` makes data sets ready before a run.
 
-env=bugs: the embedded instances made anew, each proven. Others: the rows of each split as one parquet file with a
-manifest; then, for rows that name their source, trees, environments and images, and the proof that the gold patch
-passes there and a change that fixes nothing does not.
+With env=bugs the embedded instances are made anew, each proven. Otherwise the rows of each split become one parquet
+file with a manifest; then, for rows that name their source, trees, environments and images, and the proof that the gold
+patch passes there and a change that fixes nothing does not.
 
 Invariants:
 - The embedded instances' files are replaced only when all instances of all splits were proven.
@@ -25,10 +25,9 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.env import DATA, SPLITS
-from swe_rl.env.bugs.generate import generate
+from swe_rl.env.bugs.generate import generate_instances
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.make import make_env
-from swe_rl.env.proof.record import Standing
 from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
@@ -70,7 +69,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 
 def _name_without_a_way(config: Config, instances: Iterable[Instance], console: Console) -> None:
-    """Rows of which nothing can be made for these sandboxes."""
+    """Names rows of which nothing can be made for these sandboxes."""
     if config.sandbox.kind is not SandboxKind.process:
         return
     names = [row.instance_id for row in instances if row.source is None and not row.repo.startswith(EMBEDDED)]
@@ -89,7 +88,7 @@ def _prove_bugs(console: Console) -> int:
     with Progress(*_COLUMNS, console=console) as progress:
         for split in SPLITS:
             bar = progress.add_task(f"proving {split}", total=COUNTS[split])
-            made[split] = generate(split, COUNTS[split], SEED, lambda _, bar=bar: progress.advance(bar))  # type: ignore[misc]
+            made[split] = generate_instances(split, COUNTS[split], SEED, lambda _, bar=bar: progress.advance(bar))  # type: ignore[misc]
     DATA.mkdir(exist_ok=True)
     for split, instances in made.items():
         path = DATA / f"{split}.jsonl"
@@ -101,12 +100,12 @@ def _prove_bugs(console: Console) -> int:
 
 
 def _prepare_split(config: Config, split: str, cache: Path, console: Console) -> None:
-    """Raises InstanceError."""
+    """Prepares a split. Raises InstanceError."""
     from swe_rl.env.kodcode.read import read_split as read_functions
-    from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, write_prepared
+    from swe_rl.env.swe.prepared import PreparedIdentity, manifest_of, prepared_instances, write_prepared
     from swe_rl.env.swe.read import read_split
 
-    identity = Identity.of(config.env, split)
+    identity = PreparedIdentity.of(config.env, split)
     instances = prepared_instances(config.env, split, cache)
     if instances is None:
         console.print(f"{split}: reading {identity.dataset}")
@@ -142,46 +141,48 @@ def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> N
 
 
 def _prove_sources(config: Config, env: SweEnv, chosen: list[Instance], console: Console) -> int:
-    """Trees, environments and, for containers, images of the rows that name a source, each proven."""
+    """Proves trees, environments and, for containers, images of the rows that name a source."""
     instances = [row for row in chosen if row.source]
     if not instances:
         return 0
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if config.sandbox.kind not in PROVEN_IN:
         return _build_only(config, instances, say)
-    todo = [instance for instance in instances if not _is_settled(env, instance)]
+    todo = [instance for instance in instances if not env.is_settled(instance)]
     if len(todo) < len(instances):
         say(f"{len(instances) - len(todo)} of {len(instances)} instances were tried before, and nothing changed since")
     provable = None if config.sandbox.kind is SandboxKind.process else _Imaged(env, _image_maker(config, say))
-    proofs = event_loop.run(prove_here(config, env, todo, scratch_root(config), say, provable))
+    proofs = event_loop.run_job(prove_here(config, env, todo, scratch_root(config), say, provable))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
-    images_of_others = config.sandbox.kind is not SandboxKind.process  # job=validate tries these
+    # job=validate tries these.
+    images_of_others = config.sandbox.kind is not SandboxKind.process
     return print_standings(config, env, instances if images_of_others else chosen, untried, say)
-
-
-def _is_settled(env: SweEnv, instance: Instance) -> bool:
-    """Proven, or tried with a verdict; what could not be built is tried again."""
-    standing, _ = env.standing(instance)
-    proof = env.book.of(instance.instance_id)
-    return standing is Standing.proven or (standing is Standing.refuted and proof is not None and proof.is_verdict)
 
 
 class _Imaged:
     """An environment whose images are made before they are used."""
 
     def __init__(self, env: SweEnv, make: Callable[[Instance], object]) -> None:
-        self._make, self._env = make, env
-        self.grade, self.run_tests, self.released = env.grade, env.run_tests, env.released
-        self.environment_digest, self.digests, self.nearer = env.environment_digest, env.digests, env.nearer
+        self._make = make
+        self._env = env
+        self.grade = env.grade
+        self.run_tests = env.run_tests
+        self.released = env.released
+        self.environment_digest = env.environment_digest
+        self.digests = env.digests
+        self.nearer = env.nearer
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Raises InstanceError, BuildError."""
+        """Returns the workspace. Raises InstanceError, BuildError."""
         self._make(instance)
         return self._env.workspace(instance)
 
 
 def _build_only(config: Config, instances: list[Instance], say: Callable[[str], None]) -> int:
-    """Images for sandboxes of another kind than those of this machine; 1 if one cannot be made, after all others."""
+    """Builds images for sandboxes of another kind than those of this machine.
+
+    Returns 1 if one cannot be made, after all others.
+    """
     failed: dict[str, str] = {}
     make = _image_maker(config, say)
     for number, instance in enumerate(instances, start=1):
@@ -196,7 +197,7 @@ def _build_only(config: Config, instances: list[Instance], say: Callable[[str], 
 
 def _image_maker(config: Config, say: Callable[[str], None]) -> Callable[[Instance], object]:
     from swe_rl.env.image_engine import DockerEngine
-    from swe_rl.env.source_build.build import build
+    from swe_rl.env.source_build.build import build_source
     from swe_rl.env.source_build.image import ensure_image
 
     sources = sources_folder(cache_folder(config) / "workspaces")
@@ -205,7 +206,8 @@ def _image_maker(config: Config, say: Callable[[str], None]) -> Callable[[Instan
 
     def make(instance: Instance) -> None:
         if instance.source is not None:
-            build(instance, sources)  # beside others; what follows shares images
+            # It is made beside others; what follows shares images.
+            build_source(instance, sources)
         with lock:
             ensure_image(instance, sources, engine, say)
 

@@ -1,4 +1,4 @@
-"""`job=runtime`: a server of this machine's sandboxes, for runs elsewhere.
+"""`job=runtime` is a server of this machine's sandboxes, for runs elsewhere.
 
 Invariants:
 - It is announced in a folder that both sides see, `runtime.json`, with a sign of life every few seconds.
@@ -22,23 +22,23 @@ from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
-from swe_rl.hardware.slurm.jobs import JobState, allocation, has_slurm, job_state
+from swe_rl.hardware.slurm.jobs import JobState, current_allocation, has_slurm, job_state
 from swe_rl.host.addresses import LOOPBACK, own_address
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.progress import ProgressState
-from swe_rl.logger.progress_text import duration
+from swe_rl.logger.progress_text import format_duration
 from swe_rl.plan.sizes import server_slots
 from swe_rl.run import event_loop
 from swe_rl.run.components import scratch_root
 from swe_rl.run.runtime_keeper import Tenancy
-from swe_rl.run.session import Session, session
+from swe_rl.run.session import RunSession, open_session
 from swe_rl.sandbox.lease import make_leased, reap_stale
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
 from swe_rl.sandbox.working_copy import remove_tree
 
-# The live line of `job=runtime`: how many places are taken.
-# - No clock of its own; the bar fills with the share of places in use.
+# The live line of `job=runtime` says how many places are taken. It has no clock of its own; the bar fills with the
+# share of places in use.
 _BAR = 100
 
 
@@ -49,9 +49,10 @@ class RuntimeState(ProgressState):
         self._since_s: float | None = None
 
     def look(self, used: int, slots: int) -> bool:
-        """Whether there is something new to show."""
+        """Tells whether there is something new to show."""
         line = f"{used}/{slots} sandboxes"
-        changed, self._line = line != self._line, line
+        changed = line != self._line
+        self._line = line
         self.done_steps = round(_BAR * used / max(1, slots))
         return changed
 
@@ -59,13 +60,14 @@ class RuntimeState(ProgressState):
         if not self._line:
             return "starting"
         self._since_s = now_s if self._since_s is None else self._since_s
-        return f"serving {duration(now_s - self._since_s)}  {self._line}"
+        return f"serving {format_duration(now_s - self._since_s)}  {self._line}"
 
     def collection(self, now_s: float) -> str | None:
         return None
 
 
-_TELL_EVERY = 6  # beats between two lines where there is no live terminal
+# So many beats are between two lines where there is no live terminal.
+_TELL_EVERY = 6
 _ASK_QUEUE_S = 15.0
 
 
@@ -73,13 +75,13 @@ def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     meeting = Meeting(meeting_of(config, folder)).create()
     state = RuntimeState()
-    with session(config, folder, total_steps=0, reports=False, state=state) as run_session:
-        event_loop.run(_serve(config, run_session, meeting, state))
+    with open_session(config, folder, total_steps=0, reports=False, state=state) as run_session:
+        event_loop.run_job(_serve_sandboxes(config, run_session, meeting, state))
     return 0
 
 
-async def _serve(config: Config, session: Session, meeting: Meeting, state: RuntimeState) -> None:
-    """Raises UserError where its kind of sandbox does not work here, SandboxError when the port is taken."""
+async def _serve_sandboxes(config: Config, session: RunSession, meeting: Meeting, state: RuntimeState) -> None:
+    """Serves. Raises UserError where its kind of sandbox does not work here, SandboxError when the port is taken."""
     name = secrets.token_hex(8)
     key = meeting.key(key_of(os.environ, config.sandbox.runtime_key_env))
     host = listen_host(config.runtime.host, os.environ)
@@ -97,12 +99,14 @@ async def _serve(config: Config, session: Session, meeting: Meeting, state: Runt
             f"{config.runtime.reserved_cpus} and runtime.memory_gb={config.runtime.memory_gb:g} have room for no "
             f"sandbox of sandbox.cpus={config.sandbox.cpus:g} and sandbox.memory_gb={config.sandbox.memory_gb:g}"
         )
-    with _scratch(config) as scratch:
-        below = make_provider(served(config, options.slots), scratch_root(config), session.progress.message, run=name)
+    with _scratch_folder(config) as scratch:
+        below = make_provider(
+            served_sandboxes(config, options.slots), scratch_root(config), session.progress.message, run=name
+        )
         server = RuntimeServer(below, scratch, options)
         try:
             url = await server.start()
-            await _Life(config, session, meeting, server, state).live(_record(config, name, url, options.slots))
+            await _Life(config, session, meeting, server, state).live(_server_record(config, name, url, options.slots))
         finally:
             await server.close()
 
@@ -111,7 +115,7 @@ class _Life:
     """A server from its announcement to its end."""
 
     def __init__(
-        self, config: Config, session: Session, meeting: Meeting, server: RuntimeServer, state: RuntimeState
+        self, config: Config, session: RunSession, meeting: Meeting, server: RuntimeServer, state: RuntimeState
     ) -> None:
         self._config = config
         self._session = session
@@ -124,7 +128,7 @@ class _Life:
         self._job: JobState | None = None
 
     async def live(self, record: ServerRecord) -> None:
-        """Until there is a reason to end. Raises DiskError when it cannot be announced."""
+        """Lives until there is a reason to end. Raises DiskError when it cannot be announced."""
         beating = Beating(self._meeting.write_server, record)
         beating.beat()
         self._say_hello(record)
@@ -139,17 +143,19 @@ class _Life:
         self._session.events.write(
             "runtime_serves", url=record.url, slots=record.slots, containers=record.containers, node=record.node
         )
-        for line in welcome(self._config, record, self._meeting):
+        for line in welcome_lines(self._config, record, self._meeting):
             self._session.progress.message(line)
 
     async def _until_it_ends(self, beating: Beating) -> str:
-        loop, beats = asyncio.get_running_loop(), 0
+        loop = asyncio.get_running_loop()
+        beats = 0
         while True:
             await asyncio.sleep(self._config.runtime.heartbeat_s)
             reason = self._superseded(beating.record) or await self._deserted(loop.time())
             if reason is not None:
                 return reason
-            with suppress(DiskError):  # the disk may be back at the next one; the run's patience is longer
+            # The disk may be back at the next beat; the run's patience is longer.
+            with suppress(DiskError):
                 beating.beat()
             beats += 1
             if self._state.look(self._server.used, beating.record.slots) and beats % _TELL_EVERY == 0:
@@ -175,7 +181,7 @@ class _Life:
         return self._tenancy.look(now_s, silences, await self._run_job(now_s))
 
     async def _run_job(self, now_s: float) -> JobState | None:
-        """What SLURM says of the run's job, asked now and then; None where it is not known."""
+        """Returns what SLURM says of the run's job, asked now and then; None where it is not known."""
         job_id = self._meeting.jobs().get("trainer")
         if job_id is None or not has_slurm():
             return None
@@ -185,7 +191,7 @@ class _Life:
         return self._job
 
     def _leave(self, record: ServerRecord) -> None:
-        """Its own file, and what a run that is gone has left."""
+        """Removes its own file, and what a run that is gone has left."""
         self._meeting.drop_server(record)
         with suppress(RendezvousError):
             if self._config.runtime.kind is RuntimeKind.job:
@@ -195,20 +201,22 @@ class _Life:
         self._meeting.leave()
 
 
-def served(config: Config, slots: int) -> SandboxConfig:
-    """What the server makes: `sandbox.*` as the run wants them, by `runtime.containers`."""
+def served_sandboxes(config: Config, slots: int) -> SandboxConfig:
+    """Returns what the server makes: `sandbox.*` as the run wants them, by `runtime.containers`."""
     return replace(config.sandbox, kind=SandboxKind(config.runtime.containers), concurrency=slots, runtime_url=None)
 
 
 def listen_host(wanted: str | None, environ: Mapping[str, str]) -> str:
-    """`wanted`; else loopback outside a SLURM job, and the node's own address inside one."""
+    """Returns `wanted`; else loopback outside a SLURM job, and the node's own address inside one."""
     if wanted:
         return wanted
-    return LOOPBACK if allocation(environ) is None else own_address()
+    if current_allocation(environ) is None:
+        return LOOPBACK
+    return own_address()
 
 
-def welcome(config: Config, record: ServerRecord, meeting: Meeting) -> list[str]:
-    """What somebody needs to use it; the key is named by its file."""
+def welcome_lines(config: Config, record: ServerRecord, meeting: Meeting) -> list[str]:
+    """Returns what somebody needs to use it; the key is named by its file."""
     lines = [
         f"sandbox server {record.url}: {record.slots} places for {record.containers} sandboxes",
         f"meeting folder {meeting.folder}; the key is in {meeting.key_file.name} there",
@@ -221,8 +229,8 @@ def welcome(config: Config, record: ServerRecord, meeting: Meeting) -> list[str]
     return lines
 
 
-def _record(config: Config, name: str, url: str, slots: int) -> ServerRecord:
-    here = allocation(os.environ)
+def _server_record(config: Config, name: str, url: str, slots: int) -> ServerRecord:
+    here = current_allocation(os.environ)
     return ServerRecord(
         server=name,
         url=url,
@@ -236,13 +244,14 @@ def _record(config: Config, name: str, url: str, slots: int) -> ServerRecord:
 
 
 @contextmanager
-def _scratch(config: Config) -> Iterator[Path]:
-    """A folder of this server's for what runs send; a killed server's is removed by the next one on this machine."""
+def _scratch_folder(config: Config) -> Iterator[Path]:
+    """Yields a folder of this server's for what runs send; a killed server's is removed by the next one here."""
     root = scratch_root(config)
     reap_stale(root)
     folder = make_leased(root, "runtime")
     try:
         yield folder
     finally:
-        with suppress(OSError):  # the next server finds what is left by its lease
+        # The next server finds what is left by its lease.
+        with suppress(OSError):
             remove_tree(folder)

@@ -1,7 +1,7 @@
-"""`job=sft`: the warm start. First right demonstrations only (the skill), then a beginner's (the habits).
+"""`job=sft` is the warm start: first right demonstrations only (the skill), then a beginner's (the habits).
 
 Invariants:
-- Same configuration on the same machine, with the same ranks: the same weights, bit for bit.
+- The same configuration on the same machine, with the same ranks, gives the same weights, bit for bit.
 - Only training packages are read; the result is a folder that `model.path` takes.
 - Trainer, ranks, checkpoints and restarts are those of `job=train`; the model that it begins with is a folder.
 """
@@ -24,23 +24,23 @@ from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
 from swe_rl.logger.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
-from swe_rl.model.tiny import build_model, build_tokenizer, upcycled
-from swe_rl.plan.warm_start import trained
+from swe_rl.model.tiny import build_model, build_tokenizer, upcycle_dense
+from swe_rl.plan.warm_start import trainer_config
 from swe_rl.run import event_loop
-from swe_rl.run.session import Session, session
+from swe_rl.run.session import RunSession, open_session
 from swe_rl.run.training import (
     Restarts,
     go_on,
     in_this_process,
-    pad,
+    pad_token_id,
     raise_lost,
     rank_group,
+    repeat_with_restarts,
     require_peft,
-    restarting,
     start_trainer,
     trainer_ranks,
 )
-from swe_rl.run.warm_start import WarmStart, conversation
+from swe_rl.run.warm_start import WarmStart, demonstrate_conversation
 from swe_rl.trainer.protocol import TrainsPolicy
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ _WEIGHTS = "model*.safetensors"
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     total_steps = config.sft.steps + config.sft.beginner_steps
-    with session(config, folder, total_steps=total_steps) as run_session:
+    with open_session(config, folder, total_steps=total_steps) as run_session:
         output = Path(config.sft.output)
         _put_back(output)
         _check_output(output)
-        event_loop.run(_warm_start(config, run_session))
+        event_loop.run_job(_warm_start(config, run_session))
     run_session.print_end()
     print(f"warm start: {output} (use it with model.path={output})", flush=True)
     return 0
 
 
-async def _warm_start(config: Config, session: Session) -> None:
+async def _warm_start(config: Config, session: RunSession) -> None:
     from swe_rl.model.load import load_tokenizer
 
     with session.progress.phase("load"):
@@ -71,21 +71,21 @@ async def _warm_start(config: Config, session: Session) -> None:
             _check_device(config.sft.device)
         require_peft(config)
         start = await asyncio.to_thread(_start_folder, config, session.folder.path.absolute() / "start")
-        of_trainer = trained(config)
+        of_trainer = trainer_config(config)
         of_trainer = replace(of_trainer, model=replace(config.model, path=str(start), revision=None))
         tokenizer = load_tokenizer(of_trainer.model)
     restarts = Restarts(config.trainer.max_restarts)
-    await restarting(restarts, session, lambda: _attempt(config, of_trainer, session, tokenizer, restarts))
+    await repeat_with_restarts(restarts, session, lambda: _train_once(config, of_trainer, session, tokenizer, restarts))
 
 
-async def _attempt(
-    config: Config, of_trainer: Config, session: Session, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
+async def _train_once(
+    config: Config, of_trainer: Config, session: RunSession, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
 ) -> None:
-    """To the end of the run. Raises RankLost, whatever else failed because of it."""
-    from swe_rl.model.chat import ChatRenderer
+    """Runs to the end of the run. Raises RankLost, whatever else failed because of it."""
+    from swe_rl.model.make_renderer import make_renderer
 
-    renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-    with closing(_trainer(config, of_trainer, session, tokenizer, restarts)) as trainer:
+    renderer = make_renderer(config.model, tokenizer)
+    with closing(_make_trainer(config, of_trainer, session, tokenizer, restarts)) as trainer:
         await start_trainer(of_trainer, session, trainer)
         steps = WarmStart(of_trainer, session, renderer, trainer, config_hash(config))
         await go_on(steps, session, restarts)
@@ -93,21 +93,23 @@ async def _attempt(
     figures = steps.figures()
     checkpoint = session.folder.checkpoints / f"step_{steps.step:06d}"
     output = Path(config.sft.output)
-    await asyncio.to_thread(_save, output, lambda aside: _export(checkpoint, of_trainer, aside), figures)
+    await asyncio.to_thread(
+        _save_aside, output, lambda aside: _export_checkpoint(checkpoint, of_trainer, aside), figures
+    )
     session.events.write("warm_start", output=str(output), **figures)
     session.mirrors.summarize(figures)
 
 
-def _trainer(
-    config: Config, of_trainer: Config, session: Session, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
+def _make_trainer(
+    config: Config, of_trainer: Config, session: RunSession, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
 ) -> TrainsPolicy:
-    """Not started. Raises UserError."""
+    """Returns the trainer, not started. Raises UserError."""
     if trainer_ranks(config):
-        return rank_group(of_trainer, session, pad(tokenizer), restarts.used)
+        return rank_group(of_trainer, session, pad_token_id(tokenizer), restarts.used)
     return in_this_process(of_trainer, config.sft.device)[2]
 
 
-async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: Session) -> None:
+async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: RunSession) -> None:
     try:
         await steps.run()
     except RunError as error:
@@ -122,7 +124,10 @@ async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: Sess
 
 
 def _start_folder(config: Config, fresh: Path) -> Path:
-    """The model to begin with and its tokenizer; made in `fresh` where `sft.start` has none such. Raises UserError."""
+    """Returns the model to begin with and its tokenizer, made in `fresh` where `sft.start` has none such.
+
+    Raises UserError.
+    """
     from swe_rl.model.load import model_folder
 
     if config.sft.start is not None:
@@ -135,10 +140,11 @@ def _start_folder(config: Config, fresh: Path) -> Path:
             ) from error
         if not config.model.num_experts or mixture_facts(facts)["num_experts"][1]:
             return folder
-    if not (fresh / "config.json").is_file():  # else a resumed run's own
+    # Otherwise it is a resumed run's own.
+    if not (fresh / "config.json").is_file():
         aside = fresh.with_name(f".{fresh.name}.aside")
         shutil.rmtree(aside, ignore_errors=True)
-        parts = _mixture(config) if config.sft.start else _nothing(config)
+        parts = _mixture_model(config) if config.sft.start else _random_model(config)
         try:
             with as_os_errors(aside):
                 for part in parts:
@@ -149,27 +155,27 @@ def _start_folder(config: Config, fresh: Path) -> Path:
     return fresh
 
 
-def _nothing(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
-    """Random weights, and a tokenizer of the demonstrations."""
+def _random_model(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+    """Returns random weights, and a tokenizer of the demonstrations."""
     rng = random.Random(f"tokenizer/{config.sft.seed}")
     beginner = Demonstrator(PACKAGES / "train", config.sft.right_fraction)
     prompt = system_prompt(config.agent.system_prompt)
     texts = [
         message["content"]
         for _ in range(_TOKENIZER_CONVERSATIONS)
-        for message in conversation(beginner.demonstrate(rng), prompt)
+        for message in demonstrate_conversation(beginner.demonstrate(rng), prompt)
     ]
     return build_model(config.model, config.sft.seed), build_tokenizer(texts, config.model.vocab_size)
 
 
-def _mixture(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
-    """Experts made of the MLPs of the dense model `sft.start`, with its tokenizer. Raises UserError."""
+def _mixture_model(config: Config) -> "tuple[PreTrainedModel, PreTrainedTokenizerFast]":
+    """Returns experts made of the MLPs of the dense model `sft.start`, with its tokenizer. Raises UserError."""
     from swe_rl.model.load import load_model, load_tokenizer
 
     assert config.sft.start is not None
     wanted = replace(config.model, path=config.sft.start)
     facts = replace(wanted, num_experts=0, active_experts=0, expert_intermediate_size=0)
-    return upcycled(load_model(facts), wanted, config.sft.seed), load_tokenizer(facts)
+    return upcycle_dense(load_model(facts), wanted, config.sft.seed), load_tokenizer(facts)
 
 
 def _check_device(name: str) -> None:
@@ -180,34 +186,37 @@ def _check_device(name: str) -> None:
         raise UserError(f"sft.device={name} is not available on this machine; sft.device=cpu always is")
 
 
-def _export(checkpoint: Path, of_trainer: Config, target: Path) -> None:
-    from swe_rl.trainer.checkpoint.export import export
+def _export_checkpoint(checkpoint: Path, of_trainer: Config, target: Path) -> None:
+    from swe_rl.trainer.checkpoint.export import export_checkpoint
 
-    export(checkpoint, Path(of_trainer.model.path), target, dtype=None)
+    export_checkpoint(checkpoint, Path(of_trainer.model.path), target, dtype=None)
 
 
 def _put_back(output: Path) -> None:
-    """The model that `_save` was about to replace, where it was killed before the new one had the name."""
-    if (old := _old(output)).exists() and not output.exists():
+    """Puts back the model that `_save_aside` was about to replace, where it was killed before the new one had the
+    name.
+    """
+    if (old := _old_folder(output)).exists() and not output.exists():
         old.rename(output)
 
 
-def _old(output: Path) -> Path:
+def _old_folder(output: Path) -> Path:
     return output.with_name(f".{output.name}.old")
 
 
 def _check_output(output: Path) -> None:
-    """Only a model makes way for a model. Raises UserError."""
+    """Checks the output: only a model makes way for a model. Raises UserError."""
     if output.exists() and not (output.is_dir() and (any(output.glob(_WEIGHTS)) or not any(output.iterdir()))):
         raise UserError(f"sft.output={output} is there and holds no model, so it is not replaced; name another folder")
 
 
-def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) -> None:
-    """Written aside, then renamed: half a model is never found, and the old one goes after the new one is there.
+def _save_aside(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) -> None:
+    """Writes aside, then renames: half a model is never found, and the old one goes after the new one is there.
 
     Raises DiskError; then the old one is as it was.
     """
-    aside, old = output.with_name(f".{output.name}.aside"), _old(output)
+    aside = output.with_name(f".{output.name}.aside")
+    old = _old_folder(output)
     for leftover in (aside, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
@@ -216,6 +225,7 @@ def _save(output: Path, write: Callable[[Path], None], figures: dict[str, Any]) 
             write(aside)
             write_json_atomic(aside / "warm_start.json", figures)
             if output.exists():
+                # The old model keeps its name until the new one is complete beside it.
                 output.rename(old)
             aside.rename(output)
     except DiskError:

@@ -1,21 +1,21 @@
-"""`job=simulate`: layout and router under a workload in virtual time, next to the routers that they must beat.
+"""`job=simulate` runs layout and router under a workload in virtual time, next to the routers that they must beat.
 
 Invariants:
 - Every router gets the same loads: `rollout.workload` drawn once a seed, or the last steps of a run
   (`job.workload_from`); the ratio to `default` is taken load by load.
 - Equal configurations give equal tables.
-- With `rollout.mode=stream` the configured router's training is simulated as well: beside the ways that wait for
-  steps, and with the same GPUs divided otherwise.
+- With `rollout.mode=stream` the configured router's training is simulated as well: beside the ways that wait for steps,
+  and with the same GPUs divided otherwise.
 - `step_rollouts` is what `job=plan` says of a step: the same loads, fewer of them where a step is large.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.compose import compose, config_hash
@@ -24,74 +24,56 @@ from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError
 from swe_rl.plan import duration, sizes
 from swe_rl.plan.engine_speed import speed_of
-from swe_rl.plan.gateway import GatewayNeed, need
+from swe_rl.plan.gateway import GatewayNeed, gateway_need
+from swe_rl.plan.host_tier import HostTier, sized_tier, tier_sizes_gb
+from swe_rl.report.simulation_table import METRICS, print_table
 from swe_rl.rollout.recorded import last_steps
 from swe_rl.router.make import POLICIES
-from swe_rl.router.simulation.balance import balance, capacity_of, engines_of_a_part, limits_of, overlaps, router_of
-from swe_rl.router.simulation.outcome import Outcome
+from swe_rl.router.simulation.balance import (
+    can_balance,
+    capacity_of,
+    compare_divisions,
+    engines_of_a_part,
+    limits_of,
+    router_of,
+    tier_of,
+)
+from swe_rl.router.simulation.outcome import SimulationOutcome
 from swe_rl.router.simulation.pace import Group
-from swe_rl.router.simulation.simulate import simulate
+from swe_rl.router.simulation.simulate import simulate_router
 from swe_rl.router.simulation.workload import (
-    Program,
+    SimulatedProgram,
     Workload,
     WorkloadError,
-    draw,
+    draw_workload,
     mean_context_tokens,
     oversubscription,
     parameters_of,
-    resized,
+    resize_programs,
 )
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 LOADS = 3
-PLAN_TURNS = 6000  # that `step_rollouts` simulates: about a second
-RECORDED_STEPS = 8  # of a run, that groups are taken from
-BALANCE_TURNS = 20_000  # of each simulated training: about three seconds
-CAPS = (16, 32)  # programs an engine of the two static caps
+# `step_rollouts` simulates this many turns: about a second.
+PLAN_TURNS = 6000
+# Groups are taken from this many steps of a run.
+RECORDED_STEPS = 8
+# Each simulated training has this many turns: about three seconds.
+BALANCE_TURNS = 20_000
+# The two static caps allow this many programs an engine.
+CAPS = (16, 32)
 BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")
-# Key of the outcome -> what the table calls it, and how it is written.
-METRICS = {
-    "tokens_per_s": ("response tokens/s", "{:.0f}"),
-    "ratio_to_default": ("  to default", "{:.3f}"),
-    "sampled_tokens_per_s": ("sampled tokens/s", "{:.0f}"),
-    "makespan_s": ("makespan s", "{:.0f}"),
-    "group_p50_s": ("group done p50 s", "{:.0f}"),
-    "group_p99_s": ("group done p99 s", "{:.0f}"),
-    "cached_share": ("prompt cached", "{:.1%}"),
-    "prefix_hit_rate": ("prefix hit rate", "{:.1%}"),
-    "recomputed_tokens": ("recomputed tokens", "{:.2e}"),
-    "engine_idle_share": ("engines idle", "{:.1%}"),
-    "hold_p50_s": ("hold p50 s", "{:.1f}"),
-    "hold_p99_s": ("hold p99 s", "{:.1f}"),
-    "hold_max_s": ("hold max s", "{:.1f}"),
-    "pauses": ("pauses", "{:.0f}"),
-    "moves": ("moves", "{:.0f}"),
-    "preemptions": ("preemptions", "{:.0f}"),
-    "forced": ("let go by max_hold_s", "{:.0f}"),
-    "forced_share": ("  of all requests", "{:.1%}"),
-    "forced_share_of_held": ("  of those held", "{:.1%}"),
-}
-TRAINING = {
-    "tokens_per_h": "tokens/h",
-    "step_s": "step s",
-    "engine_idle_share": "engines idle",
-    "trainer_idle_share": "trainer idle",
-    "staleness_mean": "mean staleness",
-}
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class RouterVariant:
     label: str
     router: RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """`origin`: where they are from, for the record."""
+    """The loads of a simulation. `origin` says for the record where they are from."""
 
     workloads: tuple[Workload, ...]
     origin: dict[str, Any]
@@ -99,32 +81,33 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class StepRollouts:
-    """Seconds of one step's rollouts, and where the figure is from."""
+    """The seconds of one step's rollouts, and where the figure is from."""
 
     seconds: float
     source: str
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises SpeedError, WorkloadError, SimulationTooSmall, RouterError, SimulationError."""
+    """Simulates. Raises SpeedError, WorkloadError, SimulationTooSmall, RouterError, SimulationError."""
     del folder, origins
-    made = compare(config)
+    made = compare_routers(config)
     if config.job.format == OutputFormat.json:
         print(json.dumps(made, indent=2))
     else:
-        _print_table(made)
+        print_table(made)
     return 0
 
 
-def compare(
-    config: Config, *, capacity_tokens: int | None = None, routers: Sequence[Arm] | None = None
+def compare_routers(
+    config: Config, *, capacity_tokens: int | None = None, routers: Sequence[RouterVariant] | None = None
 ) -> dict[str, Any]:
-    """Arms with mean and spread (standard deviation over the loads) of every metric; keys name their units."""
+    """Returns arms with mean and spread (standard deviation over the loads) of every metric; keys name their units."""
     loads = loads_of(config)
     workloads = loads.workloads
     capacity = capacity_tokens or capacity_of(config)
     compared = {
-        arm.label: [simulate_arm(config, arm, load, capacity) for load in workloads] for arm in routers or arms(config)
+        arm.label: [simulate_arm(config, arm, load, capacity) for load in workloads]
+        for arm in routers or choose_routers(config)
     }
     programs = [program for load in workloads for step in load.steps for program in step]
     rollouts = _step_rollouts(config, compared[label_of(config.router)], len(workloads))
@@ -134,7 +117,7 @@ def compare(
             **loads.origin,
             "programs": sizes.trajectories_per_step(config),
             "at_once": sizes.trajectories_at_once(config),
-            "turns_mean": _round(fmean(len(program.turns) for program in programs)),
+            "turns_mean": _six_digits(fmean(len(program.turns) for program in programs)),
             "context_tokens_mean": round(mean_context_tokens(programs)),
             "sampled_tokens_mean": round(fmean(program.sampled_tokens for program in programs)),
         },
@@ -142,32 +125,36 @@ def compare(
             "engines": config.layout.engines,
             "kv_tokens_per_engine": capacity,
             "max_num_seqs": config.engine.max_num_seqs,
-            "oversubscription": _round(
+            "oversubscription": _six_digits(
                 fmean(oversubscription(load, config.layout.engines, capacity) for load in workloads)
             ),
         },
         "step": {"rollouts_s": rollouts.seconds, "from": rollouts.source},
-        "gateway": _gateway(config, programs, rollouts.seconds * len(workloads)).to_record(),
-        "routers": {label: _summary(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
+        "gateway": _gateway_need(config, programs, rollouts.seconds * len(workloads)).to_record(),
+        "routers": {label: _summarize_outcomes(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
     }
-    if overlaps(config):
-        made["training"] = balance(config, groups_of, turns=BALANCE_TURNS, loads=LOADS).to_record()
+    if routers is None and len(tier_sizes_gb(config)) > 1:
+        made["tiers"] = tiers(config, workloads[0], capacity, compared)
+    if can_balance(config):
+        made["training"] = compare_divisions(config, groups_of, turns=BALANCE_TURNS, loads=LOADS).to_record()
     return made
 
 
-def _gateway(config: Config, programs: Sequence[Program], rollouts_s: float) -> GatewayNeed:
+def _gateway_need(config: Config, programs: Sequence[SimulatedProgram], rollouts_s: float) -> GatewayNeed:
     calls = sum(len(program.turns) for program in programs)
-    return need(config, calls / max(rollouts_s, 1e-9), mean_context_tokens(programs))
+    return gateway_need(config, calls / max(rollouts_s, 1e-9), mean_context_tokens(programs))
 
 
 def step_rollouts(config: Config) -> StepRollouts:
-    """What `job=plan` says: the configured router under as many of the loads as a second allows, on as many engines.
+    """Returns what `job=plan` says: the configured router under as many loads as a second allows, on as many engines.
 
-    Where nothing can be simulated, the bound that the rules have, and why. Raises SweRlError for job.workload_from.
+    Where nothing can be simulated it is the bound that the rules have, and why. Raises SweRlError for
+    job.workload_from.
     """
     try:
-        part, loads = _within(config, PLAN_TURNS)
-        arm, capacity = Arm("", config.router), capacity_of(config)
+        part, loads = _cut_loads(config, PLAN_TURNS)
+        arm = RouterVariant("", config.router)
+        capacity = capacity_of(config)
         outcomes = [simulate_arm(part, arm, load, capacity) for load in loads.workloads]
     except (SweRlError, ValueError) as error:
         if config.job.workload_from is not None:
@@ -176,19 +163,24 @@ def step_rollouts(config: Config) -> StepRollouts:
     return _step_rollouts(config, outcomes, len(loads.workloads), part.layout.engines)
 
 
-def _step_rollouts(config: Config, outcomes: Sequence[Outcome], loads: int, engines: int | None = None) -> StepRollouts:
-    """The mean, or the time that a trajectory is said to take where that is longer."""
-    simulated_s, stated_s = fmean(outcome.makespan_s for outcome in outcomes), duration.stated_s(config)
+def _step_rollouts(
+    config: Config, outcomes: Sequence[SimulationOutcome], loads: int, engines: int | None = None
+) -> StepRollouts:
+    """Returns the mean, or the time that a trajectory is said to take where that is longer."""
+    simulated_s = fmean(outcome.makespan_s for outcome in outcomes)
+    stated_s = duration.stated_s(config)
     if stated_s > simulated_s:
-        return StepRollouts(_round(stated_s), f"rollout.typical_trajectory_s; simulated: {simulated_s:.0f} s")
+        return StepRollouts(_six_digits(stated_s), f"rollout.typical_trajectory_s; simulated: {simulated_s:.0f} s")
     part = f" on {engines} of {config.layout.engines} engines" if engines not in (None, config.layout.engines) else ""
     load = "load" if loads == 1 else "loads"
     of = "of job.workload_from" if config.job.workload_from else "drawn from rollout.workload"
-    return StepRollouts(_round(simulated_s), f"simulated, router={config.router.name} under {loads} {load} {of}{part}")
+    return StepRollouts(
+        _six_digits(simulated_s), f"simulated, router={config.router.name} under {loads} {load} {of}{part}"
+    )
 
 
-def _within(config: Config, turns: int) -> tuple[Config, Loads]:
-    """Loads of at most about so many turns; a large step is cut to some of the engines with their share of it.
+def _cut_loads(config: Config, turns: int) -> tuple[Config, Loads]:
+    """Returns loads of at most about so many turns; a large step is cut to some engines with their share of it.
 
     Raises WorkloadError where one engine's share is too much.
     """
@@ -205,72 +197,100 @@ def _within(config: Config, turns: int) -> tuple[Config, Loads]:
 
 
 def loads_of(config: Config, count: int = LOADS, at_once: int | None = None) -> Loads:
-    """Raises WorkloadError, TraceStoreError, DiskError."""
+    """Returns the loads. Raises WorkloadError, TraceStoreError, DiskError."""
     at_once = at_once or sizes.trajectories_at_once(config)
     if config.job.workload_from is not None:
-        return _recorded(config, Path(config.job.workload_from), count, at_once)
+        return _recorded_loads(config, Path(config.job.workload_from), count, at_once)
     require_pairs(config)
     seeds = [config.trainer.seed + index for index in range(count)]
     parameters = parameters_of(config.rollout.workload)
-    drawn = [replace(draw(parameters, config.rollout, seed), concurrency=at_once) for seed in seeds]
+    drawn = [replace(draw_workload(parameters, config.rollout, seed), concurrency=at_once) for seed in seeds]
     return Loads(tuple(drawn), {"seeds": seeds})
 
 
-def _recorded(config: Config, path: Path, count: int, at_once: int) -> Loads:
-    """The last steps of a run, each made as large as the configuration's."""
+def _recorded_loads(config: Config, path: Path, count: int, at_once: int) -> Loads:
+    """Returns the last steps of a run, each made as large as the configuration's."""
     steps = last_steps(path, count)
-    loads = [resized(programs, sizes.trajectories_per_step(config)) for programs in steps.values()]
+    loads = [resize_programs(programs, sizes.trajectories_per_step(config)) for programs in steps.values()]
     return Loads(tuple(Workload((programs,), at_once) for programs in loads), {"run": str(path), "steps": list(steps)})
 
 
 def groups_of(config: Config, load: int, count: int) -> list[Group]:
-    """So many groups in the order in which they begin: drawn with the load's seed, or those of a run's last steps, from
-    the beginning again where there are fewer. Raises as `loads_of` does."""
+    """Returns so many groups in the order in which they begin. Raises as `loads_of` does.
+
+    They are drawn with the load's seed, or are those of a run's last steps, from the beginning again where there are
+    fewer.
+    """
     n = config.rollout.n
     if config.job.workload_from is not None:
         steps = last_steps(Path(config.job.workload_from), RECORDED_STEPS)
-        programs = resized([program for step in sorted(steps) for program in steps[step]], count * n)
+        programs = resize_programs([program for step in sorted(steps) for program in steps[step]], count * n)
     else:
         require_pairs(config)
         steps_needed = -(-count // config.rollout.prompts_per_step)
-        drawn = draw(parameters_of(config.rollout.workload), config.rollout, config.trainer.seed + load, steps_needed)
+        drawn = draw_workload(
+            parameters_of(config.rollout.workload), config.rollout, config.trainer.seed + load, steps_needed
+        )
         programs = tuple(program for step in drawn.steps for program in step)
     return [programs[at : at + n] for at in range(0, count * n, n)]
 
 
 def require_pairs(config: Config) -> None:
-    """Raises WorkloadError."""
+    """Raises WorkloadError where groups have a single trajectory."""
     if wrong := list(duration.wrong_pairs(config.rollout.workload)):
         raise WorkloadError(f"rollout.workload.{wrong[0]} is no [median, spread]; job=check says what it may be")
 
 
-def arms(config: Config) -> list[Arm]:
-    """`default` first, then the configured router, then the other baselines as conf/router has them."""
-    wanted = [Arm(BASELINE, _shipped(BASELINE)), Arm(label_of(config.router), config.router)]
+def choose_routers(config: Config) -> list[RouterVariant]:
+    """Returns `default` first, then the configured router, then the other baselines as conf/router has them."""
+    wanted = [RouterVariant(BASELINE, _shipped_router(BASELINE)), RouterVariant(label_of(config.router), config.router)]
     for name in BASELINES:
-        shipped = _shipped(name)
+        shipped = _shipped_router(name)
         if name == "cap":
             capped = [replace(shipped, max_programs_per_engine=programs) for programs in CAPS]
-            wanted += [Arm(label_of(router), router) for router in capped]
+            wanted += [RouterVariant(label_of(router), router) for router in capped]
         else:
-            wanted.append(Arm(name, shipped))
-    once: dict[str, Arm] = {}
+            wanted.append(RouterVariant(name, shipped))
+    once: dict[str, RouterVariant] = {}
     for arm in wanted:
         once.setdefault(arm.label, arm)
     return list(once.values())
 
 
-def simulate_arm(config: Config, arm: Arm, workload: Workload, capacity_tokens: int) -> Outcome:
-    router = router_of(config, arm.router, capacity_tokens)
+def simulate_arm(
+    config: Config, arm: RouterVariant, workload: Workload, capacity_tokens: int, host: HostTier | None = None
+) -> SimulationOutcome:
+    """Simulates a router. `host` is another tier in the host's memory than the configured one."""
+    router = router_of(config, arm.router, capacity_tokens, host)
     speed = speed_of(config.model, config.hardware, config.layout)
-    return simulate(router, workload, speed, limits_of(config, capacity_tokens))
+    return simulate_router(router, workload, speed, limits_of(config, capacity_tokens, host))
+
+
+def tiers(config: Config, load: Workload, tokens: int, compared: dict[str, list[SimulationOutcome]]) -> dict[str, Any]:
+    """Returns the sampled tokens a second of `default`, the better cap and `tr` under the first load, with each size of
+    tier that the nodes can spare, and the best pair.
+
+    `compared` has the outcomes with the configured size, and `tokens` is what an engine's GPUs hold.
+    """
+    speeds = {label: outcomes[0].sampled_tokens_per_s for label, outcomes in compared.items()}
+    cap = max((label for label in speeds if label.startswith("cap")), key=speeds.__getitem__)
+    wanted = [arm for arm in choose_routers(config) if arm.label in (BASELINE, cap, "tr")]
+    rows: dict[str, dict[str, float]] = {}
+    for size_gb in tier_sizes_gb(config):
+        tier = sized_tier(config, size_gb)
+        for arm in wanted:
+            run = compared[arm.label][0] if tier == tier_of(config) else simulate_arm(config, arm, load, tokens, tier)
+            rows.setdefault(f"{size_gb:g}", {})[arm.label] = _six_digits(run.sampled_tokens_per_s)
+    size, best = max(((size, label) for size in rows for label in rows[size]), key=lambda pair: rows[pair[0]][pair[1]])
+    return {"sampled_tokens_per_s_by_gb": rows, "best": f"engine.host_cache_gb={size} with router={best}"}
 
 
 def label_of(router: RouterConfig) -> str:
-    """Its name, and what differs from the option of that name."""
-    if router.name not in POLICIES:  # somebody's own: no option of ours to differ from
+    """Returns a router's name, and what differs from the option of that name."""
+    # One of somebody else's own has no option of ours to differ from.
+    if router.name not in POLICIES:
         return " ".join([router.name, *(f"{key}={value}" for key, value in router.params.items())])
-    shipped = asdict(_shipped(router.name))
+    shipped = asdict(_shipped_router(router.name))
     others = {key: value for key, value in asdict(router).items() if key != "name" and value != shipped[key]}
     differing = [f"{key}={f'{value:g}' if isinstance(value, float) else value}" for key, value in others.items()]
     if router.name == "cap":
@@ -279,68 +299,32 @@ def label_of(router: RouterConfig) -> str:
 
 
 @cache
-def _shipped(name: str) -> RouterConfig:
+def _shipped_router(name: str) -> RouterConfig:
     return compose([f"router={name}"]).config.router
 
 
-def _summary(outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+def _summarize_outcomes(
+    outcomes: Sequence[SimulationOutcome], baseline: Sequence[SimulationOutcome]
+) -> dict[str, dict[str, float]]:
     return {
-        key: _mean_and_spread([float(_value(key, run, base)) for run, base in zip(outcomes, baseline, strict=True)])
+        key: _mean_and_spread(
+            [float(_metric_value(key, run, base)) for run, base in zip(outcomes, baseline, strict=True)]
+        )
         for key in METRICS
     }
 
 
-def _value(key: str, outcome: Outcome, base: Outcome) -> float:
+def _metric_value(key: str, outcome: SimulationOutcome, base: SimulationOutcome) -> float:
     if key == "ratio_to_default":
-        return outcome.tokens_per_s / base.tokens_per_s if base.tokens_per_s else 1.0
+        if base.tokens_per_s:
+            return outcome.tokens_per_s / base.tokens_per_s
+        return 1.0
     return float(getattr(outcome, key))
 
 
 def _mean_and_spread(values: Sequence[float]) -> dict[str, float]:
-    return {"mean": _round(fmean(values)), "spread": _round(stdev(values) if len(values) > 1 else 0.0)}
+    return {"mean": _six_digits(fmean(values)), "spread": _six_digits(stdev(values) if len(values) > 1 else 0.0)}
 
 
-def _round(value: float) -> float:
+def _six_digits(value: float) -> float:
     return float(f"{value:.6g}")
-
-
-def _print_table(made: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    for section in ("workload", "engines", "step", "gateway"):
-        facts = ", ".join(f"{key} {value}" for key, value in made[section].items())
-        console.print(f"[bold]{section}[/] {facts}")
-    routers = made["routers"]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("mean ± spread over loads")
-    for label in routers:
-        table.add_column(label, justify="right")
-    for key, (title, written) in METRICS.items():
-        table.add_row(title, *_cells(key, written, routers))
-    console.print(table)
-    if "training" in made:
-        _print_training(console, made["training"])
-
-
-def _print_training(console: "Console", made: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("trained, mean over loads", *TRAINING.values(), "tokens by staleness"):
-        table.add_column(title, justify="left" if title.startswith("trained,") else "right")
-    for label, row in (*made["ways"].items(), *made["divisions"].items()):
-        ages = ", ".join(f"{age}: {share:.0%}" for age, share in row["staleness"].items())
-        figures = (f"{row[key]:.0%}" if key.endswith("share") else f"{row[key]:.4g}" for key in TRAINING)
-        table.add_row(label, *figures, ages)
-    console.print(table)
-    console.print(f"[bold]best[/] {made['best']}; with the configured layout the {made['slower_side']} are waited for")
-
-
-def _cells(key: str, written: str, routers: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
-    for summary in routers.values():
-        mean, spread = summary[key]["mean"], summary[key]["spread"]
-        yield f"{written.format(mean)} ± {written.format(spread)}" if spread else written.format(mean)

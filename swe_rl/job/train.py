@@ -1,4 +1,4 @@
-"""`job=train`: rollouts, rewards, policy updates, checkpoints, report.
+"""`job=train` runs rollouts, rewards, policy updates, checkpoints and the report.
 
 Invariants:
 - The trainer is in this process, or in processes of its own where the layout gives it GPUs or ranks; its steps do not
@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING
 from swe_rl.config.schema import Config
 from swe_rl.engine.watch import NoEngineError
 from swe_rl.errors import RunError
-from swe_rl.hardware.rendezvous import meets
+from swe_rl.hardware.rendezvous import uses_meeting
 from swe_rl.plan.sizes import shares_gpus
 from swe_rl.plan.weight_sync import require_wire
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import event_loop
-from swe_rl.run.components import components, load_sampled
+from swe_rl.run.components import load_sampled, start_components
 from swe_rl.run.learner import Learner
 from swe_rl.run.loop import Run
 from swe_rl.run.runtime_keeper import RuntimeLost, kept_fleet
-from swe_rl.run.session import Session, session
+from swe_rl.run.session import RunSession, open_session
 from swe_rl.run.training import (
     Restarts,
     go_on,
     in_this_process,
-    pad,
+    pad_token_id,
     raise_lost,
     rank_group,
+    repeat_with_restarts,
     require_peft,
-    restarting,
     start_trainer,
     trainer_ranks,
 )
@@ -51,22 +51,22 @@ if TYPE_CHECKING:
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    with session(config, folder, total_steps=config.trainer.steps) as run_session:
-        event_loop.run(_train(config, run_session))
+    with open_session(config, folder, total_steps=config.trainer.steps) as run_session:
+        event_loop.run_job(_train_run(config, run_session))
     run_session.print_end()
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """`local`: the trainer of this process; None: ranks train."""
+    """The loaded policy. `local` is the trainer of this process, or None where ranks train."""
 
     model: "PreTrainedModel | None"
     tokenizer: "PreTrainedTokenizerFast"
     local: "RankTrainer | None"
 
 
-async def _train(config: Config, session: Session) -> None:
+async def _train_run(config: Config, session: RunSession) -> None:
     with session.progress.phase("load"):
         require_peft(config)
         require_wire(config)
@@ -76,24 +76,24 @@ async def _train(config: Config, session: Session) -> None:
             loaded = _Loaded(*in_this_process(config))
     restarts = Restarts(config.trainer.max_restarts)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(kept_fleet(config, session)) if meets(config) else None
-        await restarting(restarts, session, lambda: _attempt(config, session, loaded, fleet, restarts))
+        fleet = await stack.enter_async_context(kept_fleet(config, session)) if uses_meeting(config) else None
+        await repeat_with_restarts(restarts, session, lambda: _train_once(config, session, loaded, fleet, restarts))
 
 
-async def _attempt(
-    config: Config, session: Session, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
+async def _train_once(
+    config: Config, session: RunSession, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
 ) -> None:
-    """To the end of the run. Raises RankLost, whatever else failed because of it."""
+    """Runs to the end of the run. Raises RankLost, whatever else failed because of it."""
     async with AsyncExitStack() as stack:
-        ranks = loaded.local or rank_group(config, session, pad(loaded.tokenizer), restarts.used)
+        ranks = loaded.local or rank_group(config, session, pad_token_id(loaded.tokenizer), restarts.used)
         trainer: TrainsPolicy = stack.enter_context(closing(ranks))
-        others = components(config, session, loaded.model, loaded.tokenizer, fleet)
+        others = start_components(config, session, loaded.model, loaded.tokenizer, fleet)
         if shares_gpus(config):
             await start_trainer(config, session, trainer)
             parts = await stack.enter_async_context(others)
         else:
             starting = start_trainer(config, session, trainer)
-            parts = await event_loop.together(stack.enter_async_context(others), starting)
+            parts = await event_loop.run_together(stack.enter_async_context(others), starting)
         steps = Run(config, session, parts, Learner(config, session, parts, trainer))
         await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)
@@ -106,31 +106,31 @@ _ENDS: dict[type[RunError], str] = {
 }
 
 
-async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: Session) -> None:
+async def _run_to_the_end(steps: Run, trainer: TrainsPolicy, session: RunSession) -> None:
     try:
         await steps.run()
     except (RuntimeLost, NoEngineError, RolloutError) as error:  # the trainer is well: what it holds is worth keeping
-        await asyncio.to_thread(_save, steps, trainer)
-        session.progress.message(f"{_ENDS[type(error)]}: {_saved(steps)[0]}")
+        await asyncio.to_thread(_save_and_wait, steps, trainer)
+        session.progress.message(f"{_ENDS[type(error)]}: {_describe_saved(steps)[0]}")
         raise
     except RunError as error:
         raise_lost(trainer, error)
         raise
     except asyncio.CancelledError:
-        await asyncio.to_thread(_save, steps, trainer)
+        await asyncio.to_thread(_save_and_wait, steps, trainer)
         await asyncio.to_thread(session.state_is_saved)
-        state, next_run = _saved(steps)
+        state, next_run = _describe_saved(steps)
         session.progress.message(f"interrupted: {state}; the same command with trainer.resume=auto {next_run}")
         raise
 
 
-def _saved(steps: Run) -> tuple[str, str]:
-    """What there is, and what a run that resumes makes of it: the last step may be without a record or a checkpoint."""
+def _describe_saved(steps: Run) -> tuple[str, str]:
+    """Returns words for the saved state, and for what the same command then does."""
     if steps.saved_step == 0:
         return "no state is saved, as no step was finished", "begins anew"
     return f"state of step {steps.saved_step} is saved", "goes on"
 
 
-def _save(steps: Run, trainer: TrainsPolicy) -> None:
+def _save_and_wait(steps: Run, trainer: TrainsPolicy) -> None:
     steps.save()
     trainer.wait()

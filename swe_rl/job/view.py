@@ -23,11 +23,11 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if not root.is_dir():
         key = "job.runs" if config.job.runs else "paths.outputs"
         raise UserError(f"{key}={root} is no folder. Give job.runs=FOLDER: a run's folder, or a folder of runs.")
-    event_loop.run(_serve(root, config.job.port))
+    event_loop.run_job(_serve_until_signal(root, config.job.port))
     return 0
 
 
-async def _serve(root: Path, port: int) -> None:
+async def _serve_until_signal(root: Path, port: int) -> None:
     ended = asyncio.Event()
     async with ViewServer(root, port) as server:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,1 +1,1 @@
-"""Who sits on which GPU."""
+"""This package decides which engine or trainer rank sits on which GPU."""

@@ -1,10 +1,11 @@
-"""Who sits on which GPU: engines first, then the trainer, node by node; and which nodes of a cluster the ranks are on.
+"""This module places engines and trainer on GPUs: engines first, then the trainer, node by node; and it chooses the
+nodes of a cluster that the ranks are on.
 
 Invariants:
-- Pure: the same configuration gives the same map on every machine.
+- The same configuration gives the same map on every machine.
 - An engine never straddles two nodes; a colocated layout maps engines and trainer onto the same GPUs.
 - A GPU is named by (node, index on that node); nothing here asks a machine what it has.
-- As few nodes as hold the ranks; ranks that share a sequence, and those of a replica where there are several, are
+- Ranks take as few nodes as hold them; ranks that share a sequence, and those of a replica if there are several, are
   neighbours on one node: what they exchange in each layer does not leave it.
 """
 
@@ -14,7 +15,7 @@ from math import lcm
 from typing import Protocol
 
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.parts import Part, starts, trains
+from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.errors import UserError
 from swe_rl.plan.sizes import uses_no_gpu
@@ -25,25 +26,26 @@ class PlacementError(UserError):
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Gpu:
+class PlacedGpu:
     node: int
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """`engines[i]` are the GPUs of engine i, in tensor-parallel order; `trainer` those of the trainer, by rank.
+class LayoutPlacement:
+    """Has the GPUs of a layout. `engines[i]` are the GPUs of engine i, in tensor-parallel order; `trainer` those of the
+    trainer, by rank.
 
     Neighbouring trainer ranks share a sequence (`sequence_parallel` at a time), and the parameters (`shard_ranks`).
     """
 
-    engines: tuple[tuple[Gpu, ...], ...]
-    trainer: tuple[Gpu, ...]
-    idle: tuple[Gpu, ...]
+    engines: tuple[tuple[PlacedGpu, ...], ...]
+    trainer: tuple[PlacedGpu, ...]
+    idle: tuple[PlacedGpu, ...]
 
-    def roles(self) -> dict[Gpu, tuple[str, ...]]:
-        """Every GPU with the roles on it, `engine 0`, `trainer 3`, or none."""
-        roles: dict[Gpu, list[str]] = {gpu: [] for gpu in self.idle}
+    def roles(self) -> dict[PlacedGpu, tuple[str, ...]]:
+        """Maps every GPU to the roles on it, `engine 0`, `trainer 3`, or none."""
+        roles: dict[PlacedGpu, list[str]] = {gpu: [] for gpu in self.idle}
         for number, gpus in enumerate(self.engines):
             for gpu in gpus:
                 roles.setdefault(gpu, []).append(f"engine {number}")
@@ -52,26 +54,30 @@ class Placement:
         return {gpu: tuple(roles[gpu]) for gpu in sorted(roles)}
 
 
-def home(placement: Placement) -> int:
-    """The number of the node that the run itself is on: the trainer's, whose ranks it starts; else the first."""
-    return placement.trainer[0].node if placement.trainer else 0
+def node_of_run(placement: LayoutPlacement) -> int:
+    """Returns the number of the node that the run itself is on: the trainer's, whose ranks it starts; else the
+    first."""
+    if placement.trainer:
+        return placement.trainer[0].node
+    return 0
 
 
-def place(config: Config) -> Placement:
-    """What this job starts of the layout (`sizes.gpus_needed` is their number).
+def place_layout(config: Config) -> LayoutPlacement:
+    """Places what this job starts of the layout (`sizes.gpus_needed` is the number of GPUs).
 
-    Raises PlacementError where there are too few GPUs, or where an engine is wider than a node.
+    Raises PlacementError if there are too few GPUs, or if an engine is wider than a node.
     """
-    layout, every = config.layout, _every_gpu(config.hardware)
+    layout = config.layout
+    every = _every_gpu(config.hardware)
     if uses_no_gpu(layout):
-        return Placement((), (), tuple(every))
+        return LayoutPlacement((), (), tuple(every))
     free = list(every)
-    engines: list[tuple[Gpu, ...]] = []
-    if config.engine.kind != EngineKind.external and Part.engines in starts(config):
+    engines: list[tuple[PlacedGpu, ...]] = []
+    if config.engine.kind != EngineKind.external and Part.engines in started_parts(config):
         engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
     shared = sorted(gpu for gpus in engines for gpu in gpus)
     pool = sorted({*shared, *free}) if layout.colocated else free
-    ranks = layout.trainer_gpus if trains(config) else 0
+    ranks = layout.trainer_gpus if starts_trainer(config) else 0
     if ranks > len(pool):
         raise PlacementError(
             f"layout.trainer_gpus={layout.trainer_gpus}: {len(pool)} GPUs are left of the {len(every)} of "
@@ -79,10 +85,10 @@ def place(config: Config) -> Placement:
         )
     trainer = tuple(pool[:ranks])
     used = {*shared, *trainer}
-    return Placement(tuple(engines), trainer, tuple(gpu for gpu in every if gpu not in used))
+    return LayoutPlacement(tuple(engines), trainer, tuple(gpu for gpu in every if gpu not in used))
 
 
-def _take_on_one_node(free: list[Gpu], width: int, number: int) -> tuple[Gpu, ...]:
+def _take_on_one_node(free: list[PlacedGpu], width: int, number: int) -> tuple[PlacedGpu, ...]:
     """Removes the first `width` free GPUs that share a node."""
     for node in sorted({gpu.node for gpu in free}):
         there = [gpu for gpu in free if gpu.node == node][:width]
@@ -96,8 +102,8 @@ def _take_on_one_node(free: list[Gpu], width: int, number: int) -> tuple[Gpu, ..
     )
 
 
-def _every_gpu(hardware: HardwareConfig) -> list[Gpu]:
-    return [Gpu(node, index) for node in range(hardware.nodes) for index in range(hardware.gpus_per_node)]
+def _every_gpu(hardware: HardwareConfig) -> list[PlacedGpu]:
+    return [PlacedGpu(node, index) for node in range(hardware.nodes) for index in range(hardware.gpus_per_node)]
 
 
 class Room(Protocol):
@@ -108,24 +114,24 @@ class Room(Protocol):
     def here(self) -> bool: ...
 
 
-def neighbours(world: int, sp: int, shard_ranks: int | None) -> int:
-    """So many ranks at a time are on one node: whole sequences, and whole replicas where there are several."""
+def ranks_together(world: int, sp: int, shard_ranks: int | None) -> int:
+    """Returns how many ranks at a time are on one node: whole sequences, and whole replicas if there are several."""
     return lcm(sp, shard_ranks if shard_ranks and shard_ranks < world else 1)
 
 
 def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, together: int, resource: str) -> list[int]:
-    """The index in `rooms` for each of `world` ranks. `free[i]`: units of `resource` (CPU, GPU) that room i has.
-    `together` is of `neighbours`.
+    """Returns the index in `rooms` for each of `world` ranks. Room i has `free[i]` units of `resource` (CPU, GPU), and
+    `together` comes from `ranks_together`.
 
-    One node alone is `here`, where that suffices. Raises PlacementError with what every node has.
+    If one node alone suffices, it is the one that is `here`. Raises PlacementError with what every node has.
     """
     groups = [rank_places([units], together) // together for units in free]
     chosen: list[int] = []
-    for index in sorted(range(len(rooms)), key=lambda index: _preference(rooms, groups, index, world // together)):
+    for index in sorted(range(len(rooms)), key=lambda index: _preference_key(rooms, groups, index, world // together)):
         if sum(groups[number] for number in chosen) * together < world and groups[index]:
             chosen.append(index)
     there = dict(zip((room.name for room in rooms), free, strict=True))
-    if (short := shortage(there, world, together, resource)) is not None:
+    if (short := describe_shortage(there, world, together, resource)) is not None:
         raise PlacementError(f"The trainer's {short[0]}. End what holds them (`ray status`), or take {short[1]}.")
     ranks: list[int] = []
     for index in sorted(chosen, key=lambda index: (not rooms[index].here, index)):
@@ -134,18 +140,19 @@ def rank_nodes(rooms: Sequence[Room], free: Sequence[float], world: int, togethe
 
 
 def rank_places(units: Iterable[float], together: int) -> int:
-    """How many ranks fit nodes with so many units each, `together` at a time on one of them."""
+    """Returns how many ranks fit nodes with so many units each, `together` at a time on one of them."""
     return sum(int(unit + 1e-6) // together * together for unit in units)
 
 
-def _preference(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted: int) -> tuple[int, bool, int]:
-    """The fullest hands first, more than enough counting as enough; then this node, then the order given."""
+def _preference_key(rooms: Sequence[Room], groups: Sequence[int], index: int, wanted: int) -> tuple[int, bool, int]:
+    """Returns a sort key: the nodes with most room first, more than enough counting as enough; then this node, then the
+    order given."""
     return -min(groups[index], wanted), not rooms[index].here, index
 
 
-def shortage(free: Mapping[str, float], world: int, together: int, resource: str) -> tuple[str, str] | None:
-    """What `rank_nodes` lacks, by node, and a way out: more nodes do not help where each is too narrow. None where
-    nothing is short."""
+def describe_shortage(free: Mapping[str, float], world: int, together: int, resource: str) -> tuple[str, str] | None:
+    """Says what `rank_nodes` lacks, by node, and a way out: more nodes do not help if each is too narrow. Returns None
+    if nothing is short."""
     if rank_places(free.values(), together) >= world:
         return None
     there = "; ".join(f"{name}: {units:g}" for name, units in free.items()) or "none"

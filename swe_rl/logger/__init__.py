@@ -1,1 +1,1 @@
-"""The run's folder, events, metrics, progress."""
+"""The package has the run's folder, events, metrics and progress."""

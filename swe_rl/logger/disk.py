@@ -1,4 +1,4 @@
-"""Files written whole or not at all and without secrets, and one error for a disk that takes no more.
+"""Writes files whole or not at all and without secrets, and has one error for a disk that takes no more.
 
 Invariants:
 - A file under its own name is always complete: text goes into a neighbour first, is flushed to the disk, then renamed.
@@ -32,7 +32,8 @@ from swe_rl.errors import RunError
 from swe_rl.host.kill_point import kill_point
 
 _log = logging.getLogger(__name__)
-_ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")  # as `write_bytes_atomic` names it
+# `write_bytes_atomic` names files so.
+_ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
@@ -51,7 +52,7 @@ class DiskError(RunError):
 
 
 def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> DiskError:
-    """The one wording of a failed write: path, cause, MB free, way out. `key` says where the path is."""
+    """Returns the one wording of a failed write: path, cause, MB free, way out. `key` says where the path is."""
     way_out = _WAY_OUT.get(error.errno or 0, "check the folder or point {key} elsewhere").format(key=key)
     return DiskError(
         f"cannot write {path}: {error.strerror or error} ({free_mb(path)} MB free there); {way_out}. "
@@ -61,7 +62,7 @@ def disk_error(path: Path, error: OSError, *, key: str = "paths.outputs") -> Dis
 
 @contextmanager
 def placed_by(key: str, path: Path) -> Iterator[None]:
-    """For what writes `path`, aside or in parts, where `key` says where that is. Raises DiskError that says so."""
+    """Raises DiskError that names `key` for what writes `path`, aside or in parts, where `key` says where that is."""
     try:
         yield
     except OSError as error:
@@ -74,7 +75,7 @@ def placed_by(key: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def only_shown(path: Path) -> Iterator[None]:
-    """For a file that nothing is learned or resumed from: a disk that does not take it ends nothing, and is said."""
+    """Warns of a disk that does not take a file from which nothing is learned or resumed: it ends nothing."""
     try:
         yield
     except DiskError as error:
@@ -84,7 +85,9 @@ def only_shown(path: Path) -> Iterator[None]:
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Libraries in Rust, as safetensors, say `... (os error 28)` in an error of their own. Raises OSError."""
+    """Raises OSError for errors of libraries in Rust, as safetensors, which say `... (os error 28)` in one of their
+    own.
+    """
     try:
         yield
     except Exception as error:
@@ -95,7 +98,7 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 
 def free_mb(path: Path) -> str:
-    """Free space in MB (10^6 bytes) of the nearest existing parent, '?' where that cannot be asked."""
+    """Returns free space in MB (10^6 bytes) of the nearest existing parent, '?' where that cannot be asked."""
     for folder in (path, *path.parents):
         with suppress(OSError):
             return str(shutil.disk_usage(folder).free // 1_000_000)
@@ -103,26 +106,32 @@ def free_mb(path: Path) -> str:
 
 
 def encode_json(obj: Any, *, indent: bool = False) -> bytes:
-    """Strict JSON of plain values, dataclasses, enums, paths and numpy scalars."""
+    """Returns strict JSON of plain values, dataclasses, enums, paths and numpy scalars."""
     option = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
-        return orjson.dumps(obj, default=_plain, option=option)
-    except TypeError:  # lone surrogates, integers beyond 64 bits
-        return json.dumps(_cleaned(obj), indent=2 if indent else None, ensure_ascii=False).encode()
+        return orjson.dumps(obj, default=_plain_value, option=option)
+    # These are lone surrogates, or integers beyond 64 bits.
+    except TypeError:
+        return json.dumps(_clean_value(obj), indent=2 if indent else None, ensure_ascii=False).encode()
 
 
 def decode_json(data: bytes | str) -> Any:
-    """Also reads the NaN and Infinity that other writers leave. Raises ValueError."""
+    """Returns a value; also reads the NaN and Infinity that other writers leave. Raises ValueError."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
 
 
 @contextmanager
 def open_file(path: Path) -> Iterator[BinaryIO]:
-    """For reading, of a folder that may be another user's: a named pipe there, opened as a file, would hold up its
-    reader for ever. Raises OSError for whatever is no regular file."""
+    """Opens a file of a folder that may be another user's. Raises OSError for whatever is no regular file.
+
+    A named pipe there, opened as a file, would hold up its reader for ever.
+    """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -130,13 +139,13 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_file(path: Path) -> bytes:
-    """All of it. Raises OSError, as `open_file`."""
+    """Returns all of a file. Raises OSError, as `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that a file holds; {} where it is missing, cannot be read or holds none."""
+    """Returns the object that a file holds; {} where it is missing, cannot be read or holds none."""
     try:
         content = decode_json(read_file(path))
     except (OSError, ValueError):
@@ -145,21 +154,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Raises DiskError; then the file is as it was before."""
+    """Writes text. Raises DiskError; then the file is as it was before."""
     write_bytes_atomic(path, text.encode("utf-8", "replace"))
 
 
 def write_json_atomic(path: Path, obj: Any) -> None:
-    """Indented strict JSON with a last newline. Raises DiskError; then the file is as it was before."""
+    """Writes indented strict JSON with a last newline. Raises DiskError; then the file is as it was before."""
     write_bytes_atomic(path, encode_json(obj, indent=True) + b"\n")
 
 
 def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> None:
-    """`mode`: the file's permissions, from its first byte on; None: what the umask leaves.
+    """Writes bytes. Raises DiskError; then the file is as it was before.
 
-    Raises DiskError; then the file is as it was before.
+    `mode` has the file's permissions, from its first byte on; None: what the umask leaves.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}.tmp")  # hosts may share the folder
+    # Hosts may share the folder, so the name has a number that no other process draws.
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=_folder_mode(mode))
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
@@ -178,7 +188,7 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int | None = None) -> N
 
 
 def remove_asides_of(path: Path, pid: int | None = None) -> None:
-    """What writers of `path` left that were killed: all of them, or the process `pid` alone."""
+    """Removes what killed writers of `path` left: all of them, or the process `pid` alone."""
     for aside in path.parent.glob(f".{path.name}.{'*' if pid is None else pid}.*.tmp"):
         if _ASIDE.fullmatch(aside.name):
             with suppress(OSError):
@@ -186,7 +196,7 @@ def remove_asides_of(path: Path, pid: int | None = None) -> None:
 
 
 def remove_asides(folder: Path) -> None:
-    """What killed writers left below `folder`, where nobody else writes now; what cannot be removed stays."""
+    """Removes what killed writers left below `folder`, where nobody else writes now; what cannot be removed stays."""
     for path in folder.rglob(".*.tmp"):
         if _ASIDE.fullmatch(path.name):
             with suppress(OSError):
@@ -194,26 +204,27 @@ def remove_asides(folder: Path) -> None:
 
 
 def _folder_mode(mode: int | None) -> int:
-    """Of a folder made for a file: whoever may read the file may enter."""
+    """Returns the mode of a folder made for a file: whoever may read the file may enter."""
     return 0o777 if mode is None else mode | (mode & 0o444) >> 2
 
 
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems cannot flush a folder; the rename itself stands
+        # Some network file systems cannot flush a folder; the rename itself stands.
+        with suppress(OSError):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)
     return str(value)
 
 
-def _cleaned(value: Any) -> Any:
+def _clean_value(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, str):
@@ -223,16 +234,18 @@ def _cleaned(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, Mapping):
-        return {str(_cleaned(key)): _cleaned(item) for key, item in value.items()}
+        return {str(_clean_value(key)): _clean_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_cleaned(item) for item in value]
-    return _cleaned(_plain(value))
+        return [_clean_value(item) for item in value]
+    return _clean_value(_plain_value(value))
 
 
 MASK = "***"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _SWITCHES = frozenset({"true", "false", "none", "null", "auto", "default", "disabled", "enabled", "offline", "online"})
+# Shorter values are in too many words to be hidden: each line would have holes.
 _MIN_CHARS = 4
+# A number of fewer digits is a port or a count rather than a secret.
 _MIN_DIGITS = 8
 
 
@@ -254,9 +267,9 @@ class Redactor:
         return self._pattern.sub(MASK, text) if self._pattern else text
 
     def json(self, encoded: bytes, keys: frozenset[str] | None = None) -> bytes:
-        """An encoded object in, an encoded object out; costs one scan when there is nothing to hide.
+        """Returns an encoded object without secrets; it costs one scan when there is nothing to hide.
 
-        `keys`: below which of its keys to look; None: all.
+        `keys` are those below which to look; None: all.
         """
         if self._bytes_pattern is None or not self._bytes_pattern.search(encoded):
             return encoded

@@ -1,4 +1,4 @@
-"""Figures of a nested record under one name each.
+"""Gives figures of a nested record one name each.
 
 Invariants:
 - A name is the path of its keys, joined by `/`.
@@ -8,25 +8,27 @@ Invariants:
 from collections.abc import Mapping
 from typing import Any
 
-_HUGE = 2**1000  # a float can hold no integer that is much larger
-_BY_STEP = frozenset({"begun"})  # tables whose keys are steps
+# A float can hold no integer that is much larger.
+_HUGE = 2**1000
+# The keys of these tables are steps.
+_BY_STEP = frozenset({"begun"})
 
 
-def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings become `outer/inner`."""
+def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a flat record: nested mappings become `outer/inner`."""
     values: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
-            values |= {} if key in _BY_STEP else flat(value, f"{prefix}{key}/")
+            values |= {} if key in _BY_STEP else flatten_record(value, f"{prefix}{key}/")
         else:
             values[f"{prefix}{key}"] = value
     return values
 
 
-def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record; true is 1. What is no number (a name, a list, nothing) is left out."""
+def numeric_figures(record: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a record; true is 1. What is no number (a name, a list, nothing) is left out."""
     return {
         name: float(value)
-        for name, value in flat(record).items()
+        for name, value in flatten_record(record).items()
         if isinstance(value, float) or (isinstance(value, int) and -_HUGE < value < _HUGE)
     }

@@ -1,4 +1,4 @@
-"""A run's folder: every path in it, who may write there, and `status.json`, which says what became of the run.
+"""Knows a run's folder: every path in it, who may write there, and `status.json`, which says what became of it.
 
 Invariants:
 - No other module builds a path inside a run's folder.
@@ -22,15 +22,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.config.yaml_text import YamlError, parse_yaml
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, read_file, write_json_atomic
+from swe_rl.logger.names import folder_name
 
 HEARTBEAT_S = 10.0
+# Whoever only asks `is_locked` holds a shared lock for an instant: half a second of tries outlasts it.
 _ACQUIRE_TRIES = 10
 _ACQUIRE_PAUSE_S = 0.05
 _STEP_NAME = re.compile(r"step_(\d{6,})")
-_LATEST_S = 1e11  # of a time; one that no date has is no run's
+# A time after this is of no date, so it is no run's.
+_LATEST_S = 1e11
 _held: set[int] = set()
 
 
@@ -43,7 +46,8 @@ class RunState(StrEnum):
     done = "done"
     failed = "failed"
     interrupted = "interrupted"
-    requeued = "requeued"  # it goes on when its SLURM job is started again
+    # It goes on when its SLURM job is started again.
+    requeued = "requeued"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,20 @@ class RunStatus:
     exit_status: int | None = None
     step: int = 0
     heartbeat: float = 0.0
-    started: float = 0.0  # of the first process; a resumed run keeps it
+    # It is that of the first process; a resumed run keeps it.
+    started: float = 0.0
     pid: int = 0
     process_started: float = 0.0
     host: str = ""
     config_hash: str = ""
-    job: str = ""  # files of older versions do not name it
+    # Files of older versions do not name it.
+    job: str = ""
     resumes: int = 0
 
     def is_of(self, config_hash: str, job: str) -> bool:
-        """Whether a run of this job and configuration may go on with it. The hash alone is the same for two jobs."""
+        """Tells whether a run of this job and configuration may go on with it. The hash alone is the same
+        for two jobs.
+        """
         return self.config_hash == config_hash and self.job in ("", job)
 
 
@@ -90,19 +98,19 @@ class StatusWriter:
         self._write()
 
     def heartbeat(self, step: int | None = None) -> None:
-        """Cheap to call often: a new step is written at once, else nothing within HEARTBEAT_S. Raises DiskError."""
+        """Gives a sign of life: a new step is written at once, else nothing within HEARTBEAT_S. Raises DiskError."""
         moved = step is not None and step != self.current.step
         if moved or self._clock() - self.current.heartbeat >= HEARTBEAT_S:
             self.current = replace(self.current, step=self.current.step if step is None else step)
             self._write()
 
     def ending(self, state: RunState, *, reason: str | None = None, exit_status: int = 0) -> RunStatus:
-        """What `finish` would write."""
+        """Returns what `finish` would write."""
         said = None if reason is None else self._redactor.text(reason)
         return replace(self.current, status=state, reason=said, exit_status=exit_status)
 
     def finish(self, state: RunState, *, reason: str | None = None, exit_status: int = 0) -> None:
-        """The last word: done, failed, interrupted or requeued. Raises DiskError."""
+        """Writes the last word: done, failed, interrupted or requeued. Raises DiskError."""
         self.current = self.ending(state, reason=reason, exit_status=exit_status)
         self._write()
 
@@ -112,7 +120,7 @@ class StatusWriter:
 
 
 def read_status(path: Path) -> RunStatus | None:
-    """None where the file is missing or not a status."""
+    """Returns the status; None where the file is missing or not a status."""
     try:
         record = decode_json(read_file(path))
         known = {key: value for key, value in record.items() if key in RunStatus.__dataclass_fields__}
@@ -124,14 +132,14 @@ def read_status(path: Path) -> RunStatus | None:
 
 
 def process_started() -> float:
-    """Unix seconds at which this process began: with the pid it names a process for good."""
+    """Returns the unix seconds at which this process began: with the pid it names a process for good."""
     import psutil
 
     return float(psutil.Process().create_time())
 
 
 class RunFolder:
-    """Paths of one run; a context manager that holds its lock.
+    """The paths of one run, and a context manager that holds its lock.
 
     Raises FolderInUse (on `acquire`) and DiskError.
     """
@@ -145,26 +153,31 @@ class RunFolder:
         self.evals_jsonl = self.path / "evals.jsonl"
         self.trajectories_folder = self.path / "trajectories"
         self.programs_folder = self.path / "programs"
-        self.spans_folder = self.path / "spans"  # with logger.otel=file
-        self.rows_folder = self.path / "rows"  # with gateway.keep_traces=rows
+        # It is there with logger.otel=file.
+        self.spans_folder = self.path / "spans"
+        # It is there with gateway.keep_traces=rows.
+        self.rows_folder = self.path / "rows"
         self.traces_db = self.path / "traces.db"
-        self.queue = self.path / "queue"  # rollout.mode=stream: complete groups that no checkpoint has learned
-        self.prefixes = self.path / "prefixes"  # rollout.prefix_replay: trajectories whose beginnings may be repeated
+        # rollout.mode=stream has complete groups there that no checkpoint has learned.
+        self.queue = self.path / "queue"
+        # These are the lists of ids that positions in saved orders refer to.
+        self.instances_folder = self.path / "instances"
         self.checkpoints = self.path / "checkpoints"
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"
         self.summary_json = self.path / "summary.json"
         self.predictions_jsonl = self.path / "predictions.jsonl"
-        self.preds_json = self.path / "preds.json"  # the same by instance, as mini-swe-agent writes it
+        # It has the predictions by instance, as mini-swe-agent writes it.
+        self.preds_json = self.path / "preds.json"
         self.eval_json = self.path / "eval.json"
-        self.agent_trajectories = self.path / "trajs"  # mini-swe-agent's format, one file a sample
+        self.agent_trajectories = self.path / "trajs"  # It is mini-swe-agent's format, one file a sample.
         self.run_log = self.path / "run.log"
-        self.engine_logs = self.path / "engines"  # engine0.log, ...: what servers of engine=vllm say
-        self.weights = self.path / ".weights.tmp"  # on their way to engines elsewhere; no copy is made of it
+        self.engine_logs = self.path / "engines"  # engine0.log, ... have what servers of engine=vllm say.
+        self.weights = self.path / ".weights.tmp"  # These are on their way to engines elsewhere; no copy is made of it.
         self.lock = self.path / ".lock"
-        self.copy_of = self.path / ".copy_of"  # in a copy under paths.sync_to: whose it is
+        self.copy_of = self.path / ".copy_of"  # In a copy under paths.sync_to it says whose it is.
         self.wandb_id = self.path / "wandb_id.txt"
-        self.requeue_json = self.path / "requeue.json"  # the SLURM job's starts, and what it asked for
+        self.requeue_json = self.path / "requeue.json"  # It has the SLURM job's starts, and what it asked for.
         self._lock_descriptor: int | None = None
 
     @property
@@ -173,11 +186,8 @@ class RunFolder:
 
     @staticmethod
     def has_any(*files: Path) -> bool:
-        """Whether one of its files is there; none is in a folder that may not be entered."""
-        try:
-            return any(file.is_file() for file in files)
-        except OSError:
-            return False
+        """Tells whether one of its files is there, be it damaged; none is in a folder that may not be entered."""
+        return any(map(os.path.lexists, files))
 
     def trajectories(self, step: int) -> Path:
         return self.trajectories_folder / f"step_{step:06d}.jsonl"
@@ -200,47 +210,54 @@ class RunFolder:
     def queued_group(self, number: int) -> Path:
         return self.queue / f"group_{number:08d}.jsonl"
 
+    def instances(self, name: str) -> Path:
+        """Returns the path of the list of ids of this hash."""
+        return self.instances_folder / f"{name}.json"
+
     def attempt_file(self, instance_id: str, sample: int, kind: str) -> Path:
-        """`trajs/INSTANCE/INSTANCE.traj.json` and what else belongs to that attempt; further samples are numbered."""
+        """Returns `trajs/INSTANCE/INSTANCE.traj.json` or what else belongs to that attempt; further samples are
+        numbered.
+        """
         number = f".{sample}" if sample else ""
-        return self.agent_trajectories / instance_id / f"{instance_id}{number}.{kind}"
+        name = folder_name(instance_id)
+        return self.agent_trajectories / name / f"{name}{number}.{kind}"
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:06d}"
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps with a checkpoint under its final name, ascending."""
+        """Returns steps with a checkpoint under its final name, ascending."""
         names = (entry.name for entry in self.checkpoints.glob("step_*") if entry.is_dir())
         return sorted(int(match[1]) for name in names if (match := _STEP_NAME.fullmatch(name)))
 
     def trajectory_steps(self) -> list[int]:
-        """Steps with trajectories, ascending."""
+        """Returns steps with trajectories, ascending."""
         return _steps_in(self.trajectories_folder)
 
     def program_steps(self) -> list[int]:
-        """Steps whose timeline is in a file of its own, ascending."""
+        """Returns steps whose timeline is in a file of its own, ascending."""
         return _steps_in(self.programs_folder)
 
     def overrides(self) -> list[str]:
-        """What the run was given, secrets masked; nothing where that was not kept."""
+        """Returns what the run was given, secrets masked; nothing where that was not kept."""
         try:
-            content = parse(read_file(self.path / ".hydra" / "overrides.yaml").decode())
-        except (OSError, ValueError, YamlError):
+            content = parse_yaml(read_file(self.path / ".hydra" / "overrides.yaml").decode())
+        except (OSError, ValueError, RecursionError, YamlError):
             return []
         return [str(override) for override in content] if isinstance(content, list) else []
 
     def config_text(self) -> str:
-        """Of `config.yaml`; nothing where it cannot be read."""
+        """Returns the text of `config.yaml`; nothing where it cannot be read."""
         try:
             return read_file(self.config_yaml).decode(errors="replace")
         except OSError:
             return ""
 
     def config(self) -> dict[str, Any]:
-        """What `config.yaml` holds; nothing where it cannot be read."""
+        """Returns what `config.yaml` holds; nothing where it cannot be read."""
         try:
-            content = parse(self.config_text())
-        except YamlError:
+            content = parse_yaml(self.config_text())
+        except (YamlError, ValueError, RecursionError):  # the last two: a date that is none, lists in lists
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -256,7 +273,7 @@ class RunFolder:
         return self
 
     def acquire(self) -> Self:
-        """Hold the folder until `release` or the end of this process. Raises FolderInUse naming the other process."""
+        """Holds the folder until `release` or the end of this process. Raises FolderInUse naming the other process."""
         if self._lock_descriptor is not None:
             return self
         try:
@@ -278,13 +295,13 @@ class RunFolder:
         return self
 
     def release(self) -> None:
-        if self._lock_descriptor in _held:  # a forked child has lost it already
+        if self._lock_descriptor in _held:  # A forked child has lost it already.
             _held.discard(self._lock_descriptor)
             os.close(self._lock_descriptor)
         self._lock_descriptor = None
 
     def is_locked(self) -> bool:
-        """Whether a live process, this one included, holds the folder."""
+        """Tells whether a live process, this one included, holds the folder."""
         try:
             descriptor = os.open(self.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -298,7 +315,7 @@ class RunFolder:
         return False
 
     def refuse_locked(self) -> None:
-        """As `acquire` would, without a trace in the folder. Raises FolderInUse."""
+        """Raises FolderInUse as `acquire` would, without a trace in the folder."""
         if self.is_locked():
             raise self._in_use()
 
@@ -331,13 +348,13 @@ def _steps_in(folder: Path) -> list[int]:
 
 
 def runs_of(root: Path, name: str) -> list[RunFolder]:
-    """Those under `root/name/`, also one level deeper, and a sweep's under `root/multirun/name/`."""
+    """Returns runs under `root/name/`, also one level deeper, and a sweep's under `root/multirun/name/`."""
     below = ((root / name, "*"), (root / name, "*/*"), (root / "multirun" / name, "*/*"))
     return [RunFolder(path.parent) for start, runs in below for path in start.glob(f"{runs}/status.json")]
 
 
 def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFolder | None:
-    """The newest run of this name that can be continued.
+    """Returns the newest run of this name that can be continued, or None.
 
     Another process may take it first: `acquire` then raises FolderInUse.
     """

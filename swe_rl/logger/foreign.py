@@ -1,9 +1,9 @@
-"""Loggers beside the run's own files, ours and somebody else's, by one door; never a condition of the run.
+"""Runs loggers beside the run's own files, ours and somebody else's, by one way in; never a condition of the run.
 
 Invariants:
 - One is made before anything starts; what fails there is a UserError.
-- After that its methods run in a thread of its own, in order: it delays no step. What it raises is one warning, and
-  the run goes on without it; so is what does not end within `_FINISH_TIMEOUT_S` of the run's end.
+- After that its methods run in a thread of its own, in order: it delays no step. What it raises is one warning, and the
+  run goes on without it; so is what does not end within `_FINISH_TIMEOUT_S` of the run's end.
 - Records are as `steps.jsonl` has them, secrets masked.
 """
 
@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import Extensible, LoggerConfig
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import failure, make
-from swe_rl.logger.figures import figures
+from swe_rl.extension.make import describe_failure, make_extension
+from swe_rl.logger.figures import numeric_figures
 from swe_rl.logger.wandb import WandbLogger
 
 _log = logging.getLogger(__name__)
@@ -28,21 +28,21 @@ _END = ("", ())
 
 
 class Logger(Protocol):
-    """Where a run's figures go as well. Its methods are called one after another, in a thread of its own."""
+    """A place where a run's figures go as well. Its methods are called one after another, in a thread of its own."""
 
     @abstractmethod
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """A line of `steps.jsonl`, once its step is done; steps may come again where a run was resumed."""
+        """Takes a line of `steps.jsonl`, once its step is done; steps may come again where a run was resumed."""
         ...
 
     def evaluated(self, record: Mapping[str, Any], step: int) -> None:
-        """An evaluation under the weights of `step`, as `eval/SPLIT/NAME`; later steps may come before it."""
+        """Takes an evaluation by the weights of `step`, as `eval/SPLIT/NAME`; later steps may come before it."""
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """`summary.json`, at the run's end."""
+        """Takes `summary.json`, at the run's end."""
 
     def finish(self, exit_status: int) -> None:
-        """The last call: 0 where the run is done."""
+        """Takes the last call: 0 where the run is done."""
 
 
 class ForeignLogger:
@@ -51,7 +51,8 @@ class ForeignLogger:
         self._maker = maker
         self._finish_timeout_s = finish_timeout_s
         self._calls: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
-        self.failure = ""  # the first one; after it nothing is passed on
+        # It is the first failure; after it nothing is passed on.
+        self.failure = ""
         self._thread = threading.Thread(target=self._work, name="logger", daemon=True)
 
     def start(self) -> None:
@@ -83,8 +84,9 @@ class ForeignLogger:
                 continue
             try:
                 function(*arguments)
-            except Exception as error:  # anything: the mirror must not end the run
-                self.failure = failure(self._maker, method, error)
+            # It may be anything: the mirror must not end the run.
+            except Exception as error:
+                self.failure = describe_failure(self._maker, method, error)
                 _log.warning("%s; the run goes on without it", self.failure)
 
 
@@ -95,7 +97,7 @@ class Mirrors:
         self._all = tuple(mirrors)
 
     def start(self) -> None:
-        """Raises WandbError, DiskError."""
+        """Starts all. Raises WandbError, DiskError."""
         for mirror in self._all:
             mirror.start()
 
@@ -104,9 +106,9 @@ class Mirrors:
             mirror.log(record, step)
 
     def evaluated(self, numbers: Mapping[str, Any]) -> None:
-        """`numbers`: a line of `evals.jsonl`; what it counts of single instances makes no curve."""
+        """Passes on a line of `evals.jsonl`; what it counts of single instances makes no curve."""
         known = {name: value for name, value in numbers.items() if name != "step"}
-        record = {f"eval/{numbers['split']}/{name}": value for name, value in figures(known).items()}
+        record = {f"eval/{numbers['split']}/{name}": value for name, value in numeric_figures(known).items()}
         for mirror in self._all:
             mirror.evaluated(record, numbers["step"])
 
@@ -119,8 +121,8 @@ class Mirrors:
             mirror.finish(exit_status)
 
 
-def _shipped(config: LoggerConfig) -> list[Extensible]:
-    """Those that are asked for, as an option of somebody else would name them."""
+def _shipped_loggers(config: LoggerConfig) -> list[Extensible]:
+    """Returns those that are asked for, as an option of somebody else would name them."""
     project = {"project": config.project}
     groups = (
         (config.tensorboard, Extensible("tensorboard", "swe_rl.logger.tensorboard.TensorBoardLogger")),
@@ -134,15 +136,15 @@ def _shipped(config: LoggerConfig) -> list[Extensible]:
 def make_loggers(
     config: LoggerConfig, folder: Path, run_name: str, configuration: Mapping[str, Any]
 ) -> list[ForeignLogger]:
-    """All but W&B: those that ship and are asked for, then the user's own. `configuration` has its secrets masked.
+    """Returns all but W&B: those that ship and are asked for, then the user's own.
 
-    Raises UserError.
+    `configuration` has its secrets masked. Raises UserError.
     """
     given = {"folder": folder, "run_name": run_name, "configuration": dict(configuration)}
     ours = {"default": f"{__name__}.no_logger"}
-    made = [make(ExtensionKind.logger, group, given, ours) for group in (*_shipped(config), config)]
+    made = [make_extension(ExtensionKind.logger, group, given, ours) for group in (*_shipped_loggers(config), config)]
     return [ForeignLogger(logger, maker) for logger, maker in made if maker is not None]
 
 
 def no_logger() -> None:
-    """Where no logger of the user's own is chosen."""
+    """Stands for logger=default, with which no logger of the user's own is chosen."""

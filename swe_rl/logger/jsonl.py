@@ -1,7 +1,7 @@
-"""Append-only files of one JSON object a line: `events.jsonl`, `steps.jsonl`, `evals.jsonl` and those of each step.
+"""Appends to files of one JSON object a line: `events.jsonl`, `steps.jsonl`, `evals.jsonl` and those of each step.
 
 Invariants:
-- One `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
+- There is one `os.write` a line on an O_APPEND descriptor: a kill leaves at most one torn line, and that the last.
 - A write that fails takes its half line back.
 - Opening an existing file drops a torn last line, so that the next line starts clean.
 - Secrets of the environment never reach a line; of data that is read back, only our own words are looked at.
@@ -41,9 +41,9 @@ _log = logging.getLogger(__name__)
 
 
 class JsonlWriter:
-    """Thread-safe; `append` returns once the line is with the operating system. Raises DiskError.
+    """A thread-safe writer; `append` returns once the line is with the operating system. Raises DiskError.
 
-    `ours`: the keys of a record whose words are ours, where the others are data; None: all are ours.
+    `ours` are the keys of a record whose words are ours, where the others are data; None: all are ours.
     """
 
     def __init__(self, path: Path, *, redactor: Redactor | None = None, ours: frozenset[str] | None = None) -> None:
@@ -53,7 +53,7 @@ class JsonlWriter:
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _mend(path)
+            _mend_last_line(path)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise disk_error(path, error) from error
@@ -85,14 +85,14 @@ class JsonlWriter:
 
 
 def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects in the order written, none where there is no file; what is no JSON object is skipped with a warning."""
+    """Yields objects in the order written, none without a file; what is no JSON object is skipped with a warning."""
     if not path.is_file():
         return
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            record = parsed(line)
+            record = parse_object(line)
             if record is None:
                 torn = "a torn last line (the writer was killed)" if not line.endswith(b"\n") else "a malformed line"
                 _log.warning("%s:%d: skipped %s", path, number, torn)
@@ -101,12 +101,12 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """All of `iter_jsonl`."""
+    """Returns all of `iter_jsonl`."""
     return list(iter_jsonl(path))
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite in one piece with the lines that `keep` accepts; returns how many went. Raises DiskError."""
+    """Rewrites a file in one piece with the lines that `keep` accepts. Returns how many went. Raises DiskError."""
     records = read_jsonl(path)
     kept = [record for record in records if keep(record)]
     if len(kept) < len(records):
@@ -114,8 +114,8 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     return len(records) - len(kept)
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where it is none."""
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Returns the object in a line; None where it is none."""
     try:
         record = decode_json(line)
     except ValueError:
@@ -125,12 +125,13 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
-    while written < len(data):  # only a full disk or a signal cuts a write to a regular file short
+    # Only a full disk or a signal cuts a write to a regular file short.
+    while written < len(data):
         written += os.write(descriptor, data[written:])
 
 
-def _mend(path: Path) -> None:
-    """End the file with a newline: complete a whole last line, drop a torn one."""
+def _mend_last_line(path: Path) -> None:
+    """Ends the file with a newline: completes a whole last line, drops a torn one."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
@@ -139,7 +140,7 @@ def _mend(path: Path) -> None:
         tail = file.read()
         if tail.endswith(b"\n"):
             return
-        if parsed(tail) is not None:
+        if parse_object(tail) is not None:
             file.seek(0, os.SEEK_END)
             file.write(b"\n")
         else:
@@ -148,7 +149,7 @@ def _mend(path: Path) -> None:
 
 
 def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
-    """Offset after the last newline that is not the file's last byte."""
+    """Returns the offset after the last newline that is not the file's last byte."""
     end = os.fstat(descriptor).st_size - 1
     while end > 0:
         start = max(0, end - block_bytes)
@@ -160,36 +161,40 @@ def _last_line_start(descriptor: int, block_bytes: int = 65536) -> int:
 
 
 class EventLog(JsonlWriter):
-    """`clock` gives unix seconds."""
+    """The log of events. `clock` gives unix seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         super().__init__(path)
         self._clock = clock
 
     def write(self, event: str, **fields: Any) -> None:
-        """Raises DiskError."""
+        """Writes an event. Raises DiskError."""
         self.append({"time": self._clock(), "event": event, **fields})
 
 
 def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
-    """All events, or those of one name, in the order written; a torn last line is skipped with a warning."""
+    """Returns all events, or those of one name, in the order written; a torn last line is skipped with a warning."""
     return [record for record in read_jsonl(path) if event is None or record.get("event") == event]
 
 
 class PhaseKind(StrEnum):
-    """In the order in which a turn goes through them; boot is before all turns, grade after them."""
+    """The kinds of phases in the order in which a turn goes through them; boot is before all turns, grade
+    after them.
+    """
 
     boot = "boot"
-    hold = "hold"  # by the router, where it is known apart from the engine's queue
+    # The router holds a request, where this is known apart from the engine's queue.
+    hold = "hold"
     queue = "queue"
     prefill = "prefill"
     decode = "decode"
-    tool = "tool"  # a command was running
+    # A command is running.
+    tool = "tool"
     grade = "grade"
 
 
 def read_evals(folder: RunFolder) -> list[dict[str, Any]]:
-    """The evaluations that count, in the order made; none of a step that the run went back behind.
+    """Returns the evaluations that count, in the order made; none of a step that the run went back behind.
 
     Until version 0.4 they stood among the events, and stayed there when the run went back.
     """
@@ -218,7 +223,7 @@ class StepLog:
         self._writer = JsonlWriter(folder.steps_jsonl)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One step; `record` has at least `step`, other keys as DESIGN names them (units in the names)."""
+        """Writes one step; `record` has at least `step`, other keys as DESIGN names them (units in the names)."""
         if not isinstance(record.get("step"), int):
             raise ValueError("a step's record needs its number under 'step'")
         self._writer.append(dict(record))
@@ -231,14 +236,16 @@ class StepLog:
         evaluation: bool = False,
         ours: frozenset[str] | None = None,
     ) -> None:
-        """Records of `Trajectory.to_record()`; may be called several times a step. `ours`: see JsonlWriter."""
+        """Writes records of `Trajectory.to_record()`; may be called several times a step. `ours` is as in
+        JsonlWriter.
+        """
         path = self.folder.eval_trajectories(step) if evaluation else self.folder.trajectories(step)
         with JsonlWriter(path, ours=ours) as writer:
             for record in records:
                 writer.append(dict(record))
 
     def append_programs(self, step: int, event: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """What the timeline of a step is drawn from: events `program`, and `engines` while they work.
+        """Writes what the timeline of a step is drawn from: events `program`, and `engines` while they work.
 
         A disk that does not take them ends nothing: a step is trained and resumed without them.
         """
@@ -248,12 +255,12 @@ class StepLog:
                 log.write(event, **record)
 
     def append_eval(self, numbers: Mapping[str, Any]) -> None:
-        """One evaluation; `numbers` has at least `step` and `split`."""
+        """Writes one evaluation; `numbers` has at least `step` and `split`."""
         with JsonlWriter(self.folder.evals_jsonl) as writer:
             writer.append({"time": self._clock(), **numbers})
 
     def truncate_after(self, step: int) -> int:
-        """For resume: forget every step after `step`; returns how many lines went."""
+        """Forgets every step after `step`, for a resume. Returns how many lines went."""
         self._writer.close()
         gone = truncate_after(self.folder, step)
         self._writer = JsonlWriter(self.folder.steps_jsonl)

@@ -1,4 +1,4 @@
-"""MLflow: a run of an experiment, with its configuration, curves and end, by MLflow's own client.
+"""Logs to MLflow: a run of an experiment, with its configuration, curves and end, by MLflow's own client.
 
 Invariants:
 - Without MLFLOW_TRACKING_URI everything is in `mlflow.db` of the run's folder, and nobody is asked over the network.
@@ -17,20 +17,22 @@ from typing import Any
 
 from swe_rl.errors import UserError, not_installed, one_line
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.figures import figures
+from swe_rl.logger.figures import numeric_figures
 
 ID_FILE = "mlflow_run.txt"
-_PARAMS_PER_CALL = 100  # limits of MLflow's REST API, which its files have as well
+# These are limits of MLflow's REST API, which its files have as well.
+_PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000
 _LONGEST_PARAM = 6000
-_NO_NAME = re.compile(r"[^\w\-./ :]")  # what MLflow takes no name with
+# MLflow takes no name with these.
+_NO_NAME = re.compile(r"[^\w\-./ :]")
 _ENDED = {0: "FINISHED", 130: "KILLED"}
 
 
 class MlflowLogger:
-    """`folder`: the run's; `configuration`: flat, secrets masked; `project`: the name of the experiment.
+    """A logger of MLflow. `folder` is the run's; `configuration` is flat, secrets masked.
 
-    Raises UserError without the package, or where the store cannot be opened.
+    `project` is the name of the experiment. Raises UserError without the package, or where the store cannot be opened.
     """
 
     def __init__(self, folder: Path, run_name: str, configuration: Mapping[str, Any], project: str) -> None:
@@ -58,13 +60,13 @@ class MlflowLogger:
             ) from error
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        self._add(figures(record), step)
+        self._add(numeric_figures(record), step)
 
     evaluated = log
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Under `summary/`, at step 0: MLflow shows the last value of each name beside the run."""
-        self._add({f"summary/{name}": value for name, value in figures(summary).items()}, 0)
+        """Logs under `summary/`, at step 0: MLflow shows the last value of each name beside the run."""
+        self._add({f"summary/{name}": value for name, value in numeric_figures(summary).items()}, 0)
 
     def finish(self, exit_status: int) -> None:
         self._client.set_terminated(self._run_id, status=_ENDED.get(exit_status, "FAILED"))
@@ -73,12 +75,12 @@ class MlflowLogger:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = (Metric(_name(name), value, now_ms, step) for name, value in values.items())
-        for part in _parts(metrics, _METRICS_PER_CALL):
+        metrics = (Metric(_legal_name(name), value, now_ms, step) for name, value in values.items())
+        for part in _split_parts(metrics, _METRICS_PER_CALL):
             self._client.log_batch(self._run_id, metrics=part)
 
     def _resumed(self, folder: Path) -> str | None:
-        """The run of an earlier start, running again; None where there is none, or it was deleted."""
+        """Returns the run of an earlier start, running again; None where there is none, or it was deleted."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -98,18 +100,18 @@ class MlflowLogger:
         experiment = self._client.get_experiment_by_name(project)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project)
         run_id: str = self._client.create_run(experiment_id, run_name=run_name).info.run_id
-        params = (Param(_name(key), str(value)[:_LONGEST_PARAM]) for key, value in configuration.items())
-        for part in _parts(params, _PARAMS_PER_CALL):
+        params = (Param(_legal_name(key), str(value)[:_LONGEST_PARAM]) for key, value in configuration.items())
+        for part in _split_parts(params, _PARAMS_PER_CALL):
             self._client.log_batch(run_id, params=part)
         write_text_atomic(folder / ID_FILE, run_id + "\n")
         return run_id
 
 
-def _name(text: str) -> str:
+def _legal_name(text: str) -> str:
     return _NO_NAME.sub("_", text)
 
 
-def _parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def _split_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     left = iter(items)
     while part := list(islice(left, size)):
         yield part

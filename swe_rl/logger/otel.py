@@ -1,4 +1,4 @@
-"""OpenTelemetry: what a run did as spans, by OpenTelemetry's own library; after each step, from the run's folder.
+"""Logs to OpenTelemetry what a run did as spans, by its own library; after each step, from the run's folder.
 
 Invariants:
 - `file` writes `spans/` of the run's folder, a file a step: lines of OTLP in JSON, which a collector reads.
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 FILE = "file"
 _PATH = "/v1/traces"
 _SPANS_PER_REQUEST = 512
-_TIMEOUT_S = 5.0  # of a request, its retries included
-_PAUSE_S = 60.0  # after a request that failed
+# A request has this long, its retries included.
+_TIMEOUT_S = 5.0
+# So long it waits after a request that failed.
+_PAUSE_S = 60.0
 _NS = 1_000_000_000
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,10 @@ Send = Callable[[Sequence["ReadableSpan"]], None]
 
 
 class OtelLogger:
-    """`folder`: the run's; `target`: `file`, or a receiver's address. Raises UserError without the package."""
+    """A logger of spans. `folder` is the run's; `target` is `file`, or a receiver's address.
+
+    Raises UserError without the package.
+    """
 
     def __init__(self, folder: Path, run_name: str, target: str, clock: Callable[[], float] = time.monotonic) -> None:
         try:
@@ -46,16 +51,19 @@ class OtelLogger:
         except ImportError as error:
             package = "opentelemetry-exporter-otlp-proto-http"
             raise not_installed("logger.otel", package, "otel", error, on=target, off="null") from error
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it says each failed request, and we the first
-        self._folder, self._started_s = RunFolder(folder), time.time()
+        # The library says each failed request, and we the first.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._folder = RunFolder(folder)
+        self._started_s = time.time()
         self._maker = _SpanMaker(run_name)
         self._post: _Post | None = None
         if target != FILE:
             self._post = _Post(OTLPSpanExporter(endpoint_of(target), timeout=_TIMEOUT_S), target, clock)
-        self._evaluated: set[float] = set()  # by the time of its line
+        # Evaluations are known by the time of their line.
+        self._evaluated: set[float] = set()
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """A step without trajectories, a warm start's, has no spans."""
+        """Sends a step's spans; a step without trajectories, a warm start's, has none."""
         programs = {
             event["trajectory_id"]: event
             for event in iter_jsonl(self._folder.programs(step))
@@ -74,7 +82,7 @@ class OtelLogger:
             self._post.close()
 
     def _evaluations(self) -> None:
-        """A line is written after its trajectories: where it stands, they are whole."""
+        """Sends evaluations. A line is written after its trajectories: where it stands, they are whole."""
         for record in read_jsonl(self._folder.evals_jsonl):
             if record["time"] >= self._started_s and record["time"] not in self._evaluated:
                 self._evaluated.add(record["time"])
@@ -85,7 +93,8 @@ class OtelLogger:
     def _write(self, root: Span, trajectories: Path, spans: Path, programs: Mapping[str, Any]) -> None:
         origin_s = next(iter_jsonl(self._folder.events_jsonl), {}).get("time", 0.0)
         with self._sink(spans) as send:
-            about, count = self._maker.add(root), 1
+            about = self._maker.add(root)
+            count = 1
             for record in iter_jsonl(trajectories):
                 span = trajectory_span(record, programs.get(record["trajectory_id"]), origin_s)
                 if span is None:
@@ -99,17 +108,17 @@ class OtelLogger:
                 send(self._maker.taken())
 
     def _sink(self, path: Path) -> AbstractContextManager[Send]:
-        return nullcontext(self._post.send) if self._post is not None else _lines(path)
+        return nullcontext(self._post.send) if self._post is not None else _write_requests(path)
 
 
 def endpoint_of(address: str) -> str:
-    """Where an OTLP receiver takes traces. Raises ValueError for what is no address."""
+    """Returns where an OTLP receiver takes traces. Raises ValueError for what is no address."""
     base = base_address(address)
     return base if base.endswith(_PATH) else f"{base}{_PATH}"
 
 
 class _SpanMaker:
-    """Spans of OpenTelemetry's library, kept until they are taken."""
+    """Makes spans of OpenTelemetry's library, kept until they are taken."""
 
     def __init__(self, run_name: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -129,7 +138,7 @@ class _SpanMaker:
         return spans
 
     def add(self, span: Span, linked: "SpanContext | None" = None) -> "SpanContext":
-        """As the root of a trace; `linked`: the span of its step."""
+        """Adds a span as the root of a trace. `linked` is the span of its step."""
         from opentelemetry.context import Context
         from opentelemetry.trace import Link
 
@@ -153,11 +162,14 @@ class _SpanMaker:
 
 
 class _Post:
-    """To a receiver, with pauses after what failed. `clock` gives seconds."""
+    """Sends to a receiver, with pauses after what failed. `clock` gives seconds."""
 
     def __init__(self, exporter: Any, target: str, clock: Callable[[], float]) -> None:
-        self._exporter, self._target, self._clock = exporter, target, clock
-        self._paused_until_s, self._left_out = clock(), 0
+        self._exporter = exporter
+        self._target = target
+        self._clock = clock
+        self._paused_until_s = clock()
+        self._left_out = 0
 
     def send(self, spans: Sequence["ReadableSpan"]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -176,28 +188,28 @@ class _Post:
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Send]:
-    """Into a file, a request a line. Raises DiskError."""
+def _write_requests(path: Path) -> Iterator[Send]:
+    """Yields a function that writes a request a line into a file. Raises DiskError."""
     from google.protobuf.json_format import MessageToDict
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
     with JsonlWriter(path) as writer:
 
         def send(spans: Sequence["ReadableSpan"]) -> None:
-            writer.append(_hexadecimal(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
+            writer.append(_with_hex_ids(MessageToDict(encode_spans(spans), use_integers_for_enums=True)))
 
         yield send
 
 
-def _hexadecimal(message: Any) -> Any:
-    """OTLP writes ids in JSON as hexadecimal numbers, where protobuf would have base64."""
+def _with_hex_ids(message: Any) -> Any:
+    """Returns a message with ids as hexadecimal numbers: OTLP in JSON has them so, where protobuf has base64."""
     import base64
 
     if isinstance(message, list):
-        return [_hexadecimal(item) for item in message]
+        return [_with_hex_ids(item) for item in message]
     if not isinstance(message, dict):
         return message
     return {
-        key: base64.b64decode(value).hex() if key in ("traceId", "spanId", "parentSpanId") else _hexadecimal(value)
+        key: base64.b64decode(value).hex() if key in ("traceId", "spanId", "parentSpanId") else _with_hex_ids(value)
         for key, value in message.items()
     }

@@ -1,8 +1,8 @@
-"""What the user sees while a run runs, and the markers that its log keeps.
+"""Shows the user what a run does, and writes the markers that its log keeps.
 
 Invariants:
 - Every phase, finished step and evaluation is one line in `run.log` (logger `swe_rl.progress`) whatever the console.
-- On a terminal: two live lines; elsewhere plain lines, the first of a phase after two seconds, then one in 30.
+- On a terminal there are two live lines; elsewhere plain lines, the first of a phase after two seconds, then one in 30.
 - A quiet console gets messages only: how a run begins, warnings, how it ends.
 - A lasting line is broken between its parts where the console is narrower; `run.log` has it whole.
 - Nothing here can fail a run: a console that goes away (`| head`, a closed terminal) is ignored.
@@ -23,30 +23,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from swe_rl.config.choices import Verbosity
-from swe_rl.host.terminal import is_live, width
+from swe_rl.host.terminal import is_live, terminal_width
 from swe_rl.logger import progress_text as text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_UNBOUNDED = 10_000  # columns of what is no terminal: a file's lines stay whole
+# What is no terminal has this many columns: a file's lines stay whole.
+_UNBOUNDED = 10_000
 PLAIN_FIRST_S = 2.0
 PLAIN_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Phase:
-    """`inside`: the phase that this one is a part of; phases of two tasks may lie side by side."""
+class ProgressPhase:
+    """A phase. `inside` is the phase that this one is a part of; phases of two tasks may lie side by side."""
 
     name: str
     since_s: float
-    inside: "Phase | None"
+    inside: "ProgressPhase | None"
 
     def text(self, now_s: float) -> str:
-        return f"{self.name} {text.duration(now_s - self.since_s)}"
+        return f"{self.name} {text.format_duration(now_s - self.since_s)}"
 
 
-_inside: ContextVar[Phase | None] = ContextVar("_inside", default=None)  # each task has its own
+# Each task has its own.
+_inside: ContextVar[ProgressPhase | None] = ContextVar("_inside", default=None)
 
 
 @dataclass(slots=True)
@@ -55,44 +57,50 @@ class ProgressState:
     done_steps: int = 0
     step_started_s: float = 0.0
     step_times_s: list[float] = field(default_factory=list)
-    phases: list[Phase] = field(default_factory=list)  # in the order of their starts
+    # They are in the order of their starts.
+    phases: list[ProgressPhase] = field(default_factory=list)
     expected: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     collecting_since_s: float | None = None
 
-    def enter(self, name: str, trajectories: int, now_s: float, inside: Phase | None = None) -> Phase:
-        phase = Phase(name, now_s, inside)
+    def enter(self, name: str, trajectories: int, now_s: float, inside: ProgressPhase | None = None) -> ProgressPhase:
+        phase = ProgressPhase(name, now_s, inside)
         self.phases.append(phase)
         if name == "step":
             self.step_started_s = now_s
         if trajectories:
-            self.expected, self.tokens, self.collecting_since_s = trajectories, 0, now_s
+            self.expected = trajectories
+            self.tokens = 0
+            self.collecting_since_s = now_s
             self.counts = Counter()
         return phase
 
-    def leave(self, phase: Phase, now_s: float) -> float:
-        """Seconds that it took."""
+    def leave(self, phase: ProgressPhase, now_s: float) -> float:
+        """Ends a phase. Returns the seconds that it took."""
         self.phases.remove(phase)
         if self.collecting_since_s == phase.since_s:
             self.collecting_since_s = None
         return now_s - phase.since_s
 
     def at_work(self, now_s: float) -> str:
-        """The innermost phases, side by side: `start_engines 12.0s + start_trainer 11.8s`."""
+        """Returns the innermost phases, side by side: `start_engines 12.0s + start_trainer 11.8s`."""
         phases = list(self.phases)
         outer = [phase.inside for phase in phases]
         return " + ".join(phase.text(now_s) for phase in phases if phase not in outer)
 
     def finish_step(self, step: int, now_s: float) -> float:
-        """Seconds that the step took."""
+        """Ends a step. Returns the seconds that it took."""
         self.step_times_s.append(now_s - self.step_started_s)
         self.step_started_s = now_s
         self.done_steps = step
         return self.step_times_s[-1]
 
     def left_s(self, now_s: float) -> float | None:
-        """Mean time of the last ten steps times the steps left, less what the present one has had; None before any."""
+        """Returns the mean time of the last ten steps times the steps left, less what the present one has had.
+
+        It is None before any step.
+        """
         recent = self.step_times_s[-10:]
         if not recent or self.done_steps >= self.total_steps:
             return None
@@ -105,16 +113,16 @@ class ProgressState:
         return self.tokens / (now_s - since_s) if since_s is not None and now_s > since_s else 0.0
 
     def headline(self, now_s: float) -> str:
-        """`step 3/15  generate 12.0s  4:10 left`."""
+        """Returns a line such as `step 3/15 generate 12.0s 4:10 left`."""
         parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"] if self.total_steps else []
         if at_work := self.at_work(now_s):
             parts.append(at_work)
         if (left_s := self.left_s(now_s)) is not None:
-            parts.append(f"{text.duration(left_s)} left")
+            parts.append(f"{text.format_duration(left_s)} left")
         return "  ".join(parts)
 
     def collection(self, now_s: float) -> str | None:
-        """The line of the collecting phase, None outside one."""
+        """Returns the line of the collecting phase, None outside one."""
         if self.collecting_since_s is None:
             return None
         counts = dict(self.counts)
@@ -122,7 +130,9 @@ class ProgressState:
 
 
 class PlainView:
-    """One lasting line each, and lines on the present state: PLAIN_FIRST_S into a phase, then every PLAIN_EVERY_S."""
+    """Prints one lasting line each, and lines on the present state: PLAIN_FIRST_S into a phase, then every
+    PLAIN_EVERY_S.
+    """
 
     def __init__(self, stream: TextIO, state: ProgressState, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -133,7 +143,8 @@ class PlainView:
         self._broken = False
 
     def start(self) -> None:
-        self._since_s, self._wait_s = self._clock(), PLAIN_FIRST_S
+        self._since_s = self._clock()
+        self._wait_s = PLAIN_FIRST_S
 
     def start_phase(self) -> None:
         self.start()
@@ -142,7 +153,7 @@ class PlainView:
         if self._broken:
             return
         try:
-            print(text.wrapped(message, width(self._stream, _UNBOUNDED)), file=self._stream, flush=True)
+            print(text.wrap_line(message, terminal_width(self._stream, _UNBOUNDED)), file=self._stream, flush=True)
         except (OSError, ValueError):
             self._broken = True
 
@@ -150,7 +161,8 @@ class PlainView:
         now_s = self._clock()
         if now_s - self._since_s < self._wait_s:
             return
-        self._since_s, self._wait_s = now_s, PLAIN_EVERY_S
+        self._since_s = now_s
+        self._wait_s = PLAIN_EVERY_S
         collection = self._state.collection(now_s)
         self.line("  ".join(filter(None, (self._state.headline(now_s), collection))))
 
@@ -180,10 +192,11 @@ class LiveView:
 
     def line(self, message: str) -> None:
         with suppress(OSError, ValueError):
-            self._console.print(text.wrapped(message, self._console.width), markup=False, soft_wrap=True)
+            self._console.print(text.wrap_line(message, self._console.width), markup=False, soft_wrap=True)
 
     def refresh(self) -> None:
-        pass  # the redrawing thread reads the state
+        # The redrawing thread reads the state.
+        pass
 
     def stop(self) -> None:
         with suppress(OSError, ValueError):
@@ -209,11 +222,11 @@ _log = logging.getLogger("swe_rl.progress")
 
 
 class Progress:
-    """Progress of one run; a context manager that always gives the terminal back.
+    """The progress of one run; a context manager that always gives the terminal back.
 
     `total_steps` is the number of the last step, `done_steps` the one that a resumed run starts after; `console`
-    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps.
-    `on_phase` hears of each phase that has ended, with its seconds, and raises nothing.
+    defaults to stdout; `clock` is any steady clock in seconds. `state` is shown instead of that of steps. `on_phase`
+    hears of each phase that has ended, with its seconds, and raises nothing.
     """
 
     def __init__(
@@ -229,7 +242,8 @@ class Progress:
         on_phase: Callable[[str, float], None] = lambda name, took_s: None,
     ) -> None:
         stream = sys.stdout if console is None else console
-        self._verbosity, self._on_phase = verbosity, on_phase
+        self._verbosity = verbosity
+        self._on_phase = on_phase
         self._clock = clock
         self.state = state or ProgressState(total_steps, done_steps=done_steps, step_started_s=clock())
         live = not self._is_quiet and is_live(stream, os.environ if environ is None else environ)
@@ -241,14 +255,14 @@ class Progress:
 
     @contextmanager
     def phase(self, name: str, trajectories: int = 0) -> Iterator[None]:
-        """A stretch of work, nested at will: `step`, `generate`, `grade`, `train`, `sync_weights`, `eval`.
+        """Marks a stretch of work, nested at will: `step`, `generate`, `grade`, `train`, `sync_weights`, `eval`.
 
         `trajectories` > 0 says that it collects that many; their count starts anew.
         """
         outer = _inside.get()
         phase = self.state.enter(name, trajectories, self._clock(), outer)
         _inside.set(phase)
-        _log.info(text.started(name))
+        _log.info(text.started_line(name))
         if trajectories:
             self._view.start_phase()
         self.show()
@@ -257,45 +271,54 @@ class Progress:
         finally:
             _inside.set(outer)
             cost_s = self.state.leave(phase, self._clock())
-            _log.info(text.finished(name, cost_s))
+            _log.info(text.finished_line(name, cost_s))
             self._on_phase(name, cost_s)
 
     def trajectory(self, status: str, tokens: int = 0) -> None:
-        """One trajectory has ended; `tokens` were sampled for it, and feed the rate."""
+        """Counts a trajectory that has ended; `tokens` were sampled for it, and feed the rate."""
         self.state.counts[str(status)] += 1
         self.state.tokens += tokens
         self.show()
 
     def detail(self, record: Callable[[], Mapping[str, Any]]) -> None:
-        """A line about a trajectory that has ended, where that much is asked for; its record is made then only."""
+        """Shows a line about a trajectory that has ended, if that much is asked for; its record is made then only."""
         if self._verbosity is Verbosity.debug:
             self.line(text.trajectory_line(record()))
 
     def show(self) -> None:
-        """The state has changed."""
+        """Shows that the state has changed."""
         if not self._is_quiet:
             self._view.refresh()
 
     def step_done(self, record: Mapping[str, Any]) -> None:
-        """The step's record as `steps.jsonl` keeps it: one lasting line."""
+        """Shows the step's record as `steps.jsonl` keeps it: one lasting line, and another where nothing
+        was learned.
+        """
         took_s = self.state.finish_step(int(record.get("step") or self.state.done_steps + 1), self._clock())
-        _log.info(text.averages(record))
+        _log.info(text.average_line(record))
         self.line(text.step_line(record, self.state.total_steps, took_s))
+        if reason := text.nothing_learned(record):
+            self.line(reason)
 
     def eval_done(
-        self, label: str, rate: float | None, num_samples: int, interval: tuple[float, float] | None = None
+        self,
+        label: str,
+        rate: float | None,
+        num_samples: int,
+        interval: tuple[float, float] | None = None,
+        cut_reply_rate: float | None = None,
     ) -> None:
-        """`interval`: 95 %, of the rate."""
-        self.line(text.eval_line(label, rate, num_samples, interval))
+        """Shows an evaluation. `interval` is the 95 % one, of the rate."""
+        self.line(text.eval_line(label, rate, num_samples, interval, cut_reply_rate))
 
     def line(self, line: str) -> None:
-        """What is said as a matter of course: not on a quiet console."""
+        """Shows what is said as a matter of course: not on a quiet console."""
         _log.info(line)
         if not self._is_quiet:
             self._view.line(line)
 
     def message(self, message: str) -> None:
-        """A lasting line in `run.log` and on any console, also on a quiet one."""
+        """Writes a lasting line in `run.log` and on any console, also on a quiet one."""
         _log.info(message)
         self._view.line(message)
 

@@ -1,32 +1,34 @@
-"""The wording of progress: numbers in, one line of ASCII out.
+"""Words progress: numbers in, one line of ASCII out.
 
 Invariants:
 - A rate says which tokens it counts: `response` all of the trajectories' responses, what tools said included, as the
   field reports it (`tokens_per_s`); `sampled` what the policy sampled.
-- Pure; a number that is missing or not finite reads '-', and never raises.
+- It is pure; a number that is missing or not finite reads '-', and never raises.
 - `Started: 'x'`, `Finished: 'x', time cost: 1.23s` and `avg_final_rewards: .., avg_response_length: ..` are SkyRL's
   markers, so that tools made for its logs read ours.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+LARGEST_FLOAT = sys.float_info.max  # no NaN, no infinity and no longer integer is within it
 
-def number(value: Any, pattern: str = ".3g") -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+
+def format_number(value: Any, pattern: str = ".3g") -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_FLOAT:
         return "-"
     return format(value, pattern)
 
 
-def percent(value: Any) -> str:
-    shown = number(value * 100 if isinstance(value, int | float) else value, ".1f")
+def format_percent(value: Any) -> str:
+    shown = format_number(value * 100 if isinstance(value, int | float) else value, ".1f")
     return f"{shown}%" if shown != "-" else shown
 
 
-def duration(seconds: float) -> str:
-    """`8.4s`, `3:07`, `2:04:11`."""
-    if not math.isfinite(seconds):
+def format_duration(seconds: float) -> str:
+    """Returns a time such as `8.4s`, `3:07`, `2:04:11`."""
+    if not abs(seconds) <= LARGEST_FLOAT:
         return "-"
     if seconds < 60:
         return f"{seconds:.1f}s"
@@ -36,36 +38,49 @@ def duration(seconds: float) -> str:
 
 
 _ERROR_CHARS = 200
-_KINDS = 3  # of failures that a step's line names
+# A step's line names this many kinds of failures.
+_KINDS = 3
 
 
 def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
-    """A step's record in figures: its order is that of a person's questions, whether it learns, then what it costs."""
+    """Returns a step's record in figures, in the order of a person's questions: whether it learns, then
+    what it costs.
+    """
     width = len(str(total_steps))
     interval = record.get("resolved_interval")
     phases = (("generate_s", "generate"), ("train_s", "train"), ("weight_sync_s", "send"))
     parts = (
         f"step {record.get('step', '-'):>{width}}/{total_steps}",
-        f"reward {number(record.get('reward_mean'), '.3f')}",
-        f"resolved {percent(record.get('resolved_rate'))}{f' ({span(*interval)})' if interval else ''}",
-        f"signal {percent(record.get('signal_rate'))}" if "foreseen_groups" in record else "",
-        f"length {number(record.get('avg_response_length'), '.0f')}",
-        f"loss {number(record.get('loss'), '.4f')}",
-        _gradient(record),
-        f"entropy {number(record.get('entropy'), '.3f')}",
-        f"KL {number(record.get('kl_rollout'), '.2g')}",
-        *failures(record.get("statuses") or {}),
-        f"{number(record.get('tokens_per_s'), '.0f')} response tokens/s",
-        " + ".join(f"{name} {duration(record[key])}" for key, name in phases if key in record),
-        f"total {duration(step_s)}",
+        f"reward {format_number(record.get('reward_mean'), '.3f')}",
+        f"resolved {format_percent(record.get('resolved_rate'))}{f' ({format_span(*interval)})' if interval else ''}",
+        f"signal {format_percent(record.get('signal_rate'))}" if "foreseen_groups" in record else "",
+        f"length {format_number(record.get('avg_response_length'), '.0f')}",
+        cut_replies(record.get("cut_reply_rate")),
+        f"loss {format_number(record.get('loss'), '.4f')}",
+        _gradient_norm(record),
+        f"entropy {format_number(record.get('entropy'), '.3f')}",
+        f"KL {format_number(record.get('kl_rollout'), '.2g')}",
+        *frequent_failures(record.get("statuses") or {}),
+        f"{format_number(record.get('tokens_per_s'), '.0f')} response tokens/s",
+        " + ".join(f"{name} {format_duration(record[key])}" for key, name in phases if key in record),
+        f"total {format_duration(step_s)}",
     )
     return PART.join(part for part in parts if part)
 
 
-def _gradient(record: Mapping[str, Any]) -> str:
-    """Its norm over the applied updates. An update whose gradient was not finite moved nothing, and is named."""
-    dropped, applied = record.get("nonfinite_updates") or 0, record.get("updates") or 0
-    norm = "" if dropped and not applied else f"gradient {number(record.get('grad_norm'))}"
+def cut_replies(rate: float | None) -> str:
+    """Returns words for the share of cut replies; nothing where no reply was cut."""
+    return f"replies cut {format_percent(rate)}" if rate else ""
+
+
+def _gradient_norm(record: Mapping[str, Any]) -> str:
+    """Returns the gradient's norm over the applied updates.
+
+    An update whose gradient was not finite moved nothing, and is named.
+    """
+    dropped = record.get("nonfinite_updates") or 0
+    applied = record.get("updates") or 0
+    norm = "" if dropped and not applied else f"gradient {format_number(record.get('grad_norm'))}"
     repeated = record.get("repeated_updates") or 0
     parts = (
         norm,
@@ -75,19 +90,47 @@ def _gradient(record: Mapping[str, Any]) -> str:
     return PART.join(filter(None, parts))
 
 
-PART = "  "  # between two parts of a line, where it may be broken
+def nothing_learned(record: Mapping[str, Any]) -> str:
+    """Returns why no update changed the policy, as a line; empty where one did, and in steps without a trainer."""
+    if record.get("updates", 1) or record.get("nonfinite_updates"):
+        return ""
+    trained_rows = record.get("trained_rows")
+    if not trained_rows and record.get("value_loss") is not None:
+        reason = "the critic learns alone (algo.critic_warmup_steps)"
+    elif record.get("teacher_kl") is not None:
+        reason = "the teacher thinks of every token as the policy does"
+    elif record.get("signal_rate") == 0.0:
+        reason = "all groups had equal rewards"
+    elif trained_rows and record.get("masked_fraction") == 1.0:
+        reason = "algo.mask_low and algo.mask_high leave every token out"
+    elif not trained_rows and record.get("stale_rows"):
+        reason = "all that could teach was too old (algo.max_staleness_steps)"
+    else:
+        reason = "no trajectory that is trained has an advantage"
+    return f"step {record.get('step', '-')}: the policy learned nothing and is unchanged: {reason}"
 
 
-def failures(statuses: Mapping[str, int]) -> list[str]:
-    """The most frequent ways in which trajectories ended without solving anything: `20 empty_patch`."""
+# It stands between two parts of a line, where it may be broken.
+PART = "  "
+
+
+def frequent_failures(statuses: Mapping[str, int]) -> list[str]:
+    """Returns the most frequent ways in which trajectories ended without solving anything: `20 empty_patch`."""
     others = sorted(((count, name) for name, count in statuses.items() if name != "resolved"), reverse=True)
     rest = sum(count for count, _ in others[_KINDS:])
     named = [f"{count} {name}" for count, name in others[:_KINDS]]
-    return [", ".join([*named, *([f"{rest} other"] if rest else [])])] if named else []
+    if not named:
+        return []
+    if rest:
+        named.append(f"{rest} other")
+    return [", ".join(named)]
 
 
-def wrapped(line: str, columns: int, indent: int = 6) -> str:
-    """Broken between parts, never inside of a part; what follows is indented. What was broken before stays as it is."""
+def wrap_line(line: str, columns: int, indent: int = 6) -> str:
+    """Returns a line broken between parts, never inside of a part; what follows is indented.
+
+    What was broken before stays as it is.
+    """
     if len(line) <= columns or "\n" in line:
         return line
     first, *parts = line.split(PART) if line == line.lstrip() else (line,)
@@ -102,15 +145,17 @@ def wrapped(line: str, columns: int, indent: int = 6) -> str:
 
 
 def trajectory_line(record: Mapping[str, Any]) -> str:
-    """A trajectory's record in figures; seconds are of sandbox, agent and grading."""
+    """Returns a trajectory's record in figures; seconds are of sandbox, agent and grading."""
     times_s = record.get("times_s") or {}
     parts = (
         str(record.get("trajectory_id", "-")),
         str(record.get("status", "-")),
-        f"reward {number(record.get('reward'), '.3f')}",
+        f"reward {format_number(record.get('reward'), '.3f')}",
         f"{len(record.get('turns') or ())} turns",
-        f"{number(record.get('sampled_tokens'), 'd')} sampled tokens",
-        " + ".join(f"{name} {duration(times_s[name])}" for name in ("boot", "agent", "grade") if name in times_s),
+        f"{format_number(record.get('sampled_tokens'), 'd')} sampled tokens",
+        " + ".join(
+            f"{name} {format_duration(times_s[name])}" for name in ("boot", "agent", "grade") if name in times_s
+        ),
         " ".join(str(record.get("error") or "").split())[:_ERROR_CHARS],
     )
     return PART.join(part for part in parts if part)
@@ -123,25 +168,33 @@ def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_to
     return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
 
 
-def eval_line(label: str, rate: float | None, num_samples: int, interval: tuple[float, float] | None = None) -> str:
-    """`interval`: 95 %, of the rate."""
-    within = f" ({span(*interval)}%)" if interval else ""
-    return f"eval {label}: {percent(rate)}{within} resolved of {num_samples} trajectories"
+def eval_line(
+    label: str,
+    rate: float | None,
+    num_samples: int,
+    interval: tuple[float, float] | None = None,
+    cut_reply_rate: float | None = None,
+) -> str:
+    """Returns the line of an evaluation. `interval` is the 95 % one, of the rate."""
+    within = f" ({format_span(*interval)}%)" if interval else ""
+    line = f"eval {label}: {format_percent(rate)}{within} resolved of {num_samples} trajectories"
+    return PART.join(filter(None, (line, cut_replies(cut_reply_rate))))
 
 
-def span(low: float, high: float) -> str:
-    """Shares in per cent: `17.2 - 34.9`."""
+def format_span(low: float, high: float) -> str:
+    """Returns shares in per cent: `17.2 - 34.9`."""
     return f"{100 * low:.1f} - {100 * high:.1f}"
 
 
-def started(phase: str) -> str:
+def started_line(phase: str) -> str:
     return f"Started: '{phase}'"
 
 
-def finished(phase: str, cost_s: float) -> str:
+def finished_line(phase: str, cost_s: float) -> str:
     return f"Finished: '{phase}', time cost: {cost_s:.2f}s"
 
 
-def averages(record: Mapping[str, Any]) -> str:
-    rewards, length = number(record.get("reward_mean"), ".4f"), number(record.get("avg_response_length"), ".1f")
+def average_line(record: Mapping[str, Any]) -> str:
+    rewards = format_number(record.get("reward_mean"), ".4f")
+    length = format_number(record.get("avg_response_length"), ".1f")
     return f"avg_final_rewards: {rewards}, avg_response_length: {length}"

@@ -1,4 +1,4 @@
-"""`run.log`: everything that the process logs, and its warnings on the console once each.
+"""Writes `run.log`: everything that the process logs, and its warnings on the console once each.
 
 Invariants:
 - Secrets of the environment appear neither in the file nor on the console, tracebacks included.
@@ -17,7 +17,8 @@ from swe_rl.logger.disk import Redactor, disk_error
 
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONSOLE_FORMAT = "%(levelname)s: %(message)s"
-_NOISY = ("aiohttp.access", "asyncio", "httpx", "urllib3", "git", "filelock")  # one line a request
+# They write one line a request.
+_NOISY = ("aiohttp.access", "asyncio", "httpx", "urllib3", "git", "filelock")
 _MAX_REMEMBERED = 1000
 
 
@@ -44,7 +45,8 @@ class RunLog:
         for name in _NOISY:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._replaced = [handler for handler in root.handlers if type(handler) is logging.StreamHandler]
-        for handler in self._replaced:  # or every warning would be shown twice
+        # Otherwise every warning would be shown twice.
+        for handler in self._replaced:
             root.removeHandler(handler)
         root.addHandler(self._file)
         root.addHandler(self._console)
@@ -73,7 +75,7 @@ class _RedactingFormatter(logging.Formatter):
 
 
 class _FileHandler(logging.FileHandler):
-    """What needs the disk says why it cannot go on; these lines only show."""
+    """A handler that says once why it cannot write: these lines only show, and what needs the disk says more."""
 
     _said = False
 
@@ -86,7 +88,8 @@ class _FileHandler(logging.FileHandler):
             print(f"WARNING: {disk_error(Path(self.baseFilename), error)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        with suppress(OSError):  # lines that it still holds
+        # It may still hold lines.
+        with suppress(OSError):
             super().close()
 
 
@@ -106,5 +109,6 @@ class _ConsoleHandler(logging.Handler):
             if len(self._shown) < _MAX_REMEMBERED:
                 self._shown.add(key)
             print(self.format(record), file=self._stream or sys.stderr, flush=True)
-        except Exception:  # as in the standard library: logging never raises into the program
+        # The standard library does so, too: logging never raises into the program.
+        except Exception:
             self.handleError(record)

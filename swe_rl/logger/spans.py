@@ -1,4 +1,4 @@
-"""What a run did as spans: trees of named intervals, made of the lines that the run's folder has.
+"""Tells what a run did as spans: trees of named intervals, made of the lines that the run's folder has.
 
 Invariants:
 - A span holds times, counts, names and statuses. No prompt, reply, command, output, patch or error text is in one.
@@ -30,7 +30,7 @@ Attribute = str | bool | int | float
 
 @dataclass(slots=True)
 class Span:
-    """Unix seconds. `failed`: it ended by a fault of the infrastructure."""
+    """A span in unix seconds. `failed` says that it ended by a fault of the infrastructure."""
 
     name: str
     start_s: float
@@ -41,26 +41,30 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Spans, with all below it."""
+        """The number of spans, with all below it."""
         return 1 + sum(child.size for child in self.children)
 
 
 def step_span(record: Mapping[str, Any], ended_s: float) -> Span:
-    """`record`: a line of `steps.jsonl`; `ended_s`: when its trajectories were written."""
+    """Returns the span of a line of `steps.jsonl`. Its trajectories were written at `ended_s`."""
     took_s = record.get("step_s") or record.get("generate_s") or 0.0
-    return Span("step", ended_s - took_s, ended_s, _named(record, _OF_STEP))
+    return Span("step", ended_s - took_s, ended_s, _prefix_keys(record, _OF_STEP))
 
 
 def evaluation_span(record: Mapping[str, Any]) -> Span:
-    """`record`: a line of `evals.jsonl`."""
+    """Returns the span of a line of `evals.jsonl`."""
     return Span(
-        "evaluation", record["time"] - record.get("eval_s", 0.0), record["time"], _named(record, _OF_EVALUATION)
+        "evaluation", record["time"] - record.get("eval_s", 0.0), record["time"], _prefix_keys(record, _OF_EVALUATION)
     )
 
 
 def trajectory_span(record: Mapping[str, Any], program: Mapping[str, Any] | None, origin_s: float) -> Span | None:
-    """None of one that never began. `program`: its event, in seconds since `origin_s`."""
-    began_s, times_s = record["began_s"], record["times_s"]
+    """Returns the span of a trajectory; None for one that never began.
+
+    `program` is its event, in seconds since `origin_s`.
+    """
+    began_s = record["began_s"]
+    times_s = record["times_s"]
     if "boot" not in began_s:
         return None
     names = (("boot", "boot"), ("agent", "agent"), ("grade", "grading"))
@@ -68,20 +72,20 @@ def trajectory_span(record: Mapping[str, Any], program: Mapping[str, Any] | None
         name: Span(name, began_s[key], began_s[key] + times_s.get(key, 0.0)) for key, name in names if key in began_s
     }
     end_s = began_s.get("end") or max(child.end_s for child in children.values())
-    root = Span("trajectory", began_s["boot"], end_s, _named(record, _OF_TRAJECTORY), list(children.values()))
+    root = Span("trajectory", began_s["boot"], end_s, _prefix_keys(record, _OF_TRAJECTORY), list(children.values()))
     root.attributes["swe_rl.turns"] = len(record["turns"])
     root.failed = record["status"] in INFRA_STATUSES
     if program is not None:
         acting = children.get("agent", root)
-        acting.children += _turns(program, origin_s, acting.start_s, record["turns"])
-        acting.children += [_command(phase, origin_s) for phase in program["phases"] if _is_tool_alone(phase)]
+        acting.children += _turn_spans(program, origin_s, acting.start_s, record["turns"])
+        acting.children += [_command_span(phase, origin_s) for phase in program["phases"] if _is_tool_alone(phase)]
     return root
 
 
-def _turns(
+def _turn_spans(
     program: Mapping[str, Any], origin_s: float, start_s: float, turns: Sequence[Mapping[str, Any]]
 ) -> Iterator[Span]:
-    """`turns`: of the trajectory's record; where a reply was asked for twice they are fewer, and not matched."""
+    """Yields the spans of turns. `turns` are the record's; where a reply was asked for twice they are not matched."""
     phases: dict[int, list[Sequence[Any]]] = {}
     for phase in program["phases"]:
         if phase[4] is not None:
@@ -90,16 +94,18 @@ def _turns(
     for place, tokens in enumerate(program["turns"]):
         lane = phases.get(place, ())
         calls = [phase for phase in lane if phase[2] in _CALL]
-        children = [_call(calls, tokens, program["engines"], origin_s)] if calls else []
-        children += [_command(phase, origin_s, turns[place] if matched else {}) for phase in lane if phase not in calls]
+        children = [_call_span(calls, tokens, program["engines"], origin_s)] if calls else []
+        children += [
+            _command_span(phase, origin_s, turns[place] if matched else {}) for phase in lane if phase not in calls
+        ]
         end_s = children[-1].end_s if children else start_s
         start_s = children[0].start_s if children else start_s
         yield Span("turn", start_s, end_s, {"swe_rl.turn": place}, children)
         start_s = end_s
 
 
-def _call(phases: Sequence[Sequence[Any]], tokens: Sequence[int], engines: Sequence[str], origin_s: float) -> Span:
-    """Named as OpenTelemetry's conventions for generative models have it, and by phase where its time went."""
+def _call_span(phases: Sequence[Sequence[Any]], tokens: Sequence[int], engines: Sequence[str], origin_s: float) -> Span:
+    """Returns the span of a call, named as OpenTelemetry's conventions have it, and by phase where its time went."""
     prompt, cached, sampled = tokens
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": "chat",
@@ -115,14 +121,14 @@ def _call(phases: Sequence[Sequence[Any]], tokens: Sequence[int], engines: Seque
 
 
 def _is_tool_alone(phase: Sequence[Any]) -> bool:
-    """A command after no call of an engine: of an agent that asks none."""
+    """Tells whether a command is after no call of an engine: of an agent that asks none."""
     return bool(phase[2] == PhaseKind.tool) and phase[4] is None
 
 
-def _command(phase: Sequence[Any], origin_s: float, turn: Mapping[str, Any] | None = None) -> Span:
-    return Span("command", origin_s + phase[0], origin_s + phase[1], _named(turn or {}, ("exit_code",)))
+def _command_span(phase: Sequence[Any], origin_s: float, turn: Mapping[str, Any] | None = None) -> Span:
+    return Span("command", origin_s + phase[0], origin_s + phase[1], _prefix_keys(turn or {}, ("exit_code",)))
 
 
-def _named(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Attribute]:
-    """What there is of it, under the project's prefix."""
+def _prefix_keys(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Attribute]:
+    """Returns what there is of a record, under the project's prefix."""
     return {f"swe_rl.{key}": record[key] for key in keys if record.get(key) is not None}

@@ -1,4 +1,4 @@
-"""`summary.json`: the run in one flat object, for tables and for people.
+"""Writes `summary.json`: the run in one flat object, for tables and for people.
 
 Invariants:
 - Every key is always there; what was not measured is null, never zero.
@@ -6,7 +6,6 @@ Invariants:
 """
 
 import json
-import math
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,17 +17,19 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_events, read_jsonl
+from swe_rl.logger.progress_text import LARGEST_FLOAT
 from swe_rl.version import __version__
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
 _GIT_TIMEOUT_S = 10.0
-SNAPSHOT = "snapshot.json"  # beside a package that was frozen for a sweep: what `git_state` said of the original
+# It lies beside a package that was frozen for a sweep, with what `git_state` said of the original.
+SNAPSHOT = "snapshot.json"
 
 Record = Mapping[str, Any]
 
 
 def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = None) -> dict[str, Any]:
-    """Of what the folder holds; `extra` adds flat keys (peak_gpu_memory_gb, ...). Raises DiskError."""
+    """Writes and returns the summary of what the folder holds; `extra` adds flat keys. Raises DiskError."""
     summary = build_summary(read_jsonl(folder.steps_jsonl), read_evals(folder), wall_s=wall_s)
     summary |= {"trainer_restarts": len(read_events(folder.events_jsonl, "trainer_restart")), **(extra or {})}
     write_json_atomic(folder.summary_json, summary)
@@ -36,7 +37,7 @@ def write_summary(folder: RunFolder, *, wall_s: float, extra: Record | None = No
 
 
 def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: float) -> dict[str, Any]:
-    """`wall_s` in seconds; rates are means over steps, as the field reports them."""
+    """Returns the summary. `wall_s` is in seconds; rates are means over steps, as the field reports them."""
     before, after = before_and_after(evals)
     return {
         "steps": max((int(step["step"]) for step in steps), default=0),
@@ -48,13 +49,13 @@ def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: f
         "sampled_tokens_per_s": finite_mean(rates_of(steps, "sampled_tokens_per_s")),
         "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
         "wall_s": wall_s,
-        **versions(),
+        **package_versions(),
         **git_state(PACKAGE),
     }
 
 
 def before_and_after(evals: Sequence[Record]) -> tuple[Record, Record]:
-    """The first and the latest evaluation of the split that was evaluated first; {} for one that was not made.
+    """Returns the first and the latest evaluation of the split that was evaluated first; {} for one that was not made.
 
     A step that was evaluated twice (resumed there) counts with its last result.
     """
@@ -68,13 +69,13 @@ def before_and_after(evals: Sequence[Record]) -> tuple[Record, Record]:
 
 
 def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
-    """Of each step; None where `key` was not measured, or is not finite.
+    """Returns the rate of each step; None where `key` was not measured, or is not finite.
 
-    With rollout.mode=stream a step may take groups that were nearly done, so that the mean of its own rates is no
-    rate. There each step's tokens are divided by the mean time of such steps: the mean is that of all tokens.
+    With rollout.mode=stream a step may take groups that were nearly done, so that the mean of its own rates is no rate.
+    There each step's tokens are divided by the mean time of such steps: the mean is that of all tokens.
     """
-    rates = [finite(step.get(key)) for step in steps]
-    times_s = [finite(step.get("generate_s")) if "queued_groups" in step else None for step in steps]
+    rates = [finite_number(step.get(key)) for step in steps]
+    times_s = [finite_number(step.get("generate_s")) if "queued_groups" in step else None for step in steps]
     flowing = [time_s for rate, time_s in zip(rates, times_s, strict=True) if rate is not None and time_s]
     mean_s = finite_mean(flowing)
     return [
@@ -83,19 +84,19 @@ def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
     ]
 
 
-def finite(value: Any) -> float | None:
-    """None for what is no number, or not finite."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def finite_number(value: Any) -> float | None:
+    """Returns a number; None for what is no number, not finite, or an integer that no float can be."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
     return float(value) if known else None
 
 
 def finite_mean(values: Iterable[Any]) -> float | None:
-    known = [number for value in values if (number := finite(value)) is not None]
+    known = [number for value in values if (number := finite_number(value)) is not None]
     return sum(known) / len(known) if known else None
 
 
-def versions() -> dict[str, str | None]:
-    """`torch_version` and its like, from the installed metadata: nothing is imported."""
+def package_versions() -> dict[str, str | None]:
+    """Returns `torch_version` and its like, from the installed metadata: nothing is imported."""
     by_key: dict[str, str | None] = {"swe_rl_version": __version__, "python_version": platform.python_version()}
     for name in _DISTRIBUTIONS:
         key = f"{name.replace('-', '_')}_version"
@@ -107,24 +108,27 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state(package: Path) -> dict[str, Any]:
-    """`git_sha` of the checkout that tracks this package and whether its files differ; a frozen copy knows its own.
+    """Returns `git_sha` of the checkout that tracks this package and whether its files differ.
 
-    None outside of both.
+    A frozen copy knows its own. Both are None outside of both.
     """
     snapshot = package.parent / SNAPSHOT
     if snapshot.is_file():
         return dict(json.loads(snapshot.read_text(encoding="utf-8")))
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+    if _run_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return {"git_sha": None, "git_dirty": None}
-    return {"git_sha": _git(package, "rev-parse", "HEAD"), "git_dirty": bool(_git(package, "status", "--short", "."))}
+    return {
+        "git_sha": _run_git(package, "rev-parse", "HEAD"),
+        "git_dirty": bool(_run_git(package, "status", "--short", ".")),
+    }
 
 
 def git_difference(checkout: Path) -> str:
-    """What differs from the last commit, as a patch; empty outside of a checkout."""
-    return _git(checkout, "diff", "HEAD", "--", ".") or ""
+    """Returns what differs from the last commit, as a patch; empty outside of a checkout."""
+    return _run_git(checkout, "diff", "HEAD", "--", ".") or ""
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     command = ("git", "-C", str(folder), *arguments)
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)

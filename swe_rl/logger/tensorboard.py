@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a run as event files in its folder, by TensorBoard's own writer.
+"""Logs to TensorBoard: the curves of a run as event files in its folder, by TensorBoard's own writer.
 
 Invariants:
 - Neither TensorFlow nor torch is needed or imported.
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import not_installed
-from swe_rl.logger.figures import figures
+from swe_rl.logger.figures import numeric_figures
 
 
 class TensorBoardLogger:
-    """`folder`: the run's. Raises UserError without the package."""
+    """A logger of TensorBoard. `folder` is the run's. Raises UserError without the package."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -27,13 +27,13 @@ class TensorBoardLogger:
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         self._last_step = max(step, self._last_step)
-        self._add(figures(record), step)
+        self._add(numeric_figures(record), step)
 
     evaluated = log
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """At the last step: TensorBoard has no place for what has no step."""
-        self._add({f"summary/{name}": value for name, value in figures(summary).items()}, self._last_step)
+        """Logs at the last step: TensorBoard has no place for what has no step."""
+        self._add({f"summary/{name}": value for name, value in numeric_figures(summary).items()}, self._last_step)
 
     def finish(self, exit_status: int) -> None:
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Trackio: a run of a project in its database, by its own library.
+"""Logs to Trackio: a run of a project in its database, by its own library.
 
 Invariants:
 - The database is where Trackio has it (TRACKIO_DIR, else the Hugging Face cache): `trackio show` finds all runs there.
@@ -17,14 +17,18 @@ from typing import Any
 
 from swe_rl.errors import not_installed
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.figures import figures
+from swe_rl.logger.figures import numeric_figures
 
 NAME_FILE = "trackio_run.txt"
-_TAKEN = ("project", "run", "timestamp", "time", "metrics")  # names that Trackio keeps for itself, as it does `step`
+# Trackio keeps these names for itself, as it does `step`.
+_TAKEN = ("project", "run", "timestamp", "time", "metrics")
 
 
 class TrackioLogger:
-    """`folder`: the run's; `configuration`: flat, secrets masked. Raises UserError without the package."""
+    """A logger of Trackio. `folder` is the run's; `configuration` is flat, secrets masked.
+
+    Raises UserError without the package.
+    """
 
     def __init__(self, folder: Path, run_name: str, configuration: Mapping[str, Any], project: str) -> None:
         try:
@@ -45,7 +49,7 @@ class TrackioLogger:
             )
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        values = figures({name: value for name, value in record.items() if name != "step"})
+        values = numeric_figures({name: value for name, value in record.items() if name != "step"})
         self._run.log(
             {f"record/{name}" if name in _TAKEN else name: value for name, value in values.items()}, step=step
         )
@@ -53,7 +57,7 @@ class TrackioLogger:
     evaluated = log
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        self._run.log({f"summary/{name}": value for name, value in figures(summary).items()})
+        self._run.log({f"summary/{name}": value for name, value in numeric_figures(summary).items()})
 
     def finish(self, exit_status: int) -> None:
         with redirect_stdout(io.StringIO()):
@@ -61,7 +65,7 @@ class TrackioLogger:
 
 
 def _kept_name(path: Path, run_name: str) -> str:
-    """Written before Trackio hears of it: a kill in between costs nothing."""
+    """Returns the name, written before Trackio hears of it: a kill in between costs nothing."""
     try:
         if name := path.read_text(encoding="utf-8").strip():
             return name

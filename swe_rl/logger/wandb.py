@@ -1,4 +1,4 @@
-"""Weights & Biases, as a mirror of `steps.jsonl`; never a condition of the run.
+"""Mirrors `steps.jsonl` to Weights & Biases; it is never a condition of the run.
 
 Invariants:
 - What would fail (no package, no key) is a UserError from the constructor, before anything starts.
@@ -7,6 +7,7 @@ Invariants:
 - Every file goes into the run's folder.
 """
 
+import configparser
 import importlib.util
 import logging
 import netrc
@@ -17,13 +18,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from swe_rl.config.choices import WandbMode
 from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.figures import flat
+from swe_rl.logger.figures import flatten_record
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -59,43 +60,46 @@ class WandbLogger:
         self._run: Any = None
 
     def start(self) -> None:
-        """Raises WandbError where the service refuses, DiskError where the id cannot be kept."""
-        if self._config.wandb is WandbMode.disabled or self._run is not None:
+        """Starts it. Raises WandbError where the service refuses, DiskError where the id cannot be kept."""
+        mode = mode_of(self._config, os.environ)
+        if mode is WandbMode.disabled or self._run is not None:
             return
         import wandb
 
         run_id = self._resume_id or _kept_id(self._folder.wandb_id) or uuid.uuid4().hex[:8]
         write_text_atomic(self._folder.wandb_id, run_id + "\n")
-        mode: Any = self._config.wandb.value
         try:
             self._run = wandb.init(
                 project=self._config.project,
                 name=self._run_name,
                 id=run_id,
-                resume="allow" if self._config.wandb is WandbMode.online else None,
-                mode=mode,
+                resume="allow" if mode is WandbMode.online else None,
+                mode=cast("Any", mode.value),
                 dir=str(self._folder.path),
                 config=self._config_dict,
                 settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
             )
             self._run.define_metric(_EVAL_STEP, hidden=True)
             self._run.define_metric("eval/*", step_metric=_EVAL_STEP)
-        except Exception as error:  # wandb has no one root of its errors
+        # wandb has no one root of its errors.
+        except Exception as error:
             raise WandbError(
                 f"wandb cannot start: {error}. Check the key (`wandb login`) and the network, or start with "
                 "logger.wandb=offline and upload later with `wandb sync`."
             ) from error
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
-        """A step's record; nested mappings become `outer/inner`."""
-        self._attempt("log", lambda run: run.log(flat(record), step=step))
+        """Logs a step's record; nested mappings become `outer/inner`."""
+        self._attempt("log", lambda run: run.log(flatten_record(record), step=step))
 
     def evaluated(self, record: Mapping[str, Any], step: int) -> None:
-        """With a step of its own: W&B drops what comes after a later one, and an evaluation beside training may."""
+        """Logs with a step of its own: W&B drops what comes after a later one, and an evaluation beside
+        training may.
+        """
         self._attempt("log", lambda run: run.log({**record, _EVAL_STEP: step}, commit=False))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        self._attempt("summarize", lambda run: run.summary.update(flat(summary)))
+        self._attempt("summarize", lambda run: run.summary.update(flatten_record(summary)))
 
     def finish(self, exit_status: int = 0, timeout_s: float = _FINISH_TIMEOUT_S) -> None:
         """Waits at most `timeout_s` for the upload: a dead network must not hold the run's end."""
@@ -115,7 +119,8 @@ class WandbLogger:
             return
         try:
             action(self._run)
-        except Exception as error:  # anything: the mirror must not end the run
+        # It may be anything: the mirror must not end the run.
+        except Exception as error:
             self._run = None
             _log.warning("wandb failed to %s (%s: %s); the run goes on without it", what, type(error).__name__, error)
 
@@ -131,26 +136,58 @@ class WandbLogger:
 
 def check_wandb(config: LoggerConfig, environ: Mapping[str, str]) -> None:
     """Raises WandbError for what can be known without the network; imports nothing."""
-    if config.wandb is WandbMode.disabled:
+    mode = mode_of(config, environ)
+    if mode is WandbMode.disabled:
         return
     if importlib.util.find_spec("wandb") is None:
         raise WandbError(
             f"logger.wandb={config.wandb} needs the wandb package: pip install 'swe_rl[wandb]', "
             "or start with logger.wandb=disabled."
         )
-    if config.wandb is WandbMode.online and not (environ.get("WANDB_API_KEY") or _netrc_has_key(environ)):
+    host = _wandb_server(environ)
+    if mode is WandbMode.online and not (environ.get("WANDB_API_KEY") or _netrc_has_key(environ, host)):
         raise WandbError(
             "logger.wandb=online needs a key and there is none: neither WANDB_API_KEY nor an entry for "
-            f"{_HOST} in ~/.netrc. Run `wandb login`, or start with logger.wandb=offline and upload later."
+            f"{host} in ~/.netrc. Run `wandb login`, or start with logger.wandb=offline and upload later."
         )
 
 
-def _netrc_has_key(environ: Mapping[str, str]) -> bool:
-    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or "~").expanduser() / ".netrc")
-    host = environ.get("WANDB_BASE_URL", _HOST).split("://")[-1].split("/")[0].split(":")[0]
+def mode_of(config: LoggerConfig, environ: Mapping[str, str]) -> WandbMode:
+    """Returns the mode. WANDB_MODE may ask for less than logger.wandb does, as for any program, and never for more."""
+    wish = environ.get("WANDB_MODE", "").strip().lower()
+    if config.wandb is WandbMode.online and wish in ("offline", "dryrun"):
+        return WandbMode.offline
+    return WandbMode.disabled if wish == "disabled" else config.wandb
+
+
+def _netrc_has_key(environ: Mapping[str, str], host: str) -> bool:
+    path = Path(environ.get("NETRC") or _home_folder(environ) / ".netrc")
     with suppress(OSError, netrc.NetrcParseError):
         return netrc.netrc(path).authenticators(host) is not None
     return False
+
+
+def _wandb_server(environ: Mapping[str, str]) -> str:
+    """Returns the server that wandb asks: of the environment, else of the settings that `wandb login` has written.
+
+    Settings of the folder come before those of the user.
+    """
+    url = environ.get("WANDB_BASE_URL") or ""
+    users = Path(environ.get("WANDB_CONFIG_DIR") or _home_folder(environ) / ".config" / "wandb") / "settings"
+    for path in (Path("wandb") / "settings", users):
+        url = url or _base_url(path)
+    return url.split("://")[-1].split("/")[0].split(":")[0] or _HOST
+
+
+def _base_url(path: Path) -> str:
+    settings = configparser.ConfigParser(interpolation=None)
+    with suppress(OSError, configparser.Error, UnicodeDecodeError):
+        settings.read(path)
+    return settings.get("default", "base_url", fallback="")
+
+
+def _home_folder(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("HOME") or "~").expanduser()
 
 
 def _kept_id(path: Path) -> str | None:

@@ -1,1 +1,1 @@
-"""Architecture facts, tokenizer and chat rendering, the tiny model."""
+"""This package has a model's facts, its tokenizer and chat rendering, and the tiny model."""

@@ -1,4 +1,4 @@
-"""The files of a LoRA adapter, as peft and vLLM read them.
+"""This module describes the files of a LoRA adapter, as peft and vLLM read them.
 
 Invariants:
 - Names of tensors are peft's: `base_model.model.LAYER.lora_A.weight` and `...lora_B.weight`.
@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,12 @@ class AdapterShape:
 
 
 def alpha_of(rank: int, alpha: int | None) -> int:
-    """`trainer.lora_alpha`, or what stands for it where it is not set."""
+    """Returns `trainer.lora_alpha`, or twice the rank if it is not set."""
     return alpha if alpha is not None else 2 * rank
 
 
 def adapter_config(shape: AdapterShape, names: Iterable[str], base: str | None, revision: str | None) -> dict[str, Any]:
-    """The content of CONFIG_FILE. `names`: of the tensors, which say what layers carry a pair."""
+    """Returns the content of CONFIG_FILE. `names` are those of the tensors: they tell which layers carry a pair."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

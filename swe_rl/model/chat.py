@@ -1,13 +1,15 @@
-"""Chat rendering, append-only: messages to token ids, without ever encoding again what was sampled.
+"""This module renders chats append-only: messages become token ids, and what was sampled is never encoded again.
 
 Invariants:
-- `start(m) + sampled + extend(sampled, new)` decodes to what the Jinja template of the same name renders for the
-  whole conversation plus the generation prompt.
-- Text of system, user and tool messages is encoded with special tokens out of reach: it cannot open or close a turn.
+- `start(m) + sampled + extend(sampled, new)` decodes to what the Jinja template of the same name renders for the whole
+  conversation plus the generation prompt.
+- Text of system, user and tool messages is encoded with special tokens out of reach: it cannot open or close a turn. A
+  special token that is spelled out in it is encoded as the letters that it has.
 - Ids that are handed in are never encoded again, only appended to.
-- Special tokens are out of reach of text: one that is spelled out in it is encoded as the letters that it has.
 - The same text gives the same ids, kept from before or not.
-- What is kept stays below `_KEPT_BYTES`, texts and ids together, whatever comes; safe for several threads.
+- What is kept stays below `_KEPT_BYTES`, texts and ids together, whatever comes; it is safe for several threads.
+- A long text is tokenized without stopping other threads. One that is longer than its caller has room for is refused,
+  before it is tokenized if that can be proven.
 """
 
 import logging
@@ -15,69 +17,152 @@ import re
 import sys
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from swe_rl.model.templates import qwen
-from swe_rl.model.templates.formats import TEMPLATES, ChatTemplateError, chat_format, difference_of, template_text
-from swe_rl.model.templates.qwen import Marker, Message, Piece
+from swe_rl.model.long_text import TokenBound, places_of, tokenize_text
+from swe_rl.templates import qwen
+from swe_rl.templates.formats import chat_format, difference_of, template_text
+from swe_rl.templates.names import TEMPLATES
+from swe_rl.templates.own.sandbox import ChatTemplateError
+from swe_rl.templates.qwen import Marker, Message, Piece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_KEPT_BYTES = 32 * 2**20  # system prompts, tools and tasks come again with each trajectory of a group
+# System prompts, tools and tasks come again with each trajectory of a group.
+_KEPT_BYTES = 32 * 2**20
+# A larger text would push out many that come again.
 _LARGEST_KEPT_BYTES = 2**20
+# Such a part of a tokenizer writes a blank before a text that no special token stands before.
+_PREPENDING = ("Metaspace", "Prepend")
+# Tokenizing a longer text would stop other threads for a while.
+_LONG_CHARS = 8192
+
+
+class PromptTooLongError(Exception):
+    """A text has more tokens than there is room for: at least `tokens`."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"at least {tokens} tokens")
+        self.tokens = tokens
 
 
 class TextEncoder:
-    """`special`: ids by the text of each special token."""
+    """Encodes text and special tokens apart. `special` maps the text of each special token to its id."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast") -> None:
-        self.special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", only: Collection[str] | None = None) -> None:
+        """With `only`, the other added tokens are words of the vocabulary like all others."""
+        added = tokenizer.added_tokens_decoder
+        self.special = {token.content: index for index, token in added.items() if only is None or token.content in only}
         self._tokenizer: Any = tokenizer.backend_tokenizer
+        # Such a tokenizer reads a text in another way where a special token stands beside it.
+        self._reads_neighbours = any(token.lstrip or token.rstrip for token in added.values()) or any(
+            name in str(part.__getstate__())
+            for part in (self._tokenizer.pre_tokenizer, self._tokenizer.normalizer)
+            if part is not None
+            for name in _PREPENDING
+        )
         # A look-ahead finds overlapping occurrences too; cutting after the first character breaks each of them.
         tokens = sorted((re.escape(token) for token in self.special if len(token) > 1), key=len, reverse=True)
         self._reserved = re.compile(f"(?=({'|'.join(tokens)}))")
+        self._longest_reserved = max(map(len, self.special), default=0)
+        self._bound = TokenBound(self._tokenizer, list(self.special))
         self._kept = KeptTexts()
 
-    def encode(self, pieces: Sequence[Piece]) -> list[int]:
-        """Text is encoded up to a special token at once, whatever number of pieces it has."""
+    def encode(self, pieces: Sequence[Piece], most_tokens: int | None = None) -> list[int]:
+        """Returns the ids of the pieces. Text is encoded up to a special token at once, whatever number of pieces it
+        has.
+
+        Raises PromptTooLongError for more than `most_tokens`.
+        """
+        runs = list(self._runs(pieces))
+        if most_tokens is not None:
+            fewest = sum(1 if isinstance(run, Marker) else self._bound.fewest_tokens(run) for run in runs)
+            if fewest > most_tokens:
+                raise PromptTooLongError(fewest)
         ids: list[int] = []
+        for index, run in enumerate(runs):
+            if isinstance(run, Marker):
+                ids.append(self.special[run])
+            elif run:
+                left = None if most_tokens is None else most_tokens - len(ids)
+                ids += self._encode_text(run, left, *self._neighbours(runs, index))
+            if most_tokens is not None and len(ids) > most_tokens:
+                raise PromptTooLongError(len(ids))
+        return ids
+
+    def count(self, pieces: Sequence[Piece]) -> int:
+        """Counts the ids that `encode` would return, without listing them: there may be more than anybody has room
+        for."""
+        if self._reads_neighbours:
+            return len(self.encode(pieces))
+        return sum(1 if isinstance(run, Marker) else sum(map(len, self._encodings(run))) for run in self._runs(pieces))
+
+    def _neighbours(self, runs: Sequence[str], index: int) -> tuple[str, str]:
+        """Returns the special tokens beside a text, where they matter."""
+        if not self._reads_neighbours:
+            return "", ""
+        return runs[index - 1] if index else "", runs[index + 1] if index + 1 < len(runs) else ""
+
+    def _runs(self, pieces: Sequence[Piece]) -> Iterator[str]:
+        """Yields special tokens, as markers, and the text between them."""
         text: list[str] = []
         for piece in pieces:
             if isinstance(piece, Marker) and piece in self.special:
-                ids += self._encode_text("".join(text))
-                ids.append(self.special[piece])
+                yield "".join(text)
+                yield piece
                 text = []
             else:
                 text.append(piece)
-        ids += self._encode_text("".join(text))
-        return ids
+        yield "".join(text)
 
-    def _encode_text(self, text: str) -> "array[int]":
-        kept = self._kept.get(text)
+    def _encode_text(self, text: str, most_tokens: int | None, before: str = "", after: str = "") -> "array[int]":
+        key = f"{before}{text}{after}"
+        kept = self._kept.get(key)
         if kept is not None:
             return kept
-        ids = self._encode_anew(text)
-        self._kept.put(text, ids)
+        ids = array("i")
+        if before or after:
+            ids.extend(self._between(text, before, after))
+        for encoding in () if before or after else self._encodings(text):
+            if most_tokens is not None and len(ids) + len(encoding) > most_tokens:
+                raise PromptTooLongError(len(ids) + len(encoding))
+            ids.extend(encoding.ids)
+        self._kept.put(key, ids)
         return ids
 
-    def _encode_anew(self, text: str) -> "array[int]":
-        cuts = [0, *(match.start() + 1 for match in self._reserved.finditer(text)), len(text)]
-        ids = array("i")
+    def _between(self, text: str, before: str, after: str) -> list[int]:
+        """Encodes a text together with the special tokens beside it, and leaves their ids out."""
+        ids: list[int] = []
+        places = places_of(self._reserved, text, self._longest_reserved)
+        cuts = [0, *(place + 1 for place in places), len(text)]
         for start, end in zip(cuts, cuts[1:], strict=False):
-            if end > start:
-                ids.extend(self._tokenizer.encode(text[start:end], add_special_tokens=False).ids)
+            last = after if end == len(text) else ""
+            # What is cut off in a token that the text spells out stands behind a special token, too: no blank is added.
+            encoded = tokenize_text(self._tokenizer, f"{before}{text[start:end]}{last}").ids
+            ids += encoded[1 if before else 0 : len(encoded) - 1 if last else len(encoded)]
         return ids
+
+    def _encodings(self, text: str) -> Iterator[Any]:
+        """Encodes the parts of a text. It is cut within each special token that is spelled out."""
+        places = places_of(self._reserved, text, self._longest_reserved) if self.special else []
+        cuts = [0, *(place + 1 for place in places), len(text)]
+        for start, end in zip(cuts, cuts[1:], strict=False):
+            if end - start > _LONG_CHARS:
+                yield tokenize_text(self._tokenizer, text[start:end])
+            elif end > start:
+                yield self._tokenizer.encode(text[start:end], add_special_tokens=False)
 
 
 class KeptTexts:
-    """The texts used last, with their ids."""
+    """Keeps the texts used last, with their ids."""
 
     def __init__(self, limit_bytes: int = _KEPT_BYTES, largest_bytes: int = _LARGEST_KEPT_BYTES) -> None:
         self.held_bytes = 0
-        self._limit_bytes, self._largest_bytes = limit_bytes, largest_bytes
+        self._limit_bytes = limit_bytes
+        self._largest_bytes = largest_bytes
         self._ids: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = Lock()
 
@@ -110,21 +195,34 @@ _log = logging.getLogger(__name__)
 
 
 class _Backend:
-    """What of a tokenizer is needed here, of its backend alone."""
+    """Holds what is needed of a tokenizer here, from its backend alone."""
 
     def __init__(self, backend: Any) -> None:
         self.backend_tokenizer = backend
         self.added_tokens_decoder = backend.get_added_tokens_decoder()
 
 
+def backend_only(tokenizer: str) -> "PreTrainedTokenizerFast":
+    """Returns what stands for a tokenizer that is given as JSON."""
+    from tokenizers import Tokenizer
+
+    return cast("PreTrainedTokenizerFast", _Backend(Tokenizer.from_str(tokenizer)))
+
+
 class ChatRenderer:
-    """`template`: `qwen` (always a think block, empty in the generation prompt when `thinking` is off), `qwen_plain`
-    (none), or `qwen_coder` (none, and tools as tags). Safe to use from several threads. Warns where the tokenizer has
-    a chat template that begins a conversation otherwise. Raises ChatTemplateError."""
+    """Renders conversations to token ids, from several threads if need be.
+
+    `template` is `qwen` (always a think block, empty in the generation prompt when `thinking` is off), `qwen_plain` (no
+    think block), or `qwen_coder` (no think block, and tools as tags). It warns if the tokenizer has a chat template
+    that begins a conversation otherwise. `rewrites` says that the template may change what was there before a reply;
+    `keeps` tells whether it does (own_chat.py). Raises ChatTemplateError.
+    """
+
+    rewrites = False
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, template: str = "qwen", thinking: bool = False) -> None:
         self.template = template_text(template)
-        self._name = template
+        self.name = template
         self._format = chat_format(template)
         self._thinking = thinking
         self._tokenizer: Any = tokenizer.backend_tokenizer
@@ -137,56 +235,83 @@ class ChatRenderer:
                     "model.path does not have; choose a Qwen-style tokenizer"
                 )
         self._end_id = special[qwen.IM_END]
-        ends = (qwen.IM_END, "<|endoftext|>")
-        self.stop_token_ids = tuple(special[token] for token in ends if token in special)
+        self.stop_token_ids = tuple(special[token] for token in (qwen.IM_END, "<|endoftext|>") if token in special)
         difference = difference_of(tokenizer, template, thinking=thinking)
         if difference is not None:
             _log.warning("the chat template of model.path is not model.chat_template=%s: %s", template, difference)
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any], tokenizer: str) -> "ChatRenderer":
-        """One that renders as another one does, of its `described`; transformers is not imported for it."""
-        from tokenizers import Tokenizer
-
-        made = cls(
-            cast("PreTrainedTokenizerFast", _Backend(Tokenizer.from_str(tokenizer))),
-            template=settings["template"],
-            thinking=settings["thinking"],
-        )
+    def restored(cls, settings: Mapping[str, Any], tokenizer: str) -> "ChatRenderer":
+        """Makes a renderer from what another one `described`; transformers is not imported for it."""
+        made = cls(backend_only(tokenizer), template=settings["template"], thinking=settings["thinking"])
         made.stop_token_ids = tuple(settings["stop_token_ids"])
         return made
 
     def described(self) -> tuple[dict[str, Any], str]:
-        """Its settings, and its tokenizer as JSON."""
-        settings = {"template": self._name, "thinking": self._thinking, "stop_token_ids": self.stop_token_ids}
+        """Returns the renderer's settings, and its tokenizer as JSON."""
+        settings = {"template": self.name, "thinking": self._thinking, "stop_token_ids": self.stop_token_ids}
         return settings, self._tokenizer.to_str()
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """A conversation's prompt, generation prompt included."""
-        ids, _, tail = self._conversation(self._format.preamble(messages, tools or ()), _body(messages))
-        return ids + self._encoder.encode([*tail, *self._generation_prompt()])
+    def start(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        most_tokens: int | None = None,
+    ) -> list[int]:
+        """Returns a conversation's prompt, generation prompt included. Raises PromptTooLongError for more than
+        `most_tokens`, most often before all of it is tokenized."""
+        return self._encoded(self._opened(messages, tools), most_tokens)
 
-    def extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> list[int]:
-        """What follows prompt + `sampled_ids`: the reply's end where it was cut off, `new_messages`, the next
-        generation prompt."""
-        closed = bool(sampled_ids) and sampled_ids[-1] == self._end_id
-        ids, _, tail = self._conversation(["\n"] if closed else [qwen.IM_END, "\n"], new_messages)
-        return ids + self._encoder.encode([*tail, *self._generation_prompt()])
+    def count_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> int:
+        """Counts the ids that `start` would return."""
+        return sum(self._encoder.count(pieces) for pieces, _ in self._opened(messages, tools))
+
+    def extend(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], most_tokens: int | None = None
+    ) -> list[int]:
+        """Returns what follows prompt + `sampled_ids`: the reply's end if it was cut off, `new_messages`, the next
+        generation prompt. Raises PromptTooLongError for more than `most_tokens`."""
+        return self._encoded(self._continued(sampled_ids, new_messages), most_tokens)
+
+    def count_extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> int:
+        """Counts the ids that `extend` would return."""
+        return sum(self._encoder.count(pieces) for pieces, _ in self._continued(sampled_ids, new_messages))
 
     def whole(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """A finished conversation encoded once, and the (start, end) of each assistant reply, end marker included."""
-        ids, spans, tail = self._conversation(self._format.preamble(messages, tools or ()), _body(messages))
-        return ids + self._encoder.encode(tail), spans
+        """Encodes a finished conversation once. Returns its ids and the (start, end) of each assistant reply, end
+        marker included."""
+        ids: list[int] = []
+        spans = []
+        preamble = self._format.preamble(messages, tools or ())
+        for pieces, is_reply in self._segments(preamble, _without_system(messages), []):
+            start = len(ids)
+            ids += self._encoder.encode(pieces)
+            if is_reply:
+                spans.append((start, len(ids)))
+        return ids, spans
 
     def reply(self, message: Message) -> list[int]:
-        """What a model would sample to say `message`, end marker included."""
-        pieces = self._format.reply(message, self._format.opens_block(self._thinking))
-        return self._encoder.encode([*pieces, qwen.IM_END])
+        """Returns what a model would sample to say `message`, end marker included."""
+        return self._encoder.encode(self._spoken(message))
+
+    def keeps(
+        self,
+        before: Sequence[Message],
+        reply: Message,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> bool:
+        """Tells whether the template leaves all as it was up to the end of a reply when `new_messages` follow."""
+        return True
+
+    def _spoken(self, message: Message) -> list[Piece]:
+        return [*self._format.reply(message, self._format.opens_block(self._thinking)), qwen.IM_END]
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
-        """The text of a reply: stop tokens at its end are left out, any other special token is spelled out."""
+        """Returns the text of a reply. Stop tokens at its end are left out, any other special token is spelled out."""
         end = len(sampled_ids)
         while end and sampled_ids[end - 1] in self.stop_token_ids:
             end -= 1
@@ -195,31 +320,50 @@ class ChatRenderer:
     def token_text(self, token_id: int) -> str:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
-    def _conversation(
-        self, pieces: list[Piece], messages: Sequence[Message]
-    ) -> tuple[list[int], list[tuple[int, int]], list[Piece]]:
-        """Ids so far, the replies' spans, and pieces not yet encoded: text is encoded up to a special token at once."""
+    def _opened(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> Iterator[tuple[list[Piece], bool]]:
+        return self._segments(
+            self._format.preamble(messages, tools or ()), _without_system(messages), self._generation_prompt()
+        )
+
+    def _continued(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message]
+    ) -> Iterator[tuple[list[Piece], bool]]:
+        closed = bool(sampled_ids) and sampled_ids[-1] == self._end_id
+        return self._segments(["\n"] if closed else [qwen.IM_END, "\n"], new_messages, self._generation_prompt())
+
+    def _encoded(self, segments: Iterator[tuple[list[Piece], bool]], most_tokens: int | None) -> list[int]:
         ids: list[int] = []
-        spans = []
+        for pieces, _ in segments:
+            try:
+                ids += self._encoder.encode(pieces, None if most_tokens is None else most_tokens - len(ids))
+            except PromptTooLongError as error:
+                raise PromptTooLongError(len(ids) + error.tokens) from None
+        return ids
+
+    def _segments(
+        self, before: Sequence[Piece], messages: Sequence[Message], after: Sequence[Piece]
+    ) -> Iterator[tuple[list[Piece], bool]]:
+        """Yields what is encoded apart, and whether it is a reply: text is encoded up to a special token at once."""
         roles = [qwen.role_of(message) for message in messages]
+        pieces = list(before)
         for index, message in enumerate(messages):
             if roles[index] != "assistant":
-                before = roles[index - 1] if index else None
-                after = roles[index + 1] if index + 1 < len(roles) else None
-                pieces = [*pieces, *self._format.turn(message, before, after)]
+                role_before = roles[index - 1] if index else None
+                role_after = roles[index + 1] if index + 1 < len(roles) else None
+                pieces += self._format.turn(message, role_before, role_after)
                 continue
             # The reply is encoded apart from the prompt in front of it, as it would have been sampled.
-            ids += self._encoder.encode([*pieces, *self._generation_prompt()])
-            start = len(ids)
-            ids += self.reply(message)
-            spans.append((start, len(ids)))
+            yield [*pieces, *self._generation_prompt()], False
+            yield self._spoken(message), True
             pieces = ["\n"]
-        return ids, spans, pieces
+        yield [*pieces, *after], False
 
     def _generation_prompt(self) -> list[Piece]:
         return self._format.generation_prompt(self._thinking)
 
 
-def _body(messages: Sequence[Message]) -> Sequence[Message]:
-    """Without a first system message: the preamble holds it."""
+def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns the messages without a first system message, which the preamble holds."""
     return messages[1:] if messages and qwen.role_of(messages[0]) == "system" else messages

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer from where `model.path` says.
+"""This module loads a model and its tokenizer from where `model.path` says.
 
 Invariants:
 - No code of a checkpoint is ever run; weights are safetensors.
@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.choices import Advantage
-from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts
+from swe_rl.config.choices import AdvantageKind
+from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts, plain_facts
 from swe_rl.config.schema import AlgoConfig, ModelConfig
 from swe_rl.errors import UserError
+from swe_rl.host.lines import lines_of
 from swe_rl.logger.disk import read_json
 from swe_rl.plan.vocabulary import vocabulary_problem
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 BUILTIN = "builtin:"
+# A tokenizer of these classes is one file, which is read without torch.
 _PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
 
@@ -30,8 +32,8 @@ class ModelError(UserError):
     """A model cannot be found, read, or is another one than the configuration says."""
 
 
-def locate(config: ModelConfig) -> str:
-    """A folder, or a hub id as it is. Raises ModelError for a builtin name that is not shipped."""
+def locate_model(config: ModelConfig) -> str:
+    """Returns a folder, or a hub id as it is. Raises ModelError for a builtin name that is not shipped."""
     if not config.path.startswith(BUILTIN):
         return config.path
     folder = Path(__file__).parent / "checkpoints" / config.path.removeprefix(BUILTIN)
@@ -44,18 +46,18 @@ def locate(config: ModelConfig) -> str:
 
 
 def load_model(config: ModelConfig) -> "PreTrainedModel":
-    """The policy in float32 on the CPU. Raises ModelError."""
+    """Loads the policy in float32 on the CPU. Raises ModelError."""
     from transformers import AutoModelForCausalLM
 
     _quiet_transformers()
-    model = _from_pretrained(AutoModelForCausalLM, config, dtype="float32", attn_implementation="sdpa")
+    model = _from_pretrained(AutoModelForCausalLM, config, dtype="float32")
     _check_facts(model.config, config)
     model.config.use_cache = False
     return model  # type: ignore[no-any-return]
 
 
 def load_shape(config: ModelConfig) -> "PreTrainedConfig":
-    """The model's transformers configuration, without weights. Raises ModelError."""
+    """Loads the model's transformers configuration, without weights. Raises ModelError."""
     from transformers import AutoConfig
 
     _quiet_transformers()
@@ -65,36 +67,44 @@ def load_shape(config: ModelConfig) -> "PreTrainedConfig":
 
 
 def model_folder(config: ModelConfig) -> Path:
-    """The folder that holds the model; one of the hub is fetched, or found in the hub's cache. Raises ModelError."""
-    where = Path(locate(config))
+    """Returns the folder that holds the model; a model of the hub is fetched, or found in the hub's cache. Raises
+    ModelError."""
+    where = Path(locate_model(config))
     if where.is_dir():
         return where
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-        return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=patterns))
-    except Exception as error:  # the hub's client raises errors of its own, of requests and of the system
+        return Path(
+            snapshot_download(
+                config.path,
+                revision=config.revision,
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"],
+            )
+        )
+    except Exception as error:
+        # The hub's client raises errors of its own, of requests and of the system.
         raise _cannot_load(config, error) from error
 
 
 def has_teacher(algo: AlgoConfig) -> bool:
-    return algo.advantage is Advantage.teacher and algo.teacher is not None
+    return algo.advantage is AdvantageKind.teacher and algo.teacher is not None
 
 
 def teacher_model(student: ModelConfig, algo: AlgoConfig) -> ModelConfig:
-    """`algo.teacher` with the sizes that its own config.json has. Raises ModelError where it speaks of other tokens."""
+    """Returns the configuration of `algo.teacher`, with the sizes that its own config.json has. Raises ModelError if it
+    speaks of other tokens."""
     assert algo.teacher is not None
     teacher = replace(student, name="teacher", path=algo.teacher, revision=None)
     try:
-        folder, of_student = model_folder(teacher), model_folder(student)
-        problem = vocabulary_problem(partial(_file_in, of_student), partial(_file_in, folder))
+        folder = model_folder(teacher)
+        problem = vocabulary_problem(partial(_file_in, model_folder(student)), partial(_file_in, folder))
         facts = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError, ModelError) as error:
         raise ModelError(f"algo.teacher={algo.teacher} cannot be read: {error}. Give the folder of a model") from error
     if problem:
         raise ModelError(f"algo.teacher={algo.teacher} {problem}. Choose a teacher of the same tokenizer")
-    sizes = {fact: facts[name] for fact, name in CHECKPOINT_FACTS.items() if name in facts}
+    sizes = {fact: value for fact, value in plain_facts(facts).items() if value is not None}
     return replace(teacher, **sizes, **{fact: value for fact, (_, value) in mixture_facts(facts).items()})
 
 
@@ -103,8 +113,10 @@ def _file_in(folder: Path, name: str) -> str | None:
 
 
 def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:
-    plain = {fact: (name, getattr(shape, name, None)) for fact, name in CHECKPOINT_FACTS.items()}
-    for fact, (name, value) in {**plain, **mixture_facts(shape.to_dict())}.items():
+    facts = shape.get_text_config().to_dict()
+    numbers = plain_facts(facts)
+    plain = {fact: (name, numbers[fact]) for fact, name in CHECKPOINT_FACTS.items()}
+    for fact, (name, value) in {**plain, **mixture_facts(facts)}.items():
         if value != getattr(config, fact):
             raise ModelError(
                 f"model.{fact}={getattr(config, fact)} but the checkpoint {config.path} has {name}={value}; "
@@ -113,7 +125,7 @@ def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
-    """Raises ModelError."""
+    """Loads the model's tokenizer. Raises ModelError."""
     _quiet_transformers()
     tokenizer = _from_pretrained(_tokenizer_loader(config), config)
     if tokenizer.pad_token_id is None:
@@ -122,8 +134,9 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerFast":
 
 
 def _tokenizer_loader(config: ModelConfig) -> Any:
-    """AutoTokenizer imports torch and all models, four seconds of a core. A file of `tokenizers` needs neither."""
-    if read_json(Path(locate(config)) / "tokenizer_config.json").get("tokenizer_class") in _PLAIN_TOKENIZERS:
+    """Returns the class that loads the tokenizer. AutoTokenizer imports torch and all models, four seconds of a core. A
+    file of `tokenizers` needs neither."""
+    if read_json(Path(locate_model(config)) / "tokenizer_config.json").get("tokenizer_class") in _PLAIN_TOKENIZERS:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
@@ -133,15 +146,16 @@ def _tokenizer_loader(config: ModelConfig) -> Any:
 
 
 def _from_pretrained(loader: Any, config: ModelConfig, **options: Any) -> Any:
-    where = locate(config)
+    where = locate_model(config)
     try:
         return loader.from_pretrained(where, revision=config.revision, trust_remote_code=False, **options)
-    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError and more for bad input
+    except Exception as error:
+        # transformers raises OSError, ValueError, SafetensorError and more for bad input.
         raise _cannot_load(config, error) from error
 
 
 def _cannot_load(config: ModelConfig, error: Exception) -> ModelError:
-    reason = str(error).strip().splitlines()
+    reason = lines_of(str(error).strip(), ends=False)
     return ModelError(
         f"model.path={config.path} cannot be loaded: {reason[0] if reason else type(error).__name__}; give a "
         "folder with config.json, model.safetensors and a tokenizer, or an id that the hub's cache holds"

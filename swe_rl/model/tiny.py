@@ -1,6 +1,6 @@
-"""The tiny model: Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own.
+"""The tiny model has Qwen3's architecture, dense or a mixture of experts, with a small byte-level tokenizer of its own.
+A mixture can begin as a dense model does: `upcycle_dense`.
 
-A mixture can begin as a dense model does: `upcycled`.
 Invariants of a batch of its warm start:
 - The messages are exactly those of `agent=bash` on the embedded instances, to the last byte.
 - The same state of `rng` gives the same rows in the same order.
@@ -37,7 +37,7 @@ _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]|\s+(?!\S)|\s+"
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE over `texts`: any text round-trips; the same texts give the same tokenizer."""
+    """Trains a byte-level BPE on `texts`. Any text round-trips, and the same texts give the same tokenizer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -65,7 +65,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
 
 
 def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeForCausalLM":
-    """A randomly initialised Qwen3 with the numbers of `config`, in float32 on the CPU; with experts a Qwen3-MoE."""
+    """Returns a randomly initialised Qwen3 with the numbers of `config`, in float32 on the CPU; with experts a
+    Qwen3-MoE."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -92,22 +93,24 @@ def build_model(config: ModelConfig, seed: int) -> "Qwen3ForCausalLM | Qwen3MoeF
         "num_experts": config.num_experts,
         "num_experts_per_tok": config.active_experts,
         "moe_intermediate_size": config.expert_intermediate_size,
-        "norm_topk_prob": True,  # as the published Qwen3 mixtures have it
+        # The published Qwen3 mixtures have it so.
+        "norm_topk_prob": True,
     }
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**numbers, **experts))
 
 
-def upcycled(dense: "PreTrainedModel", config: ModelConfig, seed: int) -> "Qwen3MoeForCausalLM":
-    """A mixture of twice as many experts as a token passes, which computes about what `dense` computes.
+def upcycle_dense(dense: "PreTrainedModel", config: ModelConfig, seed: int) -> "Qwen3MoeForCausalLM":
+    """Makes a mixture of twice as many experts as a token passes, which computes about what `dense` computes.
 
     Each MLP is cut into `active_experts` slices, of which there are two experts each. The two have opposite rows in the
     router, so that every token passes each slice exactly once, with a weight near its even share, which the slice's
     last matrix makes up for. Experts from a dense model: Sparse Upcycling, arXiv:2212.05055, section 3; slices as
-    experts: arXiv:2410.07524, section 4. Raises UserError where the numbers of `config` do not allow it.
+    experts: arXiv:2410.07524, section 4. Raises UserError if the numbers of `config` do not allow it.
     """
     import torch
 
-    active, width = config.active_experts, config.expert_intermediate_size
+    active = config.active_experts
+    width = config.expert_intermediate_size
     if config.num_experts != 2 * active or active * width != config.intermediate_size:
         raise UserError(
             f"sft.start={config.path}: its MLPs of model.intermediate_size={config.intermediate_size} become two "
@@ -134,10 +137,11 @@ def upcycled(dense: "PreTrainedModel", config: ModelConfig, seed: int) -> "Qwen3
     return mixture  # type: ignore[no-any-return]
 
 
-def batch(
+def draw_batch(
     conversations: Callable[[random.Random], Messages], renderer: "ChatRenderer", rng: random.Random, tokens: int
 ) -> list[IdsAndMask]:
-    """Conversations of at least `tokens` tokens, sorted by length; the mask is over what the assistant says."""
+    """Draws conversations of at least `tokens` tokens, sorted by length. Returns ids and masks; the mask is 1 on what
+    the assistant says."""
     drawn: list[IdsAndMask] = []
     size = 0
     while size < tokens:

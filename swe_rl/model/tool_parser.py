@@ -1,4 +1,4 @@
-"""From a reply's text to reasoning, content and tool calls.
+"""This module splits a reply's text into reasoning, content and tool calls.
 
 Invariants:
 - Nothing the model says is an error: what cannot be parsed stays, verbatim, in the content.
@@ -8,14 +8,19 @@ Invariants:
 import json
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from swe_rl.errors import UserError
 
-TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
+TOOL_PARSERS = ("hermes", "qwen3_coder", "own", "none")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CALL_END = "</tool_call>"
+_BLANKS = re.compile(r"\s*")
+# A call of these keys alone has no arguments.
+_NO_ARGUMENTS = frozenset({"name", "id", "type"})
 
 
 class ToolParserError(UserError):
@@ -25,7 +30,7 @@ class ToolParserError(UserError):
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     name: str
-    arguments: str  # a JSON object
+    arguments: str  # This is a JSON object.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,15 @@ ToolParser = Callable[[str, Sequence[Mapping[str, Any]]], ParsedReply]
 
 
 def check_tool_parser(name: str) -> str:
-    """Returns `name`. Raises ToolParserError."""
+    """Returns `name`. Raises ToolParserError for an unknown one."""
     if name not in TOOL_PARSERS:
         raise ToolParserError(f"model.tool_parser={name} is not known; choose one of {', '.join(TOOL_PARSERS)}")
     return name
 
 
 def make_tool_parser(name: str) -> ToolParser:
-    """Of `model.tool_parser`: from a reply's text and the tools that the request offered. Raises ToolParserError."""
+    """Returns the parser that `model.tool_parser` names. It reads a reply's text, given the tools that the request
+    offered. Raises ToolParserError."""
 
     parsers: dict[str, ToolParser] = {
         "hermes": lambda text, tools: parse_reply(text, tools=bool(tools)),
@@ -57,42 +63,63 @@ def make_tool_parser(name: str) -> ToolParser:
 
 
 def parse_reply(text: str, *, tools: bool) -> ParsedReply:
-    """`tools`: the request offered some; without, a `<tool_call>` is content like anything else."""
+    """Parses a reply with hermes calls. If the request offered no `tools`, a `<tool_call>` is content like anything
+    else."""
     reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     calls: list[ToolCall] = []
-
-    def take(match: re.Match[str]) -> str:
-        call = _parse_call(match.group(1))
+    kept: list[str] = []
+    done = 0
+    while match := _CALL.search(content, done):
+        end = _end_behind_json(content, match)
+        call = parse_call(content[match.start(1) : end].removesuffix(_CALL_END))
+        kept.append(content[done : match.start()])
         if call is None:
-            return match.group(0)
-        calls.append(call)
-        return ""
-
-    rest = _CALL.sub(take, content)
+            end = match.end()
+            kept.append(match[0])
+        else:
+            calls.append(call)
+        done = end
+    rest = "".join([*kept, content[done:]])
     return ParsedReply(rest.strip() if calls else content, reasoning, tuple(calls))
 
 
+def _end_behind_json(content: str, match: re.Match[str]) -> int:
+    """Returns where a call's `</tool_call>` ends: that behind its JSON, for a text in the JSON may hold one as well."""
+    start = match.end() - len(match[0]) + len("<tool_call>")
+    try:
+        _, end = json.JSONDecoder().raw_decode(content, _BLANKS.match(content, start).end())  # type: ignore[union-attr]
+    except (ValueError, RecursionError):
+        return match.end()
+    closed = content.find(_CALL_END, end)
+    return len(content) if closed < 0 else closed + len(_CALL_END)
+
+
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """(reasoning, content) of a reply that opens with a think block; a block cut off is all reasoning."""
+    """Returns (reasoning, content) of a reply that opens with a think block; a block cut off is all reasoning."""
     if not text.lstrip().startswith("<think>"):
         return None, text
     thought, closed, content = text.lstrip().removeprefix("<think>").partition("</think>")
     return thought.strip("\n"), content.lstrip("\n") if closed else ""
 
 
-def _parse_call(block: str) -> ToolCall | None:
+def parse_call(block: str) -> ToolCall | None:
+    """Returns the call that a JSON object stands for, or None."""
     try:
         call: Any = json.loads(block, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
             return None
-        arguments = call.get("arguments", {})
+        given = [key for key in ("arguments", "parameters") if key in call]
+        if len(given) > 1 or (not given and not _NO_ARGUMENTS.issuperset(call)):
+            # Without its arguments it would be another call.
+            return None
+        arguments = call[given[0]] if given else {}
         if isinstance(arguments, str):
             arguments = json.loads(arguments, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(arguments, dict):
             return None
-        call["name"].encode()  # a lone surrogate cannot be sent on
+        call["name"].encode()  # A lone surrogate cannot be sent on.
         return ToolCall(call["name"], dump_arguments(arguments))
     except (ValueError, RecursionError):
         return None
@@ -112,60 +139,152 @@ def refuse_constant(constant: str) -> NoReturn:
 
 
 def finite(written: str) -> float:
-    """1e999 is JSON, and its value is not."""
+    """Returns the number. Raises ValueError for one such as 1e999, which is JSON although its value is not."""
     value = float(written)
     if math.isinf(value):
         refuse_constant(written)
     return value
 
 
-# Inside of <tool_call> or, as the model sometimes writes, without it.
-# Qwen3-Coder's tool calls, written as tags: `<function=NAME><parameter=KEY>value</parameter></function>`.
-# - Never raises: what is not a call stays, verbatim, in the content.
+# Qwen3-Coder's tool calls, written as tags: `<function=NAME><parameter=KEY>value</parameter></function>`, inside of
+# <tool_call> or, as the model sometimes writes, without it.
+# - What is not a call stays, verbatim, in the content: no character of a reply is in neither.
 # - A value is the text between its tags without one newline at each side; the tool's schema says what type it has, and
 #   what does not fit its type stays a text.
+# - A closing tag ends what it names only where the format goes on behind it: a value may hold any tag.
 # - Outside of `<tool_call>` only functions that were offered are calls.
 # - The format: https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct (chat template and parser of the model card).
-_FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>|(?=</tool_call>)|\Z)", re.DOTALL)
-_TAGGED = re.compile(r"<tool_call>\s*(<function=.*?)(?:</tool_call>|\Z)|(<function=.*?(?:</function>|\Z))", re.DOTALL)
-_PARAMETER = re.compile(
-    r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)", re.DOTALL
-)  # fmt: skip
+_FUNCTION_CLOSE = "</function>"
+_PARAMETER_CLOSE = "</parameter>"
+_WRAPPED = re.compile(r"<tool_call>\s*(?=<function=)")
+_BARE = re.compile(r"<function=")
+# The next call begins without an end of this one.
+_UNCLOSED_CALL = re.compile(r"</function>\s*(?=<tool_call>\s*<function=)")
+_WRAPPED_END = re.compile(r"</function>\s*</tool_call>")
+_BARE_END = re.compile(r"</parameter>\s*</function>")
+_NEXT_FUNCTION = re.compile(r"(?<=</function>)\s*(?=<function=)")
+_FUNCTION = re.compile(r"<function=([^<>\n]+)>")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
 def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedReply:
-    """`tools`: those that the request offered, in OpenAI's shape; without any, everything is content."""
+    """Parses a reply with calls as tags. `tools` are those that the request offered, in OpenAI's shape; without any,
+    everything is content."""
     reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     schemas = {tool.get("function", {}).get("name"): tool.get("function", {}) for tool in tools}
     calls: list[ToolCall] = []
-
-    def take(match: re.Match[str]) -> str:
-        wrapped, bare = match.group(1), match.group(2)
-        functions = [_call(tag.group(1), tag.group(2), schemas) for tag in _FUNCTION.finditer(wrapped or bare)]
-        offered = [call for call in functions if call is not None and (wrapped or call.name in schemas)]
-        if not offered or len(offered) != len(functions):
-            return match.group(0)
-        calls.extend(offered)
-        return ""
-
-    rest = _TAGGED.sub(take, content)
+    kept: list[str] = []
+    done = 0
+    for start, end, is_wrapped in _tagged(content):
+        read = [_call(function, schemas) for function in _functions(content[start:end])]
+        offered = [call for call in read if call is not None and (is_wrapped or call.name in schemas)]
+        if offered and len(offered) == len(read):
+            calls += offered
+            kept.append(content[done:start])
+            done = end
+    rest = "".join([*kept, content[done:]])
     return ParsedReply(rest.strip() if calls else content, reasoning, tuple(calls))
 
 
-def _call(name: str, body: str, schemas: Mapping[str, Any]) -> ToolCall | None:
-    name = name.strip()
+def _tagged(content: str) -> list[tuple[int, int, bool]]:
+    """Returns where calls begin and end, and whether they are inside of `<tool_call>`, one behind the other."""
+    wrapped = [match.start() for match in _WRAPPED.finditer(content)]
+    functions = [match.start() for match in _BARE.finditer(content)]
+    unclosed = [match.end() for match in _UNCLOSED_CALL.finditer(content)]
+    places: list[tuple[int, int, bool]] = []
+    done = 0
+    while (index := bisect_left(functions, done)) < len(functions):
+        first = functions[index]
+        next_wrapped = _first_from(wrapped, done, len(content))
+        is_wrapped = next_wrapped < first
+        start = next_wrapped if is_wrapped else first
+        if is_wrapped:
+            close = content.find(_CALL_END, start)
+            after = len(content) if close < 0 else _first_from(wrapped, close, len(content))
+            limit = min(after, _first_from(unclosed, start + 1, len(content)))
+        else:
+            close = content.find(_FUNCTION_CLOSE, start)
+            after = len(content) if close < 0 else _first_from(functions, close, len(content))
+            limit = min(after, next_wrapped)
+        end = _end_of_call(content, start, limit, is_wrapped)
+        places.append((start, end, is_wrapped))
+        done = max(end, start + 1)
+    return places
+
+
+def _first_from(places: Sequence[int], start: int, otherwise: int) -> int:
+    index = bisect_left(places, start)
+    return places[index] if index < len(places) else otherwise
+
+
+def _end_of_call(content: str, start: int, limit: int, is_wrapped: bool) -> int:
+    """Returns the last place before the next call at which the format ends one: tags before it belong to a value."""
+    ends = [match.end() for match in (_WRAPPED_END if is_wrapped else _BARE_END).finditer(content, start, limit)]
+    if ends:
+        return ends[-1]
+    close = _CALL_END if is_wrapped else _FUNCTION_CLOSE
+    place = content.find(close, start, limit)
+    return limit if place < 0 else place + len(close)
+
+
+def _functions(tagged: str) -> list[str]:
+    """Returns the functions of a call, without the tags around them."""
+    return _NEXT_FUNCTION.split(tagged.strip().removeprefix("<tool_call>").removesuffix(_CALL_END).strip())
+
+
+def _call(function: str, schemas: Mapping[str, Any]) -> ToolCall | None:
+    """Returns the call, or None if something of the text is neither a name nor a parameter."""
+    opening = _FUNCTION.match(function)
+    name = opening[1].strip() if opening else ""
+    if opening is None or not name:
+        return None
     properties = _properties(schemas.get(name))
-    arguments = {
-        match.group(1).strip(): _value(_trimmed(match.group(2)), properties.get(match.group(1).strip()))
-        for match in _PARAMETER.finditer(body)
-    }
+    body = function[opening.end() :].rstrip().removesuffix(_FUNCTION_CLOSE)
+    written = _parameters(body, properties)
+    if written is None:
+        return None
+    arguments = {key: typed_value(_trimmed(value), properties.get(key)) for key, value in written.items()}
     try:
-        name.encode()  # a lone surrogate cannot be sent on
-        return ToolCall(name, dump_arguments(arguments)) if name else None
+        name.encode()  # A lone surrogate cannot be sent on.
+        return ToolCall(name, dump_arguments(arguments))
     except (UnicodeEncodeError, RecursionError):
         return None
+
+
+def _parameters(body: str, properties: Mapping[str, Any]) -> dict[str, str] | None:
+    """Returns the texts between the tags by key, or None if there is text that belongs to no parameter."""
+    opening = _PARAMETER.match(body.lstrip())
+    if opening is None:
+        return None if body.strip() else {}
+    body = body.lstrip()
+    written: dict[str, str] = {}
+    key = opening[1].strip()
+    value_start = opening.end()
+    for opening in _PARAMETER.finditer(body, value_start):
+        next_key = opening[1].strip()
+        if next_key == key or next_key in written or not _goes_on(body, opening.start(), next_key, properties):
+            # The tag is text of the value.
+            continue
+        written[key] = _without_end(body[value_start : opening.start()])
+        key = next_key
+        value_start = opening.end()
+    written[key] = _without_end(body[value_start:])
+    return written
+
+
+def _goes_on(body: str, place: int, next_key: str, properties: Mapping[str, Any]) -> bool:
+    """Tells whether another parameter begins: the one before has its end, or lacks it and the tool has the next one."""
+    while place > 0 and body[place - 1].isspace():
+        place -= 1
+    return body.endswith(_PARAMETER_CLOSE, 0, place) or not properties or next_key in properties
+
+
+def _without_end(raw: str) -> str:
+    """Returns a value without the closing tag at its end; a closing tag before that is its text."""
+    value, tag, rest = raw.rpartition(_PARAMETER_CLOSE)
+    return value if tag and not rest.strip() else raw
 
 
 def _properties(function: Any) -> Mapping[str, Any]:
@@ -178,11 +297,13 @@ def _trimmed(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-def _value(text: str, schema: Any) -> Any:
+def typed_value(text: str, schema: Any) -> Any:
+    """Returns a value that stands between tags: what the schema says that it is, or its text."""
     kinds = _kinds(schema)
     if not kinds or "string" in kinds:
         return None if "null" in kinds and text.strip() == "null" else text
-    if "null" in kinds and text.strip() == "None":  # so the chat template writes it
+    # The chat template writes null so.
+    if "null" in kinds and text.strip() == "None":
         return None
     if "boolean" in kinds and text.strip().lower() in ("true", "false"):
         return text.strip().lower() == "true"
@@ -196,11 +317,14 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def _kinds(schema: Any) -> set[str]:
-    """The JSON types that a parameter may have; none where its schema does not say. Any JSON may stand for one."""
-    kinds, left = set[str](), [schema]
+    """Returns the JSON types that a parameter may have, or none if its schema does not say. The schema is a client's:
+    it may be any JSON."""
+    kinds = set[str]()
+    left = [schema]
     while left:
         if isinstance(choice := left.pop(), Mapping):
-            kind, choices = choice.get("type"), choice.get("anyOf") or choice.get("oneOf")
+            kind = choice.get("type")
+            choices = choice.get("anyOf") or choice.get("oneOf")
             kinds.update(name for name in (kind if isinstance(kind, list) else [kind]) if isinstance(name, str))
             left += choices if isinstance(choices, list) else []
     return kinds

@@ -1,1 +1,1 @@
-"""What a configuration will use: sizes, memory, time."""
+"""This package estimates what a configuration will use: sizes, memory, time."""

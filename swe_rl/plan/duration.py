@@ -1,4 +1,4 @@
-"""Estimates of time: a step's rollouts, training, weight update; what they assume is said with them.
+"""This module estimates time: a step's rollouts, training, weight update. What the estimates assume is said with them.
 
 Invariants:
 - Pure arithmetic; good for telling minutes from days. What rollouts take is a bound here, for rules, which have no time
@@ -10,81 +10,94 @@ from collections.abc import Iterator
 from dataclasses import fields
 from math import ceil, erf, exp, inf, log, sqrt
 
-from swe_rl.config.choices import Advantage
-from swe_rl.config.parts import trains
+from swe_rl.config.choices import AdvantageKind
+from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import memory, sizes
 from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
 
-TRAIN_UTILIZATION = 0.35  # share of the published bfloat16 rate that a training step reaches
-RECOMPUTE = 4 / 3  # activation checkpointing does the forward pass twice
-SYNC_GB_PER_S = 20.0  # weights from the trainer to the engines, all of it, packing and loading included
-START_S = 300.0  # engines, model, first sandboxes
+# A training step reaches this share of the published bfloat16 rate.
+TRAIN_UTILIZATION = 0.35
+# Activation checkpointing does the forward pass twice.
+RECOMPUTE = 4 / 3
+# Weights go from the trainer to the engines at this rate, packing and loading included.
+SYNC_GB_PER_S = 20.0
+# Engines, model and first sandboxes are ready after so long.
+START_S = 300.0
+# A checkpoint is written at this rate.
 DISK_GB_PER_S = 1.0
-COMPILE_S = 60.0  # torch compiles a model's layers, once a run
-COMPILED = 0.9  # of a training step's time: measured from 0.78 (4B, one GPU) to 0.91 (14B, four)
+# torch compiles a model's layers once a run.
+COMPILE_S = 60.0
+# Compiled layers need this share of a training step's time. It was measured from 0.78 (4B, one GPU) to 0.91 (14B,
+# four).
+COMPILED = 0.9
 
 
 def rollout_s(config: Config) -> float:
-    """One step's rollouts at least: as the engines' speed has it, and as long as a trajectory is said to take."""
+    """Returns the least time of one step's rollouts: by the engines' speed, and by how long a trajectory is said to
+    take."""
     return max(bound_s(config), stated_s(config))
 
 
 def stated_s(config: Config) -> float:
-    """One step's rollouts as full waves of what a trajectory is said to take; 0 where nothing is said."""
+    """Returns the time of one step's rollouts as full waves of what a trajectory is said to take, or 0 if nothing is
+    said."""
     return sizes.waves_per_step(config) * (config.rollout.typical_trajectory_s or 0.0)
 
 
 def train_s(config: Config) -> float:
-    """Forward and backward over one step's tokens; 0 where nothing is known about the GPUs."""
-    return _tokens(config) * train_token_s(config)
+    """Returns the time of forward and backward over one step's tokens, or 0 if nothing is known about the GPUs."""
+    return _tokens_per_step(config) * train_token_s(config)
 
 
 def train_token_s(config: Config) -> float:
-    """Of one token on all of the trainer's GPUs together; 0 where nothing is known about them."""
-    return _plain_token_s(config) * (COMPILED if compiles(config) else 1.0)
+    """Returns the time of one token on all of the trainer's GPUs together, or 0 if nothing is known about them."""
+    return _plain_token_s(config) * (COMPILED if compiles_layers(config) else 1.0)
 
 
-def compiles(config: Config) -> bool:
-    """Whether torch compiles the trainer's layers: as `trainer.compile` says, else where the steps save more than it
-    takes. Not by itself where Triton finds no compiler."""
+def compiles_layers(config: Config) -> bool:
+    """Tells whether torch compiles the trainer's layers: as `trainer.compile` says, else if the steps save more than it
+    takes. It does not by itself if Triton finds no compiler."""
     if config.trainer.compile is not None:
         return config.trainer.compile
     if not config.hardware.compiler:
         return False
-    return (1 - COMPILED) * _tokens(config) * _plain_token_s(config) * config.trainer.steps > COMPILE_S
+    return (1 - COMPILED) * _tokens_per_step(config) * _plain_token_s(config) * config.trainer.steps > COMPILE_S
 
 
-def _tokens(config: Config) -> int:
+def _tokens_per_step(config: Config) -> int:
     return sizes.trajectories_per_step(config) * config.rollout.typical_trajectory_tokens
 
 
 def _plain_token_s(config: Config) -> float:
     rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
-    return (_flops(config, 1.0) + _credit_flops(config)) / rate if rate > 0 else 0.0
+    return (_training_flops(config, 1.0) + _credit_flops(config)) / rate if rate > 0 else 0.0
 
 
 def _credit_flops(config: Config) -> float:
-    """Of one token, besides the policy's update: a critic's values and epochs; a teacher's pass and the policy's."""
-    algo, policy_b = config.algo, config.model.active_params_b
-    if algo.advantage is Advantage.gae:
-        return 2e9 * policy_b + algo.critic_epochs * _flops(config, 1.0)
-    if algo.advantage is Advantage.teacher:
+    """Returns the operations of one token besides the policy's update: a critic's values and epochs, or a teacher's
+    pass and the policy's."""
+    algo = config.algo
+    policy_b = config.model.active_params_b
+    if algo.advantage is AdvantageKind.gae:
+        return 2e9 * policy_b + algo.critic_epochs * _training_flops(config, 1.0)
+    if algo.advantage is AdvantageKind.teacher:
         return 2e9 * (policy_b + (algo.teacher_params_b or policy_b))
     return 0.0
 
 
-def _flops(config: Config, tokens: float) -> float:
+def _training_flops(config: Config, tokens: float) -> float:
     passes = 6 * (RECOMPUTE if config.trainer.activation_checkpointing else 1)
     return passes * config.model.active_params_b * 1e9 * tokens
 
 
 def micro_batch_s(config: Config) -> float:
-    """Forward and backward over one micro-batch on one GPU; 0 where nothing is known about the GPUs."""
+    """Returns the time of forward and backward over one micro-batch on one GPU, or 0 if nothing is known about the
+    GPUs."""
     rate = config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
     if rate <= 0:
         return 0.0
-    return _flops(config, memory.tokens_per_gpu(config)) / rate
+    return _training_flops(config, memory.tokens_per_gpu(config)) / rate
 
 
 def sync_s(config: Config) -> float:
@@ -92,61 +105,62 @@ def sync_s(config: Config) -> float:
 
 
 def step_s(config: Config, rollouts_s: float | None = None) -> float:
-    """One synchronous step; an asynchronous one takes as long as its longer half. Without `rollouts_s`: at least. No
-    evaluation, checkpoint or pause (`job.think_s`)."""
+    """Returns the time of one synchronous step; an asynchronous one takes as long as its longer half. Without
+    `rollouts_s` it is the least time. Evaluations, checkpoints and pauses (`job.think_s`) are not in it."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
-    learning_s = train_s(config) + sync_s(config) if trains(config) else 0.0
+    learning_s = train_s(config) + sync_s(config) if starts_trainer(config) else 0.0
     work = (rollout_s(config) if rollouts_s is None else rollouts_s, learning_s)
     return max(work) if apart else sum(work)
 
 
 def start_s(config: Config) -> float:
-    """Until the first rollout begins, and what the first update takes more than others."""
+    """Returns the time until the first rollout begins, and what the first update takes more than others."""
     if sizes.uses_no_gpu(config.layout):
         return 0.0
-    return START_S + (COMPILE_S if trains(config) and compiles(config) else 0.0)
+    return START_S + (COMPILE_S if starts_trainer(config) and compiles_layers(config) else 0.0)
 
 
 def first_checkpoint_s(config: Config) -> float:
-    """From the start until something is kept: what a time limit must at least hold."""
+    """Returns the time from the start until something is kept: what a time limit must at least hold."""
     steps = config.trainer.checkpoint_every_steps or config.trainer.steps
     first_s = start_s(config) + min(steps, config.trainer.steps) * step_s(config)
     return first_s + memory.checkpoint_gb(config) / DISK_GB_PER_S
 
 
 def run_s(config: Config, rollouts_s: float | None = None) -> float:
-    pauses_s = 0.0 if trains(config) else (config.trainer.steps - 1) * config.job.think_s
+    pauses_s = 0.0 if starts_trainer(config) else (config.trainer.steps - 1) * config.job.think_s
     return of_steps(config, step_s(config, rollouts_s)) + pauses_s
 
 
 def of_steps(config: Config, step_s: float) -> float:
-    """A run whose steps take so long each."""
+    """Returns the time of a run whose steps take so long each."""
     return start_s(config) + config.trainer.steps * step_s
 
 
 def limit_s(config: Config) -> float:
-    """What the scheduler gives the job; infinite where hardware.time_limit_min is 0."""
+    """Returns the time that the scheduler gives the job; infinite if hardware.time_limit_min is 0."""
     return config.hardware.time_limit_min * 60 or inf
 
 
-def text(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`, `2.1 days`."""
+def format_duration(seconds: float) -> str:
+    """Writes a time as `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}" if size >= 3600 else f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-Pair = tuple[float, ...]  # median and spread
+# A pair is a median and a spread.
+Pair = tuple[float, ...]
 MAY_BE_ZERO = frozenset({"tool_s", "boot_s", "grade_s"})
 LARGEST_MEDIAN = 1e7
 LARGEST_SPREAD = 5.0
 
 
 def bound_s(config: Config) -> float:
-    """The largest of three times: what engines compute, the longest trajectory, places filled over and over.
+    """Returns the largest of three times: what engines compute, the longest trajectory, places filled over and over.
 
-    0 where the engines' speed is not known, or the workload is wrong.
+    Returns 0 if the engines' speed is not known, or the workload is wrong.
     """
     if list(wrong_pairs(config.rollout.workload)):
         return 0.0
@@ -162,13 +176,12 @@ def bound_s(config: Config) -> float:
 
 
 def wrong_pairs(workload: WorkloadConfig) -> Iterator[str]:
-    """Names of what is no [median, spread]."""
+    """Yields the names of values that are no [median, spread]."""
     for item in fields(workload):
         value = getattr(workload, item.name)
         if isinstance(value, tuple):
             least = 0.0 if item.name in MAY_BE_ZERO else 1.0
-            right = len(value) == 2 and least <= value[0] <= LARGEST_MEDIAN and 0.0 <= value[1] <= LARGEST_SPREAD
-            if not right:
+            if len(value) != 2 or not (least <= value[0] <= LARGEST_MEDIAN and 0.0 <= value[1] <= LARGEST_SPREAD):
                 yield item.name
 
 
@@ -177,36 +190,37 @@ def mean_turns(config: Config) -> float:
 
 
 def mean_context_tokens(config: Config) -> float:
-    """Of a trajectory under way: what is held after a turn, over all turns; longer ones have more of them."""
-    turns, most = config.rollout.workload.turns, _most_turns(config)
-    of_turns = (capped_mean(turns, most, power=2) + mean_turns(config)) / 2 / mean_turns(config)
+    """Returns what a trajectory under way holds after a turn, averaged over all turns; longer ones have more of
+    them."""
+    mean_square = capped_mean(config.rollout.workload.turns, _most_turns(config), power=2)
+    of_turns = (mean_square + mean_turns(config)) / 2 / mean_turns(config)
     return _prompt_tokens(config) + (of_turns - 1) * _turn_tokens(config) + _sampled_tokens(config)
 
 
-def mean(pair: Pair) -> float:
-    """Of a lognormal."""
+def lognormal_mean(pair: Pair) -> float:
+    """Returns the mean of a lognormal."""
     median, spread = pair
     return median * exp(spread**2 / 2)
 
 
 def capped_mean(pair: Pair, most: float, power: int = 1) -> float:
-    """Mean of min(X, most)^power of a lognormal X."""
+    """Returns the mean of min(X, most)^power of a lognormal X."""
     median, spread = pair
     if median <= 0 or most <= 0:
         return 0.0
     if spread <= 0:
         return float(min(median, most) ** power)
     z = (log(most) - log(median)) / spread
-    below = exp(power * log(median) + (power * spread) ** 2 / 2) * _normal(z - power * spread)
-    return float(below + most**power * (1 - _normal(z)))
+    below = exp(power * log(median) + (power * spread) ** 2 / 2) * _normal_cdf(z - power * spread)
+    return float(below + most**power * (1 - _normal_cdf(z)))
 
 
-def _normal(z: float) -> float:
+def _normal_cdf(z: float) -> float:
     return (1 + erf(z / sqrt(2))) / 2
 
 
 def _engines_s(config: Config, speed: EngineSpeed, count: int) -> float:
-    """Decoding alone, in batches as large as the cache, the places and the engine's limit allow."""
+    """Returns the time of decoding alone, in batches as large as the cache, the places and the engine's limit allow."""
     engines = max(1, config.layout.engines)
     context = mean_context_tokens(config)
     capacity = memory.kv_tokens_per_engine(config) or inf
@@ -217,27 +231,32 @@ def _engines_s(config: Config, speed: EngineSpeed, count: int) -> float:
 
 
 def _trajectory_s(config: Config, speed: EngineSpeed, turns: float) -> float:
-    """From start to end of one that has an engine to itself."""
-    rollout, workload = config.rollout, config.rollout.workload
+    """Returns the time from start to end of a trajectory that has an engine to itself."""
+    rollout = config.rollout
+    workload = config.rollout.workload
     context = _prompt_tokens(config) + turns / 2 * _turn_tokens(config)
     engine_s = _sampled_tokens(config) * speed.step_s(1, int(context)) + speed.call_s
     tool_s = capped_mean(workload.tool_s, rollout.command_timeout_s)
     grade_s = capped_mean(workload.grade_s, rollout.grade_timeout_s)
-    return mean(workload.boot_s) + turns * (engine_s + tool_s) + grade_s
+    return lognormal_mean(workload.boot_s) + turns * (engine_s + tool_s) + grade_s
 
 
 def _longest_turns(config: Config, count: int) -> float:
-    """Of so many trajectories: the turns that one of them is expected to exceed, or the limit."""
+    """Returns the turns that one of `count` trajectories is expected to exceed, or the limit."""
     median, spread = config.rollout.workload.turns
-    low, high = 0.0, 8.0
+    low = 0.0
+    high = 8.0
     for _ in range(40):
         z = (low + high) / 2
-        low, high = (z, high) if _normal(z) < 1 - 1 / (count + 1) else (low, z)
+        if _normal_cdf(z) < 1 - 1 / (count + 1):
+            low = z
+        else:
+            high = z
     return max(1.0, min(_most_turns(config), median * exp(spread * low)))
 
 
 def _most_turns(config: Config) -> float:
-    """Until the limit of turns, or until the trajectory has no room left."""
+    """Returns the limit of turns, or how many turns there is room for if that is less."""
     rollout = config.rollout
     room = rollout.max_trajectory_tokens - _prompt_tokens(config)
     return max(1.0, min(rollout.max_turns, room / max(1.0, _turn_tokens(config))))
@@ -245,7 +264,7 @@ def _most_turns(config: Config) -> float:
 
 def _prompt_tokens(config: Config) -> float:
     workload = config.rollout.workload
-    return min(config.rollout.max_prompt_tokens, workload.shared_prompt_tokens + mean(workload.issue_tokens))
+    return min(config.rollout.max_prompt_tokens, workload.shared_prompt_tokens + lognormal_mean(workload.issue_tokens))
 
 
 def _sampled_tokens(config: Config) -> float:
@@ -253,4 +272,4 @@ def _sampled_tokens(config: Config) -> float:
 
 
 def _turn_tokens(config: Config) -> float:
-    return _sampled_tokens(config) + mean(config.rollout.workload.observation_tokens)
+    return _sampled_tokens(config) + lognormal_mean(config.rollout.workload.observation_tokens)

@@ -1,14 +1,14 @@
-"""Numbers that follow from a configuration: GPUs, ranks, nodes and the way of new weights between them; trajectories,
-tokens, instances, images. And what the command line of our own servers asks for.
+"""This module has numbers that follow from a configuration: GPUs, ranks, nodes and the way of new weights between them;
+trajectories, tokens, instances, images. It also reads what the command line of our own servers asks for.
 
 Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
 - A choice of instances counts, not the data set that it is made from; 0 means that nobody knows yet.
 - Counts are of what their names say: prompts are instances, trajectories are prompts times `rollout.n`.
-- `trainer.weight_sync=auto` means memory only where engines and trainer are on one host, and where a server that is
-  started anew can still have its weights: not a step ahead, where the trainer has newer ones by then and a step's
-  tokens are of one version. Groups that flow take any version. To send over NCCL takes vLLM beside the trainer; whether
-  it is there, plan/weight_sync says.
+- `trainer.weight_sync=auto` means memory only if engines and trainer are on one host, and if a server that is started
+  anew can still have its weights: not a step ahead, where the trainer has newer ones by then and a step's tokens are of
+  one version. Groups that flow take any version. To send over NCCL takes vLLM beside the trainer; whether it is there,
+  plan/weight_sync says.
 """
 
 import json
@@ -28,61 +28,69 @@ from swe_rl.config.choices import (
     SandboxKind,
     WeightSync,
 )
-from swe_rl.config.parts import Part, starts, trains
+from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
+from swe_rl.host.lines import lines_of
 
 ReadText = Callable[[str], str | None]
-# Instances of a repository share its image, which their ids begin with: a__b.0123 of a__b.0123.combine_file__x.
-_BY_REPOSITORY = {"swe_smith": 128}  # and the published number of repositories
+# Instances of a repository share its image, which their ids begin with: a__b.0123 of a__b.0123.combine_file__x. The
+# number is the published one of repositories.
+_BY_REPOSITORY = {"swe_smith": 128}
 
 
 def engine_gpus(layout: LayoutConfig) -> int:
-    """GPUs of all engines; a layout without trainer GPUs and with one colocated engine of width one uses none."""
+    """Returns the GPUs of all engines; a layout without trainer GPUs and with one colocated engine of width one uses
+    none."""
     return 0 if uses_no_gpu(layout) else layout.engines * layout.engine_tp
 
 
 def uses_no_gpu(layout: LayoutConfig) -> bool:
-    """Everything in one process on the CPU: nothing to place."""
+    """Tells whether everything is in one process on the CPU: then there is nothing to place."""
     return layout.colocated and layout.trainer_gpus == 0
 
 
 def takes_turns(config: Config) -> bool:
-    """Engines and trainer share GPUs, or are one process: while one of them works the other waits."""
+    """Tells whether engines and trainer share GPUs, or are one process: while one of them works the other waits."""
     if not uses_no_gpu(config.layout):
         return config.layout.colocated
     return config.engine.kind is EngineKind.embedded and not config.layout.trainer_ranks
 
 
 def shares_gpus(config: Config) -> bool:
-    """This run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while ranks work."""
-    layout, is_ours = config.layout, config.engine.kind is EngineKind.vllm
-    return layout.colocated and layout.trainer_gpus > 0 and is_ours and Part.trainer in starts(config)
+    """Tells whether this run's own servers and its trainer's ranks are on the same GPUs, so that servers sleep while
+    ranks work."""
+    is_colocated = config.layout.colocated and config.layout.trainer_gpus > 0
+    return is_colocated and config.engine.kind is EngineKind.vllm and Part.trainer in started_parts(config)
 
 
 def asks_model(config: Config) -> bool:
-    """Whether anybody samples from a model in this run: no agent does that proves an environment."""
-    return Part.engines in starts(config)
+    """Tells whether anybody samples from a model in this run: an agent that proves an environment does not."""
+    return Part.engines in started_parts(config)
 
 
 def wants_routes(config: Config) -> bool:
-    """Whether engines tell which experts each token went to: where somebody trains, and looks at it."""
-    mode = config.trainer.routing_replay
-    return mode is not RoutingReplay.none and config.model.num_experts > 0 and Part.trainer in starts(config)
+    """Tells whether engines report which experts each token went to: they do if a trainer looks at it."""
+    return (
+        config.trainer.routing_replay is not RoutingReplay.none
+        and config.model.num_experts > 0
+        and Part.trainer in started_parts(config)
+    )
 
 
 def total_gpus(layout: LayoutConfig) -> int:
-    """Colocated engines and trainer take turns on the same GPUs, otherwise each has its own."""
+    """Returns all GPUs of a layout. Colocated engines and trainer take turns on the same GPUs, otherwise each has its
+    own."""
     if layout.colocated:
         return max(engine_gpus(layout), layout.trainer_gpus)
     return engine_gpus(layout) + layout.trainer_gpus
 
 
 def gpus_needed(config: Config) -> int:
-    """GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
-    started, layout = starts(config), config.layout
-    are_ours = Part.engines in started and config.engine.kind is not EngineKind.external
+    """Returns the GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
+    layout = config.layout
+    are_ours = Part.engines in started_parts(config) and config.engine.kind is not EngineKind.external
     engines = engine_gpus(layout) if are_ours else 0
-    trainer = layout.trainer_gpus if trains(config) else 0
+    trainer = layout.trainer_gpus if starts_trainer(config) else 0
     return max(engines, trainer) if layout.colocated else engines + trainer
 
 
@@ -91,19 +99,20 @@ def gpus_there(hardware: HardwareConfig) -> int:
 
 
 def asks_ray(config: Config) -> bool:
-    """Whether this job, or one that it checks or plans, has trainer ranks on a Ray cluster."""
-    ranks = config.layout.trainer_gpus or config.layout.trainer_ranks
-    return config.hardware.ray_address is not None and ranks > 0 and trains(config)
+    """Tells whether this job, or one that it checks or plans, has trainer ranks on a Ray cluster."""
+    has_ranks = (config.layout.trainer_gpus or config.layout.trainer_ranks) > 0
+    return config.hardware.ray_address is not None and has_ranks and starts_trainer(config)
 
 
 def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int, *, after_engines: bool = True) -> bool:
-    """Whether the trainer's ranks are on more than one node. GPUs of its own come after the engines', if there are."""
+    """Tells whether the trainer's ranks are on more than one node. GPUs of its own come after the engines', if there
+    are engines."""
     before = 0 if layout.colocated or not after_engines else engine_gpus(layout) % gpus_per_node
     return before + layout.trainer_gpus > gpus_per_node
 
 
 def engines_leave_home(layout: LayoutConfig, gpus_per_node: int, *, with_trainer: bool = True) -> bool:
-    """Whether an engine is on another node than the run itself, which is where the trainer is (`placement.home`).
+    """Tells whether an engine is on another node than the run itself, which is where the trainer is (`placement.home`).
 
     A job without a trainer is on the first node.
     """
@@ -116,18 +125,18 @@ def engines_leave_home(layout: LayoutConfig, gpus_per_node: int, *, with_trainer
 
 
 def data_parallel(layout: LayoutConfig) -> int:
-    """Groups of trainer ranks that each see their own sequences; 1 where this process trains."""
+    """Returns the number of groups of trainer ranks that each see their own sequences; 1 if this process trains."""
     ranks = layout.trainer_gpus or layout.trainer_ranks
     return max(1, ranks // max(1, layout.sequence_parallel))
 
 
 def replica_ranks(layout: LayoutConfig) -> int:
-    """Trainer ranks that have all parameters once; 1 where this process trains."""
+    """Returns how many trainer ranks have all parameters once; 1 if this process trains."""
     return layout.shard_ranks or max(1, layout.trainer_gpus or layout.trainer_ranks)
 
 
-def replicas(layout: LayoutConfig) -> int:
-    """How many times the trainer's ranks have all parameters."""
+def num_replicas(layout: LayoutConfig) -> int:
+    """Returns how many times the trainer's ranks have all parameters."""
     return max(1, (layout.trainer_gpus or layout.trainer_ranks) // replica_ranks(layout))
 
 
@@ -144,83 +153,86 @@ def optimizer_steps_per_step(config: Config) -> int:
 
 
 def max_tokens_per_step(config: Config) -> int:
-    """Upper bound: every trajectory as long as it may be."""
+    """Returns the upper bound: every trajectory as long as it may be."""
     return trajectories_per_step(config) * config.rollout.max_trajectory_tokens
 
 
-def divisors(number: int) -> list[int]:
+def divisors_of(number: int) -> list[int]:
     small = [candidate for candidate in range(1, isqrt(number) + 1) if number % candidate == 0]
     return sorted({*small, *(number // candidate for candidate in small)})
 
 
 def nearest_multiples(value: int, step: int) -> str:
-    """`96 or 112` for 99 and 16."""
+    """Returns words such as `96 or 112` for 99 and 16."""
     low = value // step * step
     return f"{low} or {low + step}" if low else str(low + step)
 
 
 def holds_container(config: Config) -> bool:
-    """True if each trajectory under way occupies a sandbox from its first to its last turn."""
+    """Tells whether each trajectory under way occupies a sandbox from its first to its last turn."""
     return config.sandbox.kind != SandboxKind.process
 
 
 def sandbox_slots(config: Config) -> int:
-    """Sandboxes that fit the machines which run them, by CPUs and by memory. The place of your own ones is unknown."""
-    runtime, hardware = config.runtime, config.hardware
+    """Returns how many sandboxes fit the machines which run them, by CPUs and by memory. The room for a user's own kind
+    of sandbox is unknown."""
+    runtime = config.runtime
+    hardware = config.hardware
     if config.sandbox.kind is SandboxKind.custom:
         return config.sandbox.concurrency
     if runtime.kind == RuntimeKind.job:
         return max(0, runtime.nodes) * server_slots(config)
     cpus = hardware.cpus_per_node - hardware.reserved_cpus
-    return max(0, hardware.nodes) * _slots(config.sandbox, cpus, hardware.memory_gb)
+    return max(0, hardware.nodes) * _count_slots(config.sandbox, cpus, hardware.memory_gb)
 
 
 def server_slots(config: Config) -> int:
-    """Sandboxes that fit one node of `runtime`."""
+    """Returns how many sandboxes fit one node of `runtime`."""
     runtime = config.runtime
-    return _slots(config.sandbox, runtime.cpus_per_node - runtime.reserved_cpus, runtime.memory_gb)
+    return _count_slots(config.sandbox, runtime.cpus_per_node - runtime.reserved_cpus, runtime.memory_gb)
 
 
-def _slots(sandbox: SandboxConfig, cpus: int, memory_gb: float) -> int:
+def _count_slots(sandbox: SandboxConfig, cpus: int, memory_gb: float) -> int:
     by_cpus = int(cpus / sandbox.cpus + 1e-9) if sandbox.cpus > 0 else sandbox.concurrency
     by_memory = int(memory_gb / sandbox.memory_gb + 1e-9) if sandbox.memory_gb > 0 else sandbox.concurrency
     return max(0, min(by_cpus, by_memory))
 
 
 def trajectories_at_once(config: Config) -> int:
-    """Of one step."""
+    """Returns how many trajectories of one step are under way at most."""
     return max(1, min(trajectories_under_way(config), trajectories_per_step(config)))
 
 
 def trajectories_under_way(config: Config) -> int:
-    """At most, of however many steps."""
+    """Returns how many trajectories are under way at most, of however many steps."""
     at_once = config.rollout.concurrency
     return max(1, min(at_once, config.sandbox.concurrency) if holds_container(config) else at_once)
 
 
 def waves_per_step(config: Config) -> int:
-    """How often the places for trajectories are filled in one step."""
+    """Returns how often the places for trajectories are filled in one step."""
     return -(-trajectories_per_step(config) // trajectories_at_once(config))
 
 
 def listed_ids(env: EnvConfig, read_text: ReadText) -> tuple[str, ...] | None:
-    """The ids that env.instance_ids or the file of env.instances name, each once; None where there is no list."""
+    """Returns the ids that env.instance_ids or the file of env.instances name, each once, or None if there is no
+    list."""
     if env.instance_ids:
         return tuple(dict.fromkeys(env.instance_ids))
     if env.instances is None or "*" in env.instances or (text := read_text(env.instances)) is None:
         return None
-    names = (line.split("#")[0].strip() for line in text.splitlines())
+    names = (line.split("#")[0].strip() for line in lines_of(text, ends=False))
     return tuple(dict.fromkeys(name for name in names if name))
 
 
 def trained_instances(env: EnvConfig, read_text: ReadText) -> int:
-    """Of the split that is trained on, at most."""
+    """Returns how many instances the split that is trained on has at most."""
     listed = listed_ids(env, read_text)
     return env.num_instances if listed is None else len(listed)
 
 
 def trained_images(config: Config, read_text: ReadText) -> int:
-    """Of the split that is trained on, at most."""
+    """Returns how many images the split that is trained on needs at most."""
     env = config.env
     if env.image_template is not None and "{" not in env.image_template:
         return 1
@@ -232,48 +244,52 @@ def trained_images(config: Config, read_text: ReadText) -> int:
     return len({name.rpartition(".")[0] for name in listed})
 
 
-VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"  # servers of another environment
-WEIGHTS, WEIGHTS_CONFIG, CACHE = "--quantization", "--quantization-config", "--kv-cache-dtype"
+# This variable starts servers of another environment.
+VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"
+WEIGHTS = "--quantization"
+WEIGHTS_CONFIG = "--quantization-config"
+CACHE = "--kv-cache-dtype"
 _SHORT = {"-sc": "--speculative-config", "-q": WEIGHTS}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def wanted_sync(config: Config, environment: Mapping[str, str]) -> WeightSync:
-    """`disk`, `nccl` or `ipc`; with engine=embedded it has no meaning."""
+    """Returns `disk`, `nccl` or `ipc`; with engine=embedded it has no meaning."""
     chosen = config.trainer.weight_sync
     if chosen is not WeightSync.auto:
         return chosen
     if serves_adapter(config):
         return WeightSync.disk
     if shares_gpus(config):
-        return WeightSync.disk if unshareable(environment) or leaves_host(config) else WeightSync.ipc
+        return WeightSync.disk if unshareable_allocator(environment) or leaves_host(config) else WeightSync.ipc
     slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
     others = bool(config.engine.command or environment.get(VLLM_COMMAND, "").strip())
     return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
 
 
-SERVED_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM 0.32 takes as --max-lora-rank
+# vLLM 0.32 takes these as --max-lora-rank.
+SERVED_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def serves_adapter(config: Config) -> bool:
-    """Whether engines hold the base and get adapters."""
+    """Tells whether engines hold the base and get adapters."""
     return config.trainer.lora_rank > 0 and config.trainer.lora_serving is LoraServing.adapter
 
 
 def leaves_host(config: Config) -> bool:
-    """Whether engines or ranks of this run are on another node than the run itself."""
-    with_trainer = trains(config)
+    """Tells whether engines or ranks of this run are on another node than the run itself."""
+    with_trainer = starts_trainer(config)
     away = engines_leave_home(config.layout, config.hardware.gpus_per_node, with_trainer=with_trainer)
     return away or with_trainer and trainer_elsewhere(config)
 
 
 def read_elsewhere(config: Config) -> bool:
-    """Whether weights pass through a folder that other nodes, or servers of somebody else's, have to see: those of each
-    update, or of a server that is started anew, whose share each rank writes.
+    """Tells whether weights pass through a folder that other nodes, or servers of somebody else's, have to see: those
+    of each update, or of a server that is started anew, whose share each rank writes.
 
-    That is `paths.scratch`, or else the run's own folder: a cluster's nodes share where jobs are submitted from.
+    That folder is `paths.scratch`, or else the run's own folder: a cluster's nodes share where jobs are submitted from.
     """
-    if Part.trainer not in starts(config) or config.engine.kind is EngineKind.embedded:
+    if Part.trainer not in started_parts(config) or config.engine.kind is EngineKind.embedded:
         return False
     if config.engine.kind is EngineKind.external:
         return True
@@ -281,14 +297,17 @@ def read_elsewhere(config: Config) -> bool:
 
 
 def trainer_elsewhere(config: Config) -> bool:
-    """Whether ranks of the trainer are on another node than the run itself."""
-    layout, per_node = config.layout, config.hardware.gpus_per_node
-    alone = Part.warm_start in starts(config)
-    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(layout, per_node, after_engines=not alone)
+    """Tells whether ranks of the trainer are on another node than the run itself."""
+    layout = config.layout
+    per_node = config.hardware.gpus_per_node
+    return per_node > 0 < layout.trainer_gpus and trainer_leaves_node(
+        layout, per_node, after_engines=Part.warm_start not in started_parts(config)
+    )
 
 
-def unshareable(environment: Mapping[str, str]) -> str:
-    """The variable, with its value, by which no other process can open memory of torch's allocator; or nothing."""
+def unshareable_allocator(environment: Mapping[str, str]) -> str:
+    """Returns the variable, with its value, by which no other process can open memory of torch's allocator; or an empty
+    text."""
     for name in _ALLOCATOR:
         value = environment.get(name, "")
         if "expandable_segments:true" in value.lower() or "cudamallocasync" in value.lower():
@@ -297,13 +316,15 @@ def unshareable(environment: Mapping[str, str]) -> str:
 
 
 def samples_ahead(config: Config) -> bool:
-    """Whether the next step is sampled while the trainer works, with weights that the trainer then no longer has."""
+    """Tells whether the next step is sampled while the trainer works, with weights that the trainer then no longer
+    has."""
     return config.trainer.max_staleness_steps > 0 and config.rollout.mode is not RolloutMode.stream
 
 
 def _own_gpus_of_one_host(config: Config) -> bool:
-    layout, hardware = config.layout, config.hardware
-    if config.engine.kind is not EngineKind.vllm or Part.trainer not in starts(config) or uses_no_gpu(layout):
+    layout = config.layout
+    hardware = config.hardware
+    if config.engine.kind is not EngineKind.vllm or Part.trainer not in started_parts(config) or uses_no_gpu(layout):
         return False
     if hardware.ray_address or samples_ahead(config):
         return False
@@ -312,13 +333,15 @@ def _own_gpus_of_one_host(config: Config) -> bool:
 
 class Argument(NamedTuple):
     value: str
-    key: str  # of the configuration, where it is written
+    # Names the key of the configuration where the argument is written.
+    key: str
 
 
-def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
-    """Each flag of our own servers' command lines by its long name, `--speculative-config.method` too.
+def server_arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
+    """Maps each flag of our own servers' command lines, by its long name, to its value, `--speculative-config.method`
+    too.
 
-    The value is empty where none follows.
+    The value is empty if none follows.
     """
     engine = config.engine
     if engine.kind is not EngineKind.vllm:
@@ -326,27 +349,31 @@ def arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argum
     try:
         command = shlex.split(engine.command or environment.get(VLLM_COMMAND, ""))
     except ValueError:
-        command = []  # no server can be started with it, which is said elsewhere
+        # No server can be started with it, which is said elsewhere.
+        command = []
     servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
-    command = command[servers[-1] + 1 :] if servers else []  # before it are flags of what starts it: `srun -q QOS`
+    # The words before it are flags of what starts it: `srun -q QOS`.
+    command = command[servers[-1] + 1 :] if servers else []
     words = [Argument(word, "engine.command") for word in command]
     words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
     flags = {}
     for (word, key), (following, _) in pairwise([*words, Argument("", "")]):
         name, equals, value = word.partition("=")
+        if not equals and not following.startswith("-"):
+            value = following
         if name.startswith("-"):
-            flags[_long(name)] = Argument(value if equals else "" if following.startswith("-") else following, key)
+            flags[_long_flag(name)] = Argument(value, key)
     return flags
 
 
-def commanded(config: Config, environment: Mapping[str, str]) -> Config:
-    """With the command that starts its servers, whoever names it."""
+def with_command(config: Config, environment: Mapping[str, str]) -> Config:
+    """Returns the configuration with the command that starts its servers, whoever names it."""
     command = config.engine.command or environment.get(VLLM_COMMAND)
     return replace(config, engine=replace(config.engine, command=command))
 
 
 def settings_of(given: Mapping[str, Argument], flag: str) -> dict[str, object]:
-    """What a flag's JSON says, or `FLAG.name` beside it; of JSON with which vLLM does not start, nothing."""
+    """Returns what a flag's JSON says, or `FLAG.name` beside it. JSON with which vLLM does not start says nothing."""
     try:
         written = json.loads(given[flag].value) if flag in given else {}
     except (ValueError, RecursionError):
@@ -355,7 +382,7 @@ def settings_of(given: Mapping[str, Argument], flag: str) -> dict[str, object]:
     return (written if isinstance(written, dict) else {}) | inside
 
 
-def _long(name: str) -> str:
+def _long_flag(name: str) -> str:
     flag, dot, inside = name.partition(".")
     flag = flag.replace("_", "-")
     return f"{_SHORT.get(flag, flag)}{dot}{inside}"

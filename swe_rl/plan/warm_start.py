@@ -1,23 +1,25 @@
-"""What `job=sft` trains, in the trainer's own words: the same rows, mini-batches and loss as a step of training has.
+"""This module says what `job=sft` trains, in the trainer's own words: the same rows, mini-batches and loss as a step of
+training has.
 
 Invariants:
 - A step's demonstrations are one group, so one update; every one of their tokens has the advantage 1. The loss of
   `policy_loss=cispo` is then the mean of -log policy, the cross-entropy: a first update's ratio is 1.
-- Pure. Memory and time of a job are those of `trained(config)`, which is `config` itself for other jobs.
+- Nothing here has effects. Memory and time of a job are those of `trained(config)`, which is `config` itself for other
+  jobs.
 """
 
 from dataclasses import replace
 
 from swe_rl.config.choices import LoraServing, PolicyLoss, RolloutMode, RoutingReplay
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import AlgoConfig, Config, LossConfig
 
 SUPERVISED = AlgoConfig(name="sft", policy_loss=PolicyLoss.cispo)
 
 
-def trained(config: Config) -> Config:
-    """The configuration of the trainer that this job starts."""
-    if Part.warm_start not in starts(config):
+def trainer_config(config: Config) -> Config:
+    """Returns the configuration of the trainer that this job starts."""
+    if Part.warm_start not in started_parts(config):
         return config
     sft = config.sft
     trainer = replace(

@@ -1,4 +1,4 @@
-"""How weights travel over memory to vLLM's workers, and whether this environment can send them so.
+"""This module says how weights travel over memory to vLLM's workers, and whether this environment can send them so.
 
 Invariants:
 - It takes vLLM beside the trainer to send over NCCL.
@@ -12,32 +12,37 @@ from swe_rl.errors import UserError
 from swe_rl.host.packages import installed_version
 from swe_rl.plan.sizes import uses_no_gpu, wanted_sync
 
-GLOO, NCCL, IPC = "gloo", "nccl", "swe_rl_ipc"  # names of back ends in vLLM's workers; its own `ipc` is another one
+# vLLM's workers know back ends by these names. Its own `ipc` is another one than ours.
+GLOO = "gloo"
+NCCL = "nccl"
+IPC = "swe_rl_ipc"
 
 
 class NoVllmBesideTrainerError(UserError):
-    """trainer.weight_sync=nccl where only the servers have vLLM."""
+    """trainer.weight_sync=nccl is wanted, and only the servers have vLLM."""
 
 
 def way_of(config: Config) -> WeightSync:
-    """How weights reach engines that are servers, here: `auto` takes a folder where this environment has no vLLM."""
+    """Returns how weights reach engines that are servers, here: `auto` takes a folder if this environment has no
+    vLLM."""
     way = wanted_sync(config, os.environ)
     by_itself = way is WeightSync.nccl and config.trainer.weight_sync is WeightSync.auto
     return WeightSync.disk if by_itself and not _has_vllm() else way
 
 
 def transfer_kind(config: Config) -> str | None:
-    """None where weights go another way."""
+    """Returns the back end that vLLM's workers use, or None if weights go another way."""
     way = way_of(config)
     if config.engine.kind is EngineKind.embedded or way is WeightSync.disk:
-        return None  # not empty, so that whoever inherits it may leave it
+        # The result is None and not an empty text, so that whoever inherits it may leave it.
+        return None
     if way is WeightSync.ipc:
         return IPC
     return GLOO if uses_no_gpu(config.layout) else NCCL
 
 
 def require_wire(config: Config) -> None:
-    """Before anything is started. Raises NoVllmBesideTrainerError."""
+    """Raises NoVllmBesideTrainerError before anything is started, if weights cannot be sent."""
     if transfer_kind(config) == NCCL and not _has_vllm():
         raise NoVllmBesideTrainerError(
             "trainer.weight_sync=nccl: the trainer's end is vLLM's own, and vLLM is not installed in this environment, "
@@ -46,5 +51,5 @@ def require_wire(config: Config) -> None:
 
 
 def _has_vllm() -> bool:
-    """Here, and so where the trainer's ranks are. Nothing is imported to find out."""
+    """Tells whether vLLM is installed here, and so where the trainer's ranks are. Nothing is imported to find out."""
     return installed_version("vllm") is not None

@@ -1,1 +1,1 @@
-"""The run as one page, and runs side by side."""
+"""Shows a run as one page, and runs side by side."""

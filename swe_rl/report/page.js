@@ -245,5 +245,5 @@ function showPage(...parts) {
 const embedded = document.getElementById("data");
 if (embedded) {
   showRun(JSON.parse(embedded.textContent));
-  showPage(...runParts(data.programs.steps.length ? programs(data.programs) : null, trajectories()));
+  showPage(...runParts(trajectories()));
 }

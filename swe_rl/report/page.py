@@ -1,4 +1,6 @@
-"""`report.html`: the run as one file that needs nothing else. What it shows is one plain object; the page only draws.
+"""Writes `report.html`: the run as one file that needs nothing else.
+
+It shows one plain object; the page only draws.
 
 Invariants:
 - Nothing is needed but the folder: a missing, torn or half-filled file makes its part of the page empty.
@@ -21,32 +23,32 @@ from typing import Any
 from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.logger.jsonl import read_evals, read_jsonl
-from swe_rl.logger.progress_text import duration
-from swe_rl.report.figures import eval_points, figures, instance_rows, score_rows, tricks_tile
+from swe_rl.logger.progress_text import format_duration
+from swe_rl.report.figures import eval_points, instance_rows, make_tiles, score_rows, tricks_tile
 from swe_rl.report.flow import flow_figures
-from swe_rl.report.resolved import gain
+from swe_rl.report.resolved import gain_of_run
 from swe_rl.report.sample import sample_trajectories
-from swe_rl.report.timeline import programs_of
 
 Record = Mapping[str, Any]
 
 PHASES = ("generate_s", "train_s", "think_s", "weight_sync_s", "checkpoint_s")
 COLUMNS = (
-    *("step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s"),
-    *("avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout"),
-    *(*PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens"),
-    *("trainer_idle_s", "engines_idle_s", "value_explained", "teacher_kl"),
-)
+    "step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s",
+    "avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout",
+    *PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens",
+    "trainer_idle_s", "engines_idle_s", "value_explained", "teacher_kl",
+)  # fmt: skip
 _HEADER = (
-    *(("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent")),
-    *(("algo", "algo"), ("engine", "engine")),
-)
+    ("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent"),
+    ("algo", "algo"), ("engine", "engine"),
+)  # fmt: skip
 
-_MAX_CHARS = 600  # of an engine's name, and of why it was lost
+# An engine's name, and why it was lost, have at most this many characters.
+_MAX_CHARS = 600
 
 
 def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
-    """Raises nothing for a run in any state, also an empty folder. `ending`: what its status is about to be."""
+    """Returns the page's object for a run in any state, also an empty folder. `ending` is what its status will be."""
     sets = [
         {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
         for chosen in sample_trajectories(folder)
@@ -55,25 +57,28 @@ def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[st
 
 
 def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
-    """All but the trajectories; raises nothing. It reads a few lines a step, whatever the number of trajectories."""
+    """Returns all but the trajectories. It reads a few lines a step, whatever the number of trajectories."""
     steps = last_of_each_step(read_jsonl(folder.steps_jsonl))
     events = read_jsonl(folder.events_jsonl)
     evals = read_evals(folder)
-    lost = losses(events)
-    summary, status = read_json(folder.summary_json), ending or folder.status()
-    ended = {} if status and status.status is RunState.running else summary  # or that of an earlier start
+    lost = lost_engines(events)
+    summary = read_json(folder.summary_json)
+    status = ending or folder.status()
+    # Otherwise it would be that of an earlier start.
+    ended = {} if status and status.status is RunState.running else summary
     config = folder.config()
-    points, scores = eval_points(evals), read_json(folder.eval_json)
+    points = eval_points(evals)
+    scores = read_json(folder.eval_json)
     title = str(config.get("name") or folder.path.parent.name or folder.name)
     part = points[-1]["part"] if points else ""
-    columns = {key: [_number(step.get(key)) for step in steps] for key in COLUMNS}
+    columns = {key: [_six_digits(step.get(key)) for step in steps] for key in COLUMNS}
     return {
         "title": f"{title}, evaluated on {part}" if part else title,
         "folder": folder.name,
         "status": state_of(folder, status),
-        "header": _header(config, status, summary),
+        "header": _header_rows(config, status, summary),
         "figures": [
-            *figures(steps, points, ended, _wall_s(status, ended), scores, gain(evals)),
+            *make_tiles(steps, points, ended, _wall_s(status, ended), scores, gain_of_run(evals)),
             *tricks_tile([*steps, *evals]),
             *losses_tile(lost),
         ],
@@ -89,31 +94,32 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     }
 
 
-def losses(events: Sequence[Record]) -> list[dict[str, Any]]:
-    """Engines that were lost and what it cost, in order; `at_s` is since the run's first event.
+def lost_engines(events: Sequence[Record]) -> list[dict[str, Any]]:
+    """Returns engines that were lost and what it cost, in order; `at_s` is since the run's first event.
 
     A loss without a return has no `away_s`: the run ended before it, or the engine was given up. A malformed event is
     left out.
     """
-    origin_s = _number(events[0].get("time")) or 0.0 if events else 0.0
+    origin_s = _six_digits(events[0].get("time")) or 0.0 if events else 0.0
     rows: list[dict[str, Any]] = []
     for event in events:
-        name, at_s = str(event.get("engine")), _number(event.get("time"))
+        name = str(event.get("engine"))
+        at_s = _six_digits(event.get("time"))
         if event.get("event") == "engine_lost" and at_s is not None:
             rows.append(
                 {
                     "engine": name[:_MAX_CHARS],
                     "at_s": round(at_s - origin_s, 3),
                     "reason": str(event.get("reason", ""))[:_MAX_CHARS],
-                    "requests": int(_number(event.get("requests")) or 0),
-                    "work_s": _number(event.get("work_s")) or 0.0,
+                    "requests": int(_six_digits(event.get("requests")) or 0),
+                    "work_s": _six_digits(event.get("work_s")) or 0.0,
                     "away_s": None,
                 }
             )
         elif event.get("event") == "engine_back":
             for row in reversed(rows):
                 if row["engine"] == name[:_MAX_CHARS] and row["away_s"] is None:
-                    row["away_s"] = _number(event.get("away_s"))
+                    row["away_s"] = _six_digits(event.get("away_s"))
                     break
     return rows
 
@@ -123,10 +129,10 @@ def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
         return []
     away_s = sum(row["away_s"] or 0.0 for row in rows)
     gone = sum(row["away_s"] is None for row in rows)
-    detail = f"away for {duration(away_s)} in all" + (f", {gone} not back" if gone else "")
+    detail = f"away for {format_duration(away_s)} in all" + (f", {gone} not back" if gone else "")
     requests = sum(row["requests"] for row in rows)
     if requests:
-        work_s = duration(sum(row["work_s"] for row in rows))
+        work_s = format_duration(sum(row["work_s"] for row in rows))
         detail += f"\n{requests} request{'s' if requests > 1 else ''} begun anew, {work_s} of work lost"
     return [{"label": "Engines lost", "value": str(len(rows)), "detail": detail}]
 
@@ -137,15 +143,15 @@ def last_of_each_step(records: Sequence[Record]) -> list[Record]:
 
 
 def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:
-    """Counts of each name that occurred (a status, a trick), one entry a step."""
+    """Returns counts of each name that occurred (a status, a trick), one entry a step."""
     counts = [step.get(key) for step in steps]
     tables = [count if isinstance(count, Mapping) else {} for count in counts]
     names = sorted({str(name) for table in tables for name in table})
-    return {name: [int(_number(table.get(name)) or 0) for table in tables] for name in names}
+    return {name: [int(_six_digits(table.get(name)) or 0) for table in tables] for name in names}
 
 
 def state_of(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
-    """`label`, `kind` (its colour) and `reason`; a run whose process is gone without a last word was killed."""
+    """Returns `label`, `kind` (its colour) and `reason`; a run whose process is gone without a last word was killed."""
     if status is None:
         return {"label": "unknown", "kind": "unknown", "reason": "status.json is missing or unreadable"}
     if status.status is RunState.running and not folder.is_locked():
@@ -153,8 +159,8 @@ def state_of(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
     return {"label": status.status.value, "kind": status.status.value, "reason": status.reason}
 
 
-def _header(config: Record, status: RunStatus | None, summary: Record) -> list[tuple[str, str]]:
-    rows = [(label, _name(config.get(key))) for label, key in _HEADER]
+def _header_rows(config: Record, status: RunStatus | None, summary: Record) -> list[tuple[str, str]]:
+    rows = [(label, _group_name(config.get(key))) for label, key in _HEADER]
     trainer = config.get("trainer")
     rows.append(("seed", str(trainer.get("seed", "")) if isinstance(trainer, Mapping) else ""))
     if status and status.started:
@@ -165,46 +171,48 @@ def _header(config: Record, status: RunStatus | None, summary: Record) -> list[t
     return [row for row in rows if row[1]]
 
 
-def _name(group: Any) -> str:
+def _group_name(group: Any) -> str:
     if isinstance(group, Mapping):
         return str(group.get("name") or group.get("kind") or "")
     return str(group or "")
 
 
 def _wall_s(status: RunStatus | None, summary: Record) -> float | None:
-    measured = _number(summary.get("wall_s"))
+    measured = _six_digits(summary.get("wall_s"))
     if measured is not None or status is None or not status.started:
         return measured
     return max(0.0, status.heartbeat - status.started)
 
 
-def _number(value: Any) -> float | None:
-    """Six digits are enough for a page; NaN, infinities and what is no number become None."""
+def _six_digits(value: Any) -> float | None:
+    """Returns six digits, which are enough for a page; NaN, infinities and what is no number become None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
         return None
-    return value if isinstance(value, int) else float(f"{value:.6g}")
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}")
 
 
-_STYLES = ("page.css", "timeline.css", "print.css")
-_SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
+_STYLES = ("page.css", "print.css")
+_SCRIPTS = ("charts.js", "viewer.js", "page.js")
 _PLACEHOLDER = re.compile(r"\{\{(title|policy|style|data|script)\}\}")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
 
 
 def write_report(folder: RunFolder, ending: RunStatus | None = None) -> Path:
-    """Of a run in any state, or of one whose status is about to be `ending`; returns the page's path.
+    """Writes the page of a run in any state, or of one whose status is about to be `ending`. Returns its path.
 
     Raises DiskError.
     """
-    payload = build_payload(folder, ending) | {"programs": programs_of(folder)}
+    payload = build_payload(folder, ending)
     data = Redactor.from_environ().json(encode_json(payload)).decode()
-    style, script = ("\n".join(_asset(name) for name in names) for names in (_STYLES, _SCRIPTS))
-    page = fill(
-        _asset("page.html"),
+    style, script = ("\n".join(_read_asset(name) for name in names) for names in (_STYLES, _SCRIPTS))
+    page = fill_template(
+        _read_asset("page.html"),
         {
             "title": html.escape(f"{payload['title']} · {payload['folder']}"),
-            "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+            "policy": f"default-src 'none'; script-src '{_csp_hash(script)}'; style-src '{_csp_hash(style)}'",
             "style": style,
             "data": escape_json(data),
             "script": script,
@@ -214,19 +222,19 @@ def write_report(folder: RunFolder, ending: RunStatus | None = None) -> Path:
     return folder.report_html
 
 
-def fill(template: str, values: Mapping[str, str]) -> str:
-    """All placeholders in one pass: what a value contains is never taken for a placeholder."""
+def fill_template(template: str, values: Mapping[str, str]) -> str:
+    """Fills all placeholders in one pass: what a value contains is never taken for a placeholder."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
 def escape_json(text: str) -> str:
-    """JSON that can stand inside a script element: no character of it ends the element or starts a tag."""
+    """Returns JSON that can stand inside a script element: no character of it ends the element or starts a tag."""
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], text)
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (files("swe_rl.report") / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,8 +1,8 @@
-"""`report.html` while a run goes on: written again after a step, in a thread, as often as it costs next to nothing.
+"""Writes `report.html` while a run goes on: after a step, in a thread, as often as it costs next to nothing.
 
 Invariants:
 - At most `_MOST_SHARE` of a run's time goes into it: after each writing it waits for as many times as long.
-- One writing at a time; a step that ends meanwhile, or too early, is in the next one. The last writing, at the
+- There is one writing at a time; a step that ends meanwhile, or too early, is in the next one. The last writing, at the
   run's end, comes after all others.
 - A failure is a warning: after the first one there is the last writing only. A disk that does not take the last one
   ends no run either: all that the page shows is in other files of the folder.
@@ -18,20 +18,22 @@ from swe_rl.logger.folder import RunFolder, RunStatus
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.01
-_FIRST_COST_S = 0.1  # as long as none is measured
+# This counts as long as no cost is measured.
+_FIRST_COST_S = 0.1
 
 
 class FreshReport:
-    """`clock` gives any steady seconds."""
+    """Writes a run's report again and again. `clock` gives any steady seconds."""
 
     def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._clock = folder, clock
+        self._folder = folder
+        self._clock = clock
         self._next_s = clock() + _FIRST_COST_S / _MOST_SHARE
         self._writing: threading.Thread | None = None
         self._failed = False
 
     def step_done(self) -> None:
-        """Returns at once."""
+        """Starts a writing where it is time for one. Returns at once."""
         busy = self._writing is not None and self._writing.is_alive()
         if busy or self._failed or self._clock() < self._next_s:
             return
@@ -39,13 +41,13 @@ class FreshReport:
         self._writing.start()
 
     def end(self, ending: RunStatus | None) -> None:
-        """The last writing, see `write_report`."""
+        """Makes the last writing, see `write_report`."""
         self.wait()
         with only_shown(self._folder.report_html):
             self._write(ending)
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Returns once nothing is being written."""
         if self._writing is not None:
             self._writing.join()
 
@@ -53,7 +55,8 @@ class FreshReport:
         began_s = self._clock()
         try:
             self._write()
-        except Exception as error:  # anything: a page must not end the run
+        # It may be anything: a page must not end the run.
+        except Exception as error:
             self._failed = True
             _log.warning("report.html is not refreshed before the run's end: %s", error)
         ended_s = self._clock()

@@ -1,4 +1,4 @@
-"""Resolved rates with their 95 % intervals over instances, and what changed between two, as every output shows them.
+"""Gives resolved rates with 95 % intervals over instances, and what changed between two, as every output shows them.
 
 Invariants:
 - Rates and intervals are made of the counts of an `eval` event alone, here and nowhere else.
@@ -9,17 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.logger.progress_text import span
+from swe_rl.logger.progress_text import format_span
 from swe_rl.logger.summary import before_and_after
-from swe_rl.report.statistics import clustered_interval, difference, paired_interval, wilson_interval
+from swe_rl.report.statistics import clustered_interval, difference_of_values, paired_interval, wilson_interval
 
 Record = Mapping[str, Any]
-Counts = Mapping[str, tuple[int, int]]  # instance: resolved attempts, valid attempts
+# An instance has resolved attempts and valid attempts.
+Counts = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Rates lie in [0, 1]. `num_instances` are those with a valid attempt, None where an older event does not say."""
+    """A resolved rate in [0, 1]. `num_instances` have a valid attempt, None where an older event does not say."""
 
     rate: float
     low: float
@@ -29,9 +30,11 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """The rate after less the rate before, over the `num_instances` that both have; `unpaired` a side lacks. Of the
-    gains of two runs: the second less the first, over what all evaluations of both have."""
+class RateChange:
+    """The rate after less the rate before, over the `num_instances` that both have; `unpaired` a side lacks.
+
+    For the gains of two runs it is the second less the first, over what all evaluations of both have.
+    """
 
     before: float
     after: float
@@ -46,26 +49,29 @@ class Change:
 
 
 def counts_of(event: Record) -> dict[str, tuple[int, int]]:
-    """Of an `eval` event; instances without a valid attempt, and events of older versions, have none."""
+    """Returns an `eval` event's counts; instances without a valid attempt, and events of older versions, have none."""
     return {name: pair for name, pair in pairs_of(event).items() if pair[1] > 0}
 
 
 def pairs_of(event: Record) -> dict[str, tuple[int, int]]:
-    """As `counts_of`, with instances that have no valid attempt."""
+    """Returns what `counts_of` does, with instances that have no valid attempt."""
     table = event.get("by_instance")
     pairs = table.items() if isinstance(table, Mapping) else ()
     return {str(name): (int(pair[0]), int(pair[1])) for name, pair in pairs if _is_pair(pair)}
 
 
-def resolved(event: Record) -> Resolved | None:
-    """Of an `eval` event; None where it measured nothing."""
+def resolved_rate(event: Record) -> Resolved | None:
+    """Returns an `eval` event's rate; None where it measured nothing."""
     if counts := counts_of(event):
         return of_counts(counts)
-    rate, samples = event.get("resolved_rate"), event.get("num_samples")
+    rate = event.get("resolved_rate")
+    samples = event.get("num_samples")
     if not isinstance(rate, int | float) or rate != rate or not is_int(samples) or not samples:
         return None
     interval = wilson_interval(round(rate * samples), samples)
-    return Resolved(rate, *interval, samples, None) if interval else None
+    if interval:
+        return Resolved(rate, *interval, samples, None)
+    return None
 
 
 def of_counts(counts: Counts) -> Resolved | None:
@@ -76,66 +82,74 @@ def of_counts(counts: Counts) -> Resolved | None:
     return Resolved(total / samples, *interval, samples, len(counts))
 
 
-def change(*counts: Counts) -> Change | None:
-    """Before and after; of four, from what the first two differ by to what the last two do. None where no instance is
-    on all sides."""
+def change_in_rate(*counts: Counts) -> RateChange | None:
+    """Returns before and after; of four, from what the first two differ by to what the last two do.
+
+    It is None where no instance is on all sides.
+    """
     shared = [name for name in counts[0] if all(name in side for side in counts)]
     sides = [[side[name] for name in shared] for side in counts]
     interval = paired_interval(*sides)
     if interval is None:
         return None
     rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in sides]
-    ends = rates if len(rates) == 2 else [difference(rates[:2]), difference(rates[2:])]
-    return Change(ends[0], ends[1], *interval, len(shared), len(set().union(*counts)) - len(shared))
+    ends = rates if len(rates) == 2 else [difference_of_values(rates[:2]), difference_of_values(rates[2:])]
+    return RateChange(ends[0], ends[1], *interval, len(shared), len(set().union(*counts)) - len(shared))
 
 
-def gain(evals: Sequence[Record]) -> Change | None:
-    """Of a run: its latest evaluation against its first; None without two."""
+def gain_of_run(evals: Sequence[Record]) -> RateChange | None:
+    """Returns a run's latest evaluation against its first; None without two."""
     before, after = before_and_after(evals)
-    return change(counts_of(before), counts_of(after))
+    return change_in_rate(counts_of(before), counts_of(after))
 
 
-def headline(event: Record) -> str:
-    """What was evaluated: the split's name, and `(100 of 500 instances)` where that was a part of it."""
+def describe_split(event: Record) -> str:
+    """Returns what was evaluated: the split's name, and `(100 of 500 instances)` where that was a part of it."""
     part = part_of(event.get("num_instances"), event.get("split_instances"))
     return f"{event.get('split')}{f' ({part})' if part else ''}"
 
 
 def part_of(instances: Any, whole: Any) -> str:
-    """`100 of 500 instances`; nothing where the whole split was evaluated, or nobody knows."""
+    """Returns `100 of 500 instances`; nothing where the whole split was evaluated, or nobody knows."""
     known = is_int(instances) and is_int(whole)
-    return f"{instances:,} of {whole:,} instances" if known and instances < whole else ""
+    if known and instances < whole:
+        return f"{instances:,} of {whole:,} instances"
+    return ""
 
 
 def summary_of(evals: Sequence[Record]) -> dict[str, Any]:
-    """The intervals of `summary.json`, by its keys; null where there is nothing to measure."""
+    """Returns the intervals of `summary.json`, by its keys; null where there is nothing to measure."""
     fields: dict[str, Any] = {}
     for name, event in zip(("before", "after"), before_and_after(evals), strict=True):
-        result = resolved(event)
+        result = resolved_rate(event)
         fields |= {f"resolved_low_{name}": result and result.low, f"resolved_high_{name}": result and result.high}
         fields[f"resolved_instances_{name}"] = result and result.num_instances
-    both = gain(evals)
+    both = gain_of_run(evals)
     fields |= {"resolved_gain": both and both.delta, "resolved_gain_instances": both and both.num_instances}
     fields |= {"resolved_gain_low": both and both.low, "resolved_gain_high": both and both.high}
     first = before_and_after(evals)[0]
     return fields | {"eval_instances": first.get("num_instances"), "eval_split_instances": first.get("split_instances")}
 
 
-def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | None]:
-    """Rate, samples and interval, as the line of an evaluation says them."""
-    measured = resolved(event)
-    return (measured.rate, measured.num_samples, (measured.low, measured.high)) if measured else (None, 0, None)
+def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | None, float | None]:
+    """Returns rate, samples, interval and the share of cut replies, as the line of an evaluation says them."""
+    measured = resolved_rate(event)
+    cut_reply_rate = event.get("cut_reply_rate")
+    if measured is None:
+        return None, 0, None, cut_reply_rate
+    return measured.rate, measured.num_samples, (measured.low, measured.high), cut_reply_rate
 
 
 def intervals_line(summary: Record) -> str:
-    """Of `summary.json`, for the terminal; nothing without two evaluations of the same instances."""
+    """Returns a line on `summary.json` for the terminal; nothing without two evaluations of the same instances."""
     values: list[Any] = [
         summary.get(f"resolved_{end}_{when}") for when in ("before", "after") for end in ("low", "high")
     ]
     values += [summary.get(f"resolved_gain_{end}") for end in ("low", "high")]
     if not all(isinstance(value, float) for value in values):
         return ""
-    before, after = span(*values[:2]), span(*values[2:4])
+    before = format_span(*values[:2])
+    after = format_span(*values[2:4])
     low, high = (f"{100 * value:+.1f}" for value in values[4:])
     part = part_of(summary.get("eval_instances"), summary.get("eval_split_instances"))
     over = part or f"{summary.get('resolved_gain_instances')} instances"
@@ -147,9 +161,11 @@ def _is_pair(pair: Any) -> bool:
 
 
 def is_int(value: Any) -> bool:
-    """A boolean is none."""
+    """Tells whether a value is an integer; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def mapping(value: Any) -> Record:
-    return value if isinstance(value, Mapping) else {}
+def as_mapping(value: Any) -> Record:
+    if isinstance(value, Mapping):
+        return value
+    return {}

@@ -1,10 +1,10 @@
-"""Which trajectories go into the page: all where they fit, else a spread sample within a budget of bytes.
+"""Chooses the trajectories of the page: all where they fit, else a spread sample within a budget of bytes.
 
 Invariants:
 - The first and the last held-out evaluation come first, each within its share; then steps, spread over the run.
 - Within a set every status (a step) or every instance (an evaluation) is met before any is met twice.
 - The total never passes the budget, and each set knows how many it really had.
-- Of a long text head and tail are kept, and what is left out is named in the text itself: a trajectory never takes more
+- Head and tail are kept of a long text, and what is left out is named in the text itself: a trajectory never takes more
   than its share, whatever the agent wrote.
 """
 
@@ -18,24 +18,28 @@ from typing import Any
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.report.resolved import mapping
+from swe_rl.report.resolved import as_mapping
 
 BUDGET_BYTES = 4_000_000
-_EVAL_SHARE = 0.3  # of the budget, for each of the two evaluations
-_MIN_STEP_BYTES = 64_000  # rather fewer steps than steps with nothing to read
-_MIN_TRAJECTORY_BYTES, _MAX_TRAJECTORY_BYTES = 16_000, 60_000
+# Each of the two evaluations has this share of the budget.
+_EVAL_SHARE = 0.3
+# Fewer steps are better than steps with nothing to read.
+_MIN_STEP_BYTES = 64_000
+_MIN_TRAJECTORY_BYTES = 16_000
+_MAX_TRAJECTORY_BYTES = 60_000
 _MAX_PER_SET = 1000
 _FILE = re.compile(r"(step|eval)_(\d+)\.jsonl")
 Record = Mapping[str, Any]
 
 _TEXT_LIMITS_CHARS = (8000, 3000, 1200, 400)
 _WHOLE_CHARS = 100_000
-_MAX_FAILED, _MAX_PASSED = 100, 8
+_MAX_FAILED = 100
+_MAX_PASSED = 8
 _PATCH_FACTOR = 3
 _KEPT = (
-    *("trajectory_id", "instance_id", "split", "step", "sample", "attempt", "status", "reward", "advantage"),
-    *("trained", "in_baseline", "num_calls", "prompt_tokens", "sampled_tokens", "response_tokens", "prefix_breaks"),
-)
+    "trajectory_id", "instance_id", "split", "step", "sample", "attempt", "status", "reward", "advantage",
+    "trained", "in_baseline", "num_calls", "prompt_tokens", "sampled_tokens", "response_tokens", "prefix_breaks",
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -49,38 +53,42 @@ class TrajectorySet:
 
 
 def sample_trajectories(folder: RunFolder, budget_bytes: int = BUDGET_BYTES) -> list[TrajectorySet]:
-    """Evaluations first, then steps in ascending order; sets of which nothing fits are left out."""
+    """Returns evaluations first, then steps in ascending order; sets of which nothing fits are left out."""
     files = files_of(folder)
-    evals, steps = sorted(files["eval"]), sorted(files["step"])
+    evals = sorted(files["eval"])
+    steps = sorted(files["step"])
     left = budget_bytes
     sets: list[TrajectorySet] = []
     for step in dict.fromkeys(evals[:1] + evals[-1:]):
-        taken, size = _take(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), "instance_id")
+        taken, size = _sample_file(files["eval"][step], "eval", step, int(budget_bytes * _EVAL_SHARE), "instance_id")
         for trajectory in taken.trajectories:
             trajectory["grade_file"] = grade_file(folder, trajectory)
         sets.append(taken)
         left -= size
     allowance = max(_MIN_STEP_BYTES, left // max(1, len(steps)))
-    for step in spread(steps):
+    for step in spread_steps(steps):
         if left < min(_MIN_STEP_BYTES, budget_bytes // 10):
             break
-        taken, size = _take(files["step"][step], "step", step, min(left, allowance), "status")
+        taken, size = _sample_file(files["step"][step], "step", step, min(left, allowance), "status")
         sets.append(taken)
         left -= size
     return sorted((kept for kept in sets if kept.trajectories), key=lambda kept: (kept.kind != "eval", kept.step))
 
 
 def grade_file(folder: RunFolder, trajectory: Record) -> str | None:
-    """The whole log of its grading, from the report's place; None where the run kept none."""
-    instance_id, sample = trajectory.get("instance_id"), trajectory.get("sample")
-    if not isinstance(instance_id, str) or not isinstance(sample, int) or "/" in instance_id:
+    """Returns the path of its grading's whole log, from the report's place; None where the run kept none."""
+    instance_id = trajectory.get("instance_id")
+    sample = trajectory.get("sample")
+    if not isinstance(instance_id, str) or not isinstance(sample, int):
         return None
     path = folder.attempt_file(instance_id, sample, "grade.log")
-    return path.relative_to(folder.path).as_posix() if path.is_file() else None
+    if path.is_file():
+        return path.relative_to(folder.path).as_posix()
+    return None
 
 
-def spread(steps: list[int]) -> list[int]:
-    """Last, first, then always the middle of what is still untouched: any beginning of it covers the run evenly."""
+def spread_steps(steps: list[int]) -> list[int]:
+    """Returns last, first, then always the middle of what is still untouched: any beginning covers the run evenly."""
     order = dict.fromkeys(steps[-1:] + steps[:1])
     gaps = [(0, len(steps) - 1)]
     while gaps:
@@ -94,10 +102,10 @@ def spread(steps: list[int]) -> list[int]:
     return list(order)
 
 
-def _take(path: Path, kind: str, step: int, budget_bytes: int, variety: str) -> tuple[TrajectorySet, int]:
+def _sample_file(path: Path, kind: str, step: int, budget_bytes: int, variety: str) -> tuple[TrajectorySet, int]:
     """Reads the file twice, a line at a time: the first pass chooses, the second clips what was chosen."""
     kinds = [str(record.get(variety)) for record in iter_jsonl(path)]
-    rank = {index: place for place, index in enumerate(_varied(kinds)[:_MAX_PER_SET])}
+    rank = {index: place for place, index in enumerate(_vary_kinds(kinds)[:_MAX_PER_SET])}
     share = min(_MAX_TRAJECTORY_BYTES, max(_MIN_TRAJECTORY_BYTES, budget_bytes // 4))
     clipped = {
         index: clipped_trajectory(record, share) for index, record in enumerate(iter_jsonl(path)) if index in rank
@@ -111,8 +119,8 @@ def _take(path: Path, kind: str, step: int, budget_bytes: int, variety: str) -> 
     return TrajectorySet(kind, step, len(kinds), [clipped[index][0] for index in sorted(chosen)]), size
 
 
-def _varied(kinds: list[str]) -> list[int]:
-    """Indices so that the k-th of each kind comes before the k+1-th of any."""
+def _vary_kinds(kinds: list[str]) -> list[int]:
+    """Returns indices so that the k-th of each kind comes before the k+1-th of any."""
     met: Counter[str] = Counter()
     ranks = []
     for index, kind in enumerate(kinds):
@@ -131,73 +139,82 @@ def files_of(folder: RunFolder) -> dict[str, dict[int, Path]]:
 
 
 def clipped_trajectory(record: Record, max_bytes: int) -> tuple[dict[str, Any], int]:
-    """The record for the page and its size in bytes; tries milder cuts first."""
+    """Returns the record for the page and its size in bytes; tries milder cuts first."""
     for limit_chars in _TEXT_LIMITS_CHARS:
-        clipped = _cut(record, limit_chars, max_turns=10**6)
+        clipped = _clip_record(record, limit_chars, max_turns=10**6)
         if (size := len(encode_json(clipped))) <= max_bytes:
             return clipped, size
     for max_turns in (40, 16, 6, 2):
-        clipped = _cut(record, _TEXT_LIMITS_CHARS[-1], max_turns)
+        clipped = _clip_record(record, _TEXT_LIMITS_CHARS[-1], max_turns)
         if (size := len(encode_json(clipped))) <= max_bytes:
             return clipped, size
-    bare = _cut(record, 80, 0)
+    bare = _clip_record(record, 80, 0)
     return bare, len(encode_json(bare))
 
 
 def whole_trajectory(record: Record) -> dict[str, Any]:
-    """The record for a page of its own, turns and all; texts are cut where a browser could not show them."""
-    return _cut(record, _WHOLE_CHARS, max_turns=10**6)
+    """Returns the record for a page of its own, turns and all; texts are cut where a browser could not show them."""
+    return _clip_record(record, _WHOLE_CHARS, max_turns=10**6)
 
 
-def clip(value: Any, limit_chars: int) -> str:
-    text = value if isinstance(value, str) else "" if value is None else str(value)
+def clip_text(value: Any, limit_chars: int) -> str:
+    text = "" if value is None else str(value)
     if len(text) <= limit_chars:
         return text
-    head, tail = limit_chars * 2 // 3, limit_chars // 3
+    head = limit_chars * 2 // 3
+    tail = limit_chars // 3
     return f"{text[:head]}\n[... {len(text) - head - tail:,} characters left out ...]\n{text[-tail:]}"
 
 
-def _cut(record: Record, limit_chars: int, max_turns: int) -> dict[str, Any]:
-    turns = [turn for turn in _list(record.get("turns")) if isinstance(turn, Mapping)]
+def _clip_record(record: Record, limit_chars: int, max_turns: int) -> dict[str, Any]:
+    turns = [turn for turn in _as_list(record.get("turns")) if isinstance(turn, Mapping)]
     head = (max_turns + 1) // 2
     kept = turns if len(turns) <= max_turns else turns[:head] + turns[len(turns) - (max_turns - head) :]
-    tests, num_tests, num_passed = _tests(record.get("tests"), limit_chars)
-    return {key: _scalar(record.get(key)) for key in _KEPT} | {
-        "turns": [_turn(turn, limit_chars) for turn in kept],
+    tests, num_tests, num_passed = _clip_tests(record.get("tests"), limit_chars)
+    return {key: _clip_scalar(record.get(key)) for key in _KEPT} | {
+        "turns": [_clip_turn(turn, limit_chars) for turn in kept],
         "num_turns": len(turns),
-        "patch": clip(record.get("patch"), limit_chars * _PATCH_FACTOR),
-        "error": clip(record.get("error"), limit_chars) or None,
+        "patch": clip_text(record.get("patch"), limit_chars * _PATCH_FACTOR),
+        "error": clip_text(record.get("error"), limit_chars) or None,
         "tests": tests,
         "num_tests": num_tests,
         "num_passed": num_passed,
         "cheating": {
-            clip(key, 40): _scalar(value) for key, value in list(mapping(record.get("cheating")).items())[:12]
+            clip_text(key, 40): _clip_scalar(value)
+            for key, value in list(as_mapping(record.get("cheating")).items())[:12]
         },
-        "findings": [clip(name, 40) for name in _list(record.get("findings"))[:12]],
-        "grade_log": clip(record.get("grade_log"), limit_chars) or None,
-        "times_s": {clip(key, 40): _scalar(value) for key, value in list(mapping(record.get("times_s")).items())[:12]},
+        "findings": [clip_text(name, 40) for name in _as_list(record.get("findings"))[:12]],
+        "grade_log": clip_text(record.get("grade_log"), limit_chars) or None,
+        "times_s": {
+            clip_text(key, 40): _clip_scalar(value)
+            for key, value in list(as_mapping(record.get("times_s")).items())[:12]
+        },
     }
 
 
-def _turn(turn: Record, limit_chars: int) -> dict[str, Any]:
-    texts = {key: clip(turn.get(key), limit_chars) or None for key in ("message", "command", "observation")}
+def _clip_turn(turn: Record, limit_chars: int) -> dict[str, Any]:
+    texts = {key: clip_text(turn.get(key), limit_chars) or None for key in ("message", "command", "observation")}
     rest = ("index", "exit_code", "format_error", "completion_s", "command_s")
-    return texts | {key: _scalar(turn.get(key)) for key in rest}
+    return texts | {key: _clip_scalar(turn.get(key)) for key in rest}
 
 
-def _tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], int, int]:
-    """Failed ones first, then a few that passed; with it how many there were and how many passed."""
-    names = [(clip(str(name), 200), bool(passed)) for name, passed in mapping(value).items()]
+def _clip_tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], int, int]:
+    """Returns failed tests first, then a few that passed; with it how many there were and how many passed."""
+    names = [(clip_text(str(name), 200), bool(passed)) for name, passed in as_mapping(value).items()]
     failed, passed = ([result for result in names if result[1] is wanted] for wanted in (False, True))
     shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED] if limit_chars > 80 else []
     return shown, len(names), len(passed)
 
 
-def _scalar(value: Any) -> Any:
+def _clip_scalar(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
-    return value if value is None or isinstance(value, bool | int) else clip(value, 300)
+    if value is None or isinstance(value, bool | int):
+        return value
+    return clip_text(value, 300)
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    return []

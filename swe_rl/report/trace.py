@@ -1,4 +1,4 @@
-"""A run's timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing read.
+"""Writes a run's timeline as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing read.
 
 Invariants:
 - Times are microseconds since the run's first event. Slices of a lane are one inside the other, or one after another.
@@ -31,12 +31,15 @@ from swe_rl.report.timeline_events import (
 )
 
 Event = dict[str, Any]
-RUN, ENGINES, FIRST_STEP = 1, 2, 10  # processes; of step n: FIRST_STEP + n
+# These are processes; step n has FIRST_STEP + n.
+RUN = 1
+ENGINES = 2
+FIRST_STEP = 10
 _WEIGHTS_S = ("gather_s", "load_s", "sleep_s", "wake_s", "check_s")
 
 
 def trace_lines(folder: RunFolder, step: int | None = None) -> Iterator[bytes]:
-    """The pieces of one JSON object, secrets masked. `step`: that one alone, without what is of no step."""
+    """Yields the pieces of one JSON object, secrets masked. `step` is that one alone, without what is of no step."""
     redactor = Redactor.from_environ()
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     separator = b""
@@ -47,7 +50,7 @@ def trace_lines(folder: RunFolder, step: int | None = None) -> Iterator[bytes]:
 
 
 def write_trace(folder: RunFolder, path: Path) -> int:
-    """Gzipped where `path` ends in `.gz`; returns the file's bytes. Raises DiskError."""
+    """Writes the trace, gzipped where `path` ends in `.gz`. Returns the file's bytes. Raises DiskError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,8 @@ def write_trace(folder: RunFolder, path: Path) -> int:
     except OSError as error:
         raise disk_error(path, error, key="job.output") from error
     finally:
-        with suppress(OSError):  # the folder may take no change any more, which is said above
+        # The folder may take no change any more, which is said above.
+        with suppress(OSError):
             aside.unlink()
     return path.stat().st_size
 
@@ -66,36 +70,39 @@ def trace_events(folder: RunFolder, step: int | None = None) -> Iterator[Event]:
     origin_s = next((float(event["time"]) for event in iter_jsonl(folder.events_jsonl) if _is_timed(event)), 0.0)
     if step is None:
         yield from _run_events(folder, origin_s)
-    yield _named("process_name", ENGINES, 0, "engines")
+    yield _name_event("process_name", ENGINES, 0, "engines")
     for number in folder.program_steps():
         if step in (None, number):
             yield from _step_events(folder, number, origin_s)
 
 
 def _run_events(folder: RunFolder, origin_s: float) -> Iterator[Event]:
-    """Phases, weight updates and engines that were away, a lane each."""
+    """Yields phases, weight updates and engines that were away, a lane each."""
     lanes: dict[str, int] = {}
-    yield _named("process_name", RUN, 0, "run")
+    yield _name_event("process_name", RUN, 0, "run")
     for event in filter(_is_timed, iter_jsonl(folder.events_jsonl)):
-        end_us = _us(event["time"] - origin_s)
+        end_us = _to_us(event["time"] - origin_s)
         if event["event"] == "phase" and _is_number(event.get("took_s")):
-            name, took_s, args = str(event.get("name")), event["took_s"], {}
+            name = str(event.get("name"))
+            took_s = event["took_s"]
+            args = {}
         elif event["event"] == "weights":
-            name, took_s = "weights", sum(event[key] for key in _WEIGHTS_S if _is_number(event.get(key)))
+            name = "weights"
+            took_s = sum(event[key] for key in _WEIGHTS_S if _is_number(event.get(key)))
             args = {key: value for key, value in event.items() if key not in ("time", "event")}
         else:
             continue
         if name not in lanes:
             lanes[name] = len(lanes)
-            yield _named("thread_name", RUN, lanes[name], name)
-        start_us = max(0, end_us - _us(took_s))
-        yield _slice(name, "run", (start_us, end_us), RUN, lanes[name], args)
+            yield _name_event("thread_name", RUN, lanes[name], name)
+        start_us = max(0, end_us - _to_us(took_s))
+        yield _slice_event(name, "run", (start_us, end_us), RUN, lanes[name], args)
     for away in away_of(filter(_is_timed, iter_jsonl(folder.events_jsonl)), origin_s):
         name = f"{away.engine} away"
         lane = lanes.setdefault(name, len(lanes))
-        yield _named("thread_name", RUN, lane, name)
+        yield _name_event("thread_name", RUN, lane, name)
         to_ms = away.from_ms if away.to_ms is None else away.to_ms
-        yield _slice(name, "run", (1000 * away.from_ms, 1000 * to_ms), RUN, lane, {})
+        yield _slice_event(name, "run", (1000 * away.from_ms, 1000 * to_ms), RUN, lane, {})
 
 
 def _step_events(folder: RunFolder, step: int, origin_s: float) -> Iterator[Event]:
@@ -107,13 +114,14 @@ def _step_events(folder: RunFolder, step: int, origin_s: float) -> Iterator[Even
                 samples.append(sample_of(record, origin_s))
             else:
                 program = program_of(record)
-                programs[program.trajectory_id] = program  # of one that was written twice the later line
+                # A program that was written twice counts by its later line.
+                programs[program.trajectory_id] = program
     process = FIRST_STEP + step
-    yield _named("process_name", process, 0, f"step {step}")
+    yield _name_event("process_name", process, 0, f"step {step}")
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
     ordered = sorted(programs.values(), key=lambda program: (program.group, program.start_ms))
     for lane, program in enumerate(ordered, start=1):
-        yield _named("thread_name", process, lane, f"{program.group} {program.label}")
+        yield _name_event("thread_name", process, lane, f"{program.group} {program.label}")
         yield from _program_events(program, process, lane)
     for sample in samples:
         for name, load in sample.loads.items():
@@ -124,37 +132,40 @@ def _step_events(folder: RunFolder, step: int, origin_s: float) -> Iterator[Even
 def _program_events(program: TimelineProgram, process: int, lane: int) -> Iterator[Event]:
     facts = {"trajectory": program.trajectory_id, "status": program.status}
     span = (1000 * program.start_ms, 1000 * program.end_ms)
-    yield _slice(program.status, "trajectory", span, process, lane, facts)
+    yield _slice_event(program.status, "trajectory", span, process, lane, facts)
     at = -1
     for place, phase in enumerate(program.phases):
         if phase.turn != at:
             at = phase.turn
             if at >= 0:
-                yield _turn(program, program.phases[place:], process, lane)
+                yield _turn_event(program, program.phases[place:], process, lane)
         engine = {"engine": program.engines[phase.engine]} if phase.engine >= 0 else {}
         within = (1000 * phase.start_ms, 1000 * phase.end_ms)
-        yield _slice(KINDS[phase.kind], "phase", within, process, lane, engine)
+        yield _slice_event(KINDS[phase.kind], "phase", within, process, lane, engine)
 
 
-def _turn(program: TimelineProgram, phases: Sequence[DrawnPhase], process: int, lane: int) -> Event:
-    """The turn that the first of `phases` belongs to."""
-    number, end_ms = phases[0].turn, phases[0].end_ms
+def _turn_event(program: TimelineProgram, phases: Sequence[DrawnPhase], process: int, lane: int) -> Event:
+    """Returns the turn that the first of `phases` belongs to."""
+    number = phases[0].turn
+    end_ms = phases[0].end_ms
     for phase in phases:
         if phase.turn != number:
             break
         end_ms = phase.end_ms
     counts = program.turns[number] if number < len(program.turns) else ()
     args = dict(zip(("prompt_tokens", "cached_tokens", "sampled_tokens"), counts, strict=False))
-    return _slice(f"turn {number + 1}", "turn", (1000 * phases[0].start_ms, 1000 * end_ms), process, lane, args)
+    return _slice_event(f"turn {number + 1}", "turn", (1000 * phases[0].start_ms, 1000 * end_ms), process, lane, args)
 
 
-def _slice(name: str, kind: str, span_us: tuple[int, int], process: int, lane: int, args: Mapping[str, Any]) -> Event:
+def _slice_event(
+    name: str, kind: str, span_us: tuple[int, int], process: int, lane: int, args: Mapping[str, Any]
+) -> Event:
     start_us, end_us = span_us
     place = {"ts": start_us, "dur": end_us - start_us, "pid": process, "tid": lane}
     return {"ph": "X", "name": name, "cat": kind, **place, **({"args": dict(args)} if args else {})}
 
 
-def _named(what: str, process: int, lane: int, name: str) -> Event:
+def _name_event(what: str, process: int, lane: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
@@ -166,5 +177,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _us(seconds_s: float) -> int:
+def _to_us(seconds_s: float) -> int:
     return round(1e6 * seconds_s)

@@ -2,7 +2,7 @@
 // is shown through textContent.
 
 const STATUS_ORDER = ["resolved", "unresolved", "empty_patch", "step_limit", "context_overflow", "agent_timeout",
-  "format_errors", "agent_crashed", "infra_error", "grade_error", "engine_error"];
+  "format_errors", "agent_crashed", "request_refused", "infra_error", "grade_error", "engine_error"];
 const statusColor = (status) => (STATUS_ORDER.includes(status) ? `--s-${status.replaceAll("_", "-")}` : "--s-other");
 
 function chip(status) {

@@ -1,1 +1,3 @@
-"""Trajectories, groups, collection, failure policy, and traces to training rows."""
+"""The package has trajectories, groups, their collection, the failure policy, and the way from traces to
+training rows.
+"""

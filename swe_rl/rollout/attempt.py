@@ -1,4 +1,4 @@
-"""One attempt of one agent at one instance: boot, act, take the patch, grade; or grade in the sandbox itself.
+"""Makes one attempt of one agent at one instance: boot, act, take the patch, grade, perhaps in the sandbox itself.
 
 Invariants:
 - Whatever fails, the sandbox is closed and the gateway's session is closed.
@@ -9,9 +9,8 @@ Invariants:
 """
 
 import asyncio
-import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,8 +23,6 @@ from swe_rl.agent.protocol import (
     AgentResult,
     Assignment,
     Exit,
-    Replay,
-    ReplayMismatchError,
     Task,
     UnknownEndError,
 )
@@ -33,42 +30,47 @@ from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.history import hide_history
-from swe_rl.env.instance import Instance
-from swe_rl.env.patch import NOOP_PATCH, collect_patch
-from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, Limits, end_of
-from swe_rl.errors import one_line
+from swe_rl.env.patch import TakenPatch, collect_patch, submitted_patch
+from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, end_of
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
-from swe_rl.gateway.session import Beginning, SessionSettings
+from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.rollout.outcome import findings_of, needs_grading, reward_of, status_of, tricks_of, unanswered
+from swe_rl.rollout.gradings import Gradings, prepare_image
+from swe_rl.rollout.outcome import (
+    count_calls,
+    findings_of,
+    needs_grading,
+    reward_of,
+    status_if_unanswered,
+    status_of,
+    tricks_of,
+)
 from swe_rl.rollout.reward import Attempt, ForeignReward
-from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, SandboxProvider, Waited, run_whole
+from swe_rl.rollout.trajectory import Order, Status, Trajectory
+from swe_rl.sandbox.protocol import Door, OutsideError, Sandbox, SandboxError, SandboxProvider, Waited
 
-_SETUP_S = 600.0
-_HIDE_HISTORY_S = 120.0
 _PATIENCE_GRAIN_S = 0.1
-_NO_LIMITS = Limits(math.inf, math.inf)
-_TAKE_PATCH_S = 60.0  # at least: a large tree is no command of the agent's
 
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known of an attempt so far; a failure reports what there was."""
+    """An attempt as far as it is known; a failure reports what there was."""
 
     result: AgentResult | None = None
-    patch: str = ""
-    patch_note: str = ""  # why there is none although something may have been changed
+    taken: TakenPatch = field(default_factory=partial(TakenPatch, ""))
+    untaken: SandboxError | None = None  # why no patch could be taken, by the agent's doing or the machine's
     grade: Grade | None = None
     own_reward: float | None = None  # of somebody's own, where the tests' verdict is paid
     turn_rewards: list[float] = field(default_factory=list)  # of the same
     tricks: list[str] = field(default_factory=list)  # that could have changed the verdict
     began_s: dict[str, float] = field(default_factory=dict)
-    prompt_tokens: int = 0  # of the first prompt, where a prefix is behind it
-    mismatch: ReplayMismatchError | None = None  # why it has no prefix
+
+    @property
+    def patch(self) -> str:
+        """The one patch of the attempt: it is graded, and every file that is written of the attempt holds it."""
+        return self.taken.text
 
 
 class Attempter:
@@ -88,57 +90,72 @@ class Attempter:
         reward: ForeignReward | None = None,
     ) -> None:
         """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`."""
-        self._env, self._env_config, self._agent, self._model_name = env, env_config, agent, model_name
-        self._gateway, self._sandboxes, self._rollout, self._reward = gateway, sandboxes, rollout, reward
-        self._clock, self._wall_clock, self._keep_log = clock, wall_clock, keep_log
-        self._tests_s: dict[str, float] = {}  # by instance: the shortest grading whose tests ran to their end
-        self._judged_untouched: set[str] = set()  # instances whose verifier gave a verdict where nobody acted
-        self._gradings: AbstractAsyncContextManager[object] = nullcontext()
+        self._env = env
+        self._env_config = env_config
+        self._agent = agent
+        self._model_name = model_name
+        self._gateway = gateway
+        self._sandboxes = sandboxes
+        self._rollout = rollout
+        self._reward = reward
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._keep_log = keep_log
+        self._gradings = Gradings(env, sandboxes, rollout)
+        self._places: AbstractAsyncContextManager[object] = nullcontext()  # for gradings
         if rollout.mode is RolloutMode.stream:
-            self._gradings = asyncio.Semaphore(rollout.concurrency)
+            self._places = asyncio.Semaphore(rollout.concurrency)
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
-        progress, times_s = _Progress(), dict[str, float]()
+        progress = _Progress()
+        times_s = dict[str, float]()
         self._gateway.open_session(order.trajectory_id, self._settings(order))
-        status, error, unknown = Status.infra_error, None, None
+        status = Status.infra_error
+        error = None
+        unknown = None
         try:
             await self._act(order, progress, times_s)
             order.acted()
-            if progress.grade is not None and not progress.grade.started:
-                await self._check_untouched(order, times_s)
+            if progress.untaken is not None:
+                await self._gradings.check_patch_can_be_taken(order.instance, progress.untaken)
+            elif progress.grade is not None and (not progress.grade.started or progress.grade.timed_out):
+                await self._check_untouched(order, progress.grade, times_s)
+            elif progress.grade is not None and progress.grade.session.passed_twins:
+                async with self._places:
+                    compared = self._gradings.compared_with_the_fix(order.instance, progress.grade)
+                    await self._judge(order, progress, times_s, compared)
             elif progress.result and needs_grading(progress.result.exit, progress.patch):
-                async with self._gradings:
-                    await self._judge(order, progress, times_s, self._grade(order, progress.patch))
+                async with self._places:
+                    await self._judge(order, progress, times_s, self._gradings.grade(order.instance, progress.patch))
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
             await self._pay(order, status, progress)
         except TraceStoreError:
             raise
         except GradeError as failure:
-            status, error = Status.grade_error, str(failure)
+            status = Status.grade_error
+            error = str(failure)
         except EngineError as failure:
-            status, error = Status.engine_error, str(failure)
+            status = Status.engine_error
+            error = str(failure)
         except UnknownEndError as failure:
-            error, unknown = str(failure), failure
+            error = str(failure)
+            unknown = failure
         except (GatewayLostError, SandboxError, AgentError) as failure:
             error = str(failure)
         finally:
             summary = await self._gateway.close_session(order.trajectory_id)
         if summary.lost:
-            status, error, unknown = Status.infra_error, summary.lost, None
-        ended = unanswered(summary, status if unknown is None else None)
+            status = Status.infra_error
+            error = summary.lost
+            unknown = None
+        ended = status_if_unanswered(summary, status if unknown is None else None)
         if ended is not None:
             status, error = ended
             progress.result = progress.result if unknown is None else unknown.result
         trajectory = self._trajectory(order, status, progress, error, times_s)
-        _say_prefix(trajectory, order.prefix, progress)
-        trajectory.num_calls = summary.num_calls
-        trajectory.sampled_tokens = summary.sampled_tokens
-        trajectory.prefix_breaks = sum(summary.breaks.values())
-        trajectory.superseded_replies = summary.superseded_replies
-        trajectory.superseded_tokens = summary.superseded_tokens
-        trajectory.times_s |= summary.times_s
+        count_calls(trajectory, summary)
         trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result
 
@@ -150,21 +167,23 @@ class Attempter:
         self, order: Order, progress: _Progress, times_s: dict[str, float], grading: Coroutine[Any, Any, Grade]
     ) -> None:
         """Puts what the agent did to the tests. Raises GradeError, SandboxError."""
-        progress.began_s["grade"] = self._wall_clock()
+        progress.began_s.setdefault("grade", self._wall_clock())
         began_s = self._clock()
         try:
             progress.grade = await grading
         finally:
-            times_s["grade"] = self._clock() - began_s
+            times_s["grade"] = times_s.get("grade", 0.0) + self._clock() - began_s
         if self._keep_log is not None:
             await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
-        progress.tricks = tricks_of(progress.grade, progress.patch, order.instance)
+        progress.tricks = tricks_of(progress.grade, progress.taken.shown, order.instance)
         if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
             progress.grade = progress.grade.worthless()
 
     async def _pay(self, order: Order, status: Status, progress: _Progress) -> None:
-        """By a reward of somebody's own. Raises RewardError."""
-        grade, result, rule = progress.grade, progress.result, self._rollout.outcomes[status.value].reward
+        """Pays by a reward of somebody's own. Raises RewardError."""
+        grade = progress.grade
+        result = progress.result
+        rule = self._rollout.outcomes[status.value].reward
         if self._reward is None or result is None or rule is OutcomeReward.none:
             return
         verdict = Grade(resolved=False, patch_applied=False) if grade is None else grade
@@ -172,23 +191,13 @@ class Attempter:
             order.trajectory_id, order.instance, status.value, progress.patch, verdict, result.turns, result.messages
         )
         paid = await self._reward.turn_rewards(attempt)
-        progress.turn_rewards = [reward for turn, reward in zip(result.turns, paid, strict=False) if not turn.replayed]
+        progress.turn_rewards = paid[: len(result.turns)]
         tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
         if rule is OutcomeReward.graded and grade is not None and not tricked:
             progress.own_reward = await self._reward.reward(attempt)
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
-        """From the order's prefix; from the task alone where that cannot be repeated, in a sandbox that is as new."""
-        try:
-            await self._act_from(order.prefix, order, progress, times_s)
-        except ReplayMismatchError as mismatch:
-            progress.mismatch = mismatch
-            await self._act_from(None, order, progress, times_s)
-
-    async def _act_from(
-        self, prefix: Prefix | None, order: Order, progress: _Progress, times_s: dict[str, float]
-    ) -> None:
-        """Boots a sandbox, lets the agent act in it and takes the patch out. Raises ReplayMismatchError."""
+        """Boots a sandbox, lets the agent act in it and takes the patch out."""
         started_s, progress.began_s["boot"] = self._clock(), self._wall_clock()
         workspace = await asyncio.to_thread(self._env.workspace, order.instance)
         door = self._door(order) if self._agent.needs_door else None
@@ -197,9 +206,9 @@ class Attempter:
             base_commit = order.instance.base_commit
             in_place = self._env if isinstance(self._env, GradesInPlace) else None
             if workspace.image is not None and in_place is None:  # what we made ourselves has no history to hide
-                base_commit = await _ready(sandbox, order.instance)
+                base_commit = await prepare_image(sandbox, order.instance)
             times_s["boot"] = self._clock() - started_s
-            await self._run_agent(prefix, order, progress, times_s, sandbox)
+            await self._run_agent(order, progress, times_s, sandbox)
             if in_place is None:
                 await self._take_patch(progress, sandbox, base_commit)
             else:
@@ -207,9 +216,7 @@ class Attempter:
         finally:
             await sandbox.close()
 
-    async def _run_agent(
-        self, prefix: Prefix | None, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox
-    ) -> None:
+    async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
         waited = partial(self._gateway.waited_s, order.trajectory_id)
         work = Assignment(
@@ -217,9 +224,8 @@ class Attempter:
             base_url=self._gateway.session_url(order.trajectory_id),
             model=self._model_name,
             sandbox=sandbox,
-            timeout_s=min(self._rollout.agent_timeout_s, self._limits(order.instance).agent_s),
+            timeout_s=min(self._rollout.agent_timeout_s, self._gradings.limits(order.instance).agent_s),
             waited=waited,
-            replay=None if prefix is None else self._replay(prefix, order, progress),
         )
         running = asyncio.ensure_future(self._agent.run(work))
         try:
@@ -232,13 +238,6 @@ class Attempter:
             times_s["waited"] = waited()
         times_s["agent"] = self._clock() - started_s
         times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
-
-    def _replay(self, prefix: Prefix, order: Order, progress: _Progress) -> Replay:
-        async def stands(messages: Sequence[Mapping[str, Any]]) -> None:
-            beginning = Beginning(messages, prefix.sampled_ids, prefix.begun_ids)
-            progress.prompt_tokens = await self._gateway.replay(order.trajectory_id, beginning)
-
-        return Replay(prefix.turns, stands)
 
     async def _within_patience(
         self, running: "asyncio.Future[AgentResult]", waited: Waited, ended: "asyncio.Future[SessionSummary] | None"
@@ -259,23 +258,38 @@ class Attempter:
                 raise GatewayLostError(ended.result().lost)
 
     async def _take_patch(self, progress: _Progress, sandbox: Sandbox, base_commit: str) -> None:
-        """What the agent handed in, or else what its working tree holds."""
+        """Takes what the agent handed in, or else what its working tree holds."""
         assert progress.result is not None
         if progress.result.exit is not Exit.SUBMITTED:
             return
-        if progress.result.patch is not None:
-            progress.patch = progress.result.patch
-            return
-        taken = await collect_patch(sandbox, base_commit, max(self._rollout.command_timeout_s, _TAKE_PATCH_S))
-        progress.patch, progress.patch_note = taken.text, taken.note
+        try:
+            progress.taken = await self._taken_patch(progress.result.patch, sandbox, base_commit)
+        except OutsideError:
+            raise
+        except SandboxError as error:
+            progress.taken = TakenPatch("", note=str(error))
+            progress.untaken = error
+
+    async def _taken_patch(self, submitted: str | None, sandbox: Sandbox, base_commit: str) -> TakenPatch:
+        """Tries twice, because a hiccup of the machine is no doing of the agent's. Raises SandboxError."""
+
+        async def take_once() -> TakenPatch:
+            timeout_s = self._gradings.take_patch_s
+            if submitted is not None:
+                return await submitted_patch(sandbox, base_commit, submitted, timeout_s)
+            return await collect_patch(sandbox, base_commit, timeout_s)
+
+        try:
+            return await take_once()
+        except OutsideError:
+            raise
+        except SandboxError:
+            return await take_once()
 
     def _door(self, order: Order) -> Door:
         parts = urlsplit(self._gateway.session_url(order.trajectory_id))
         assert parts.hostname is not None and parts.port is not None
         return Door(parts.hostname, parts.port, parts.path)
-
-    def _limits(self, instance: Instance) -> Limits:
-        return self._env.limits(instance) if isinstance(self._env, GradesInPlace) else _NO_LIMITS
 
     async def _judge_in(
         self, env: GradesInPlace, sandbox: Sandbox, order: Order, progress: _Progress, times_s: dict[str, float]
@@ -285,57 +299,17 @@ class Attempter:
         if progress.result.exit is not Exit.SUBMITTED:
             return
         order.acted()
-        async with self._gradings:
-            await self._judge(order, progress, times_s, self._grade_in(env, sandbox, order.instance))
+        async with self._places:
+            await self._judge(order, progress, times_s, self._gradings.grade_in(env, sandbox, order.instance))
 
-    async def _grade_in(self, env: GradesInPlace, sandbox: Sandbox, instance: Instance) -> Grade:
-        timeout_s = min(self._rollout.grade_timeout_s, env.limits(instance).grade_s)
-        grade = await env.grade_in(instance, sandbox, timeout_s)
-        self._is_out_of_time(instance.instance_id, grade, timeout_s)
-        return grade
-
-    async def _check_untouched(self, order: Order, times_s: dict[str, float]) -> None:
-        """A verifier without a verdict was broken by the agent only if it gives one where nobody acted. Called once the
-        agent's sandbox has given its place back. Raises GradeError, SandboxError."""
-        instance_id, timeout_s = order.instance.instance_id, self._rollout.grade_timeout_s
-        if instance_id in self._judged_untouched:
-            return
-        async with self._gradings:
+    async def _check_untouched(self, order: Order, grade: Grade, times_s: dict[str, float]) -> None:
+        """Called once the agent's sandbox has given its place back. Raises GradeError, SandboxError."""
+        async with self._places:
             began_s = self._clock()
             try:
-                grade = await self._env.grade(order.instance, NOOP_PATCH, self._sandboxes, timeout_s)
+                await self._gradings.check_untouched(order.instance, grade)
             finally:
                 times_s["grade"] += self._clock() - began_s
-        if not grade.started or grade.timed_out:
-            words = "it did not end in time" if grade.timed_out else one_line(grade.log_tail[-300:])
-            raise GradeError(
-                f"the verifier of {instance_id} gave no verdict, and in an untouched sandbox it gives none "
-                f"either: {words}"
-            )
-        self._judged_untouched.add(instance_id)
-
-    async def _grade(self, order: Order, patch: str) -> Grade:
-        """Tests that did not end are run once more where they can: a hiccup of the machine is no verdict."""
-        timeout_s = self._rollout.grade_timeout_s
-        for _ in range(2):
-            grade = await self._env.grade(order.instance, patch, self._sandboxes, timeout_s)
-            if not self._is_out_of_time(order.instance.instance_id, grade, timeout_s):
-                break
-        return grade
-
-    def _is_out_of_time(self, instance_id: str, grade: Grade, timeout_s: float) -> bool:
-        """Tests that did not end say something of a patch only where they are known to end in half of the time.
-
-        Raises GradeError where it may as well be the machine, or the limit.
-        """
-        if grade.started and grade.patch_applied and not grade.timed_out and not grade.cached:
-            self._tests_s[instance_id] = min(grade.duration_s, self._tests_s.get(instance_id, grade.duration_s))
-        if grade.timed_out and self._tests_s.get(instance_id, timeout_s) > timeout_s / 2:
-            raise GradeError(
-                f"the tests of {instance_id} did not end within rollout.grade_timeout_s={timeout_s:g}, and no attempt "
-                "ended them in half of it; raise it, or lower rollout.concurrency; with other values it is a new run"
-            )
-        return grade.timed_out
 
     def _trajectory(
         self, order: Order, status: Status, progress: _Progress, error: str | None, times_s: dict[str, float]
@@ -357,9 +331,9 @@ class Attempter:
             in_baseline=outcome.in_baseline and not masked,
             turns=progress.result.turns if progress.result else [],
             own_turn_rewards=progress.turn_rewards,
-            patch=progress.patch.encode("utf-8", "replace").decode(),
+            patch=progress.patch,
             tests=grade.fail_to_pass | grade.pass_to_pass if grade else {},
-            error=error or progress.patch_note or None,
+            error=error or progress.taken.note or None,
             times_s=times_s,
             cheating=self._cheating(order, progress),
             findings=findings_of(grade),
@@ -368,28 +342,6 @@ class Attempter:
 
     def _cheating(self, order: Order, progress: _Progress) -> dict[str, int]:
         turns = progress.result.turns if progress.result else []
-        tried = cheating_attempts([turn.command for turn in turns if turn.command], progress.patch, order.instance)
+        commands = [turn.command for turn in turns if turn.command]
+        tried = cheating_attempts(commands, progress.taken.shown, order.instance)
         return dict(sorted((dict.fromkeys(progress.tricks, 1) | tried).items()))
-
-
-def _say_prefix(trajectory: Trajectory, prefix: Prefix | None, progress: _Progress) -> None:
-    if prefix is None:
-        return
-    trajectory.prefix, trajectory.prefix_sampled_tokens = prefix.source, prefix.sampled_tokens
-    trajectory.prompt_tokens = progress.prompt_tokens
-    if progress.mismatch is not None:  # of that turn the command can be repeated up to its last token
-        trajectory.prefix_dropped = str(progress.mismatch)
-        trajectory.prefix_sampled_tokens = prefix.tokens_through(progress.mismatch.turn + 1) - 1
-
-
-async def _ready(sandbox: Sandbox, instance: Instance) -> str:
-    """An image as an agent may see it; returns the commit to take patches against. Raises SandboxError."""
-    for name, script in (("setup_script", instance.setup_script), ("hide_script", instance.hide_script)):
-        if not script:
-            continue
-        done = await run_whole(sandbox, script, _SETUP_S)
-        if done.exit_code:
-            raise SandboxError(
-                f"{instance.instance_id}: its {name} failed with status {done.exit_code}: {done.output[-500:]}"
-            )
-    return await hide_history(sandbox, instance.base_commit, _HIDE_HISTORY_S)

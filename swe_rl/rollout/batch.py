@@ -1,12 +1,12 @@
-"""What a step's or an evaluation's trajectories are together: advantages, and numbers.
+"""Looks at a step's or an evaluation's trajectories together: advantages, and numbers.
 
 Invariants:
-- Advantages are computed over whole groups, of those that began with the same prefix; members outside of the baseline
+- Advantages are computed over whole groups; members outside of the baseline
   neither enter it nor have one.
 - Dynamic sampling looks at rewards as they were graded, before any penalty.
 - `resolved_rate` counts what infrastructure broke neither as solved nor as a sample, as `reward_mean` does.
-- `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts
-  what the policy sampled, superseded replies too.
+- `tokens_per_s` counts trajectories times their average response, as the field does; `sampled_tokens_per_s` counts what
+  the policy sampled, superseded replies too.
 """
 
 from collections import Counter
@@ -18,18 +18,19 @@ from swe_rl.agent.protocol import Turn
 from swe_rl.algo.advantage import (
     Group,
     batch_advantages,
-    filtered,
     group_scale,
     is_degenerate,
+    is_overlong,
     overlong_penalty,
     rewards_with_kl,
 )
-from swe_rl.algo.credit import turn_advantages
+from swe_rl.algo.credit import of_turns, turn_advantages
+from swe_rl.algo.foreign.advantage import ask_estimator
 from swe_rl.algo.protocol import Advantage as Estimator
 from swe_rl.algo.protocol import RewardGroup
-from swe_rl.config.choices import FOUND_BY_TRAINER, INFRA_STATUSES, Advantage, DynamicSampling
+from swe_rl.config.choices import FOUND_BY_TRAINER, INFRA_STATUSES, AdvantageKind, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
-from swe_rl.gateway.trace import Trace, superseded
+from swe_rl.gateway.trace import Trace, superseded_turns
 from swe_rl.report.statistics import clustered_interval
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.trajectory import Status, Trajectory, cheating_counts
@@ -44,14 +45,6 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]
     return groups
 
 
-def compared(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """The trajectories of each group; where some of it could not repeat its prefix, by how they began."""
-    alike: dict[tuple[str, tuple[str, int]], list[Trajectory]] = {}
-    for trajectory in trajectories:
-        alike.setdefault((trajectory.group_id, trajectory.beginning), []).append(trajectory)
-    return list(alike.values())
-
-
 def set_advantages(
     trajectories: Sequence[Trajectory],
     algo: AlgoConfig,
@@ -59,25 +52,29 @@ def set_advantages(
     max_trajectory_tokens: int = 0,
     turns: TurnRewardsConfig = NO_TURN_REWARDS,
     estimator: Estimator | None = None,
+    *,
+    step: int = 0,
 ) -> int:
     """Fills `advantage` in; returns the number of groups that teach nothing.
 
     `kl_sums` by trajectory id (`algo.kl_in=reward`) and the end of the token budget (`algo.overlong_share`) are charged
     to the rewards first; the recorded rewards stay. `turns` and a reward that pays turns add advantages of turns
-    (`turn_advantages`). `estimator`: in place of `algo.advantage`.
+    (`turn_advantages`). `estimator`: in place of `algo.advantage`; it is told `step`, the one that trains them.
     With `algo.dynamic_sampling` the members of groups of equal rewards are not trained and do not enter a batch's
     normalization (DAPO, arXiv:2503.14476, section 3.2, equation 11). With `algo.overlong_filter` what a limit cut short
     is not trained. Where advantages are the trainer's to find (`algo.advantage=gae` or `teacher`), a trajectory has
     none, its `charged_reward` is for the critic, and no group teaches nothing.
     """
-    groups = compared(trajectories)
+    groups = list(groups_of(trajectories).values())
     filters = algo.dynamic_sampling is not DynamicSampling.none
-    kept, left_out = list[list[Trajectory]](), list[list[Trajectory]]()
+    kept = list[list[Trajectory]]()
+    left_out = list[list[Trajectory]]()
     for group in groups:
         (left_out if filters and _is_degenerate(group) else kept).append(group)
-    charged = [_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
+    charged = [_rewards_of_group(group, algo, kl_sums or {}, max_trajectory_tokens) for group in kept]
     pays_turns = pays(turns) or any(any(trajectory.own_turn_rewards) for trajectory in trajectories)
-    if pays_turns:  # also of what is left out: it is recorded
+    # Turns of what is left out are paid, too: they are recorded.
+    if pays_turns:
         for trajectory in trajectories:
             trajectory.turn_rewards = _turn_rewards(trajectory, turns)
     if algo.advantage in FOUND_BY_TRAINER:
@@ -89,30 +86,37 @@ def set_advantages(
     if estimator is None:
         advantages: Sequence[Sequence[float]] = batch_advantages(charged, algo, graded)
     else:
-        advantages = estimator.advantages(_told(charged, graded))
+        reward_groups = [_reward_group(group, of_group, step) for group, of_group in zip(kept, charged, strict=True)]
+        advantages = ask_estimator(estimator, reward_groups)
     for group, values in zip(kept, advantages, strict=True):
         for trajectory, advantage in zip(group, values, strict=True):
             trajectory.advantage = advantage
-            trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
+            trajectory.trained = trajectory.trained and not _is_filtered(trajectory, algo)
     if pays_turns:
         for group, (rewards, in_baseline) in zip(kept, charged, strict=True):
             before = [trajectory.reward for trajectory in group]
             _set_turn_advantages(group, algo, group_scale(rewards, in_baseline, algo, before))
     _leave_out(left_out)
-    return sum(not any(_teaches(member) for member in group) for group in groups_of(trajectories).values())
+    return sum(not any(_has_advantage(member) for member in group) for group in groups_of(trajectories).values())
 
 
 def _leave_out(groups: Iterable[Sequence[Trajectory]]) -> None:
     for group in groups:
         for trajectory in group:
-            trajectory.advantage, trajectory.turn_advantages, trajectory.trained = 0.0, [], False
+            trajectory.advantage = 0.0
+            trajectory.turn_advantages = []
+            trajectory.trained = False
 
 
 def _leave_to_trainer(group: Sequence[Trajectory], rewards: Sequence[float | None], algo: AlgoConfig) -> None:
     for trajectory, reward in zip(group, rewards, strict=True):
         trajectory.advantage = None
-        trajectory.charged_reward = reward if algo.advantage is Advantage.gae else None
-        trajectory.trained = trajectory.trained and not filtered(trajectory.status.value, algo.overlong_filter)
+        trajectory.charged_reward = reward if algo.advantage is AdvantageKind.gae else None
+        trajectory.trained = trajectory.trained and not _is_filtered(trajectory, algo)
+
+
+def _is_filtered(trajectory: Trajectory, algo: AlgoConfig) -> bool:
+    return is_overlong(trajectory.status.value, trajectory.ended_by_cut, algo.overlong_filter)
 
 
 def pays(table: TurnRewardsConfig) -> bool:
@@ -120,18 +124,23 @@ def pays(table: TurnRewardsConfig) -> bool:
 
 
 def turn_reward(turn: Turn, table: TurnRewardsConfig) -> float:
-    """Nothing that the agent wrote is believed but its command's status. A command without one, such as the one that
-    submits, brings nothing."""
+    """Returns what a turn brings by the table.
+
+    Nothing that the agent wrote is believed but its command's status. A command without one, such as the one that
+    submits, brings nothing.
+    """
     if turn.format_error:
         return table.format_error
     if turn.command is None or turn.exit_code is None:
         return 0.0
-    return table.command_failed if turn.exit_code else table.command_done
+    if turn.exit_code:
+        return table.command_failed
+    return table.command_done
 
 
 def _turn_rewards(trajectory: Trajectory, table: TurnRewardsConfig) -> list[float]:
-    """What the table pays for each turn, and what a reward of somebody's own pays."""
-    turns = trajectory.own_turns
+    """Returns what the table pays for each turn, and what a reward of somebody's own pays."""
+    turns = trajectory.turns
     by_code = trajectory.own_turn_rewards or [0.0 for _ in turns]
     return [turn_reward(turn, table) + paid for turn, paid in zip(turns, by_code, strict=True)]
 
@@ -142,29 +151,44 @@ def _set_turn_advantages(group: Sequence[Trajectory], algo: AlgoConfig, scale: f
         trajectory.turn_advantages = values
 
 
-def _teaches(trajectory: Trajectory) -> bool:
-    return bool(trajectory.advantage) or any(trajectory.turn_advantages)
+def _has_advantage(trajectory: Trajectory) -> bool:
+    advantage = trajectory.advantage or 0.0
+    return bool(of_turns(advantage, trajectory.turn_advantages or [0.0]).any())
 
 
-def _told(charged: Sequence[Group], graded: Sequence[Sequence[float | None]]) -> list[RewardGroup]:
-    pairs = zip(charged, graded, strict=True)
-    return [RewardGroup(tuple(rewards), tuple(kept), tuple(before)) for (rewards, kept), before in pairs]
+def _reward_group(group: Sequence[Trajectory], charged: Group, step: int) -> RewardGroup:
+    """Returns what an estimator of somebody's own knows of a group."""
+    rewards, in_baseline = charged
+    return RewardGroup(
+        rewards=tuple(rewards),
+        in_baseline=tuple(in_baseline),
+        graded=tuple(trajectory.reward for trajectory in group),
+        sampled_tokens=tuple(trajectory.sampled_tokens - trajectory.superseded_tokens for trajectory in group),
+        response_tokens=tuple(trajectory.response_tokens for trajectory in group),
+        # Programs tell of no turns.
+        turns=tuple(len(trajectory.turns) or trajectory.num_calls for trajectory in group),
+        trajectory_ids=tuple(trajectory.trajectory_id for trajectory in group),
+        instance_id=group[0].instance_id,
+        step=step,
+    )
 
 
 def degenerate_groups(trajectories: Sequence[Trajectory]) -> set[str]:
-    """The ids of the groups that have nothing to compare: equal rewards, or fewer than two in the baseline."""
+    """Returns the ids of the groups that have nothing to compare: equal rewards, or fewer than two in the baseline."""
     groups = groups_of(trajectories).items()
-    return {name for name, group in groups if all(_is_degenerate(alike) for alike in compared(group))}
+    return {name for name, group in groups if _is_degenerate(group)}
 
 
 def _is_degenerate(group: Sequence[Trajectory]) -> bool:
     return is_degenerate([trajectory.reward for trajectory in group], _in_baseline(group))
 
 
-def _group(group: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float], max_tokens: int) -> Group:
+def _rewards_of_group(
+    group: Sequence[Trajectory], algo: AlgoConfig, kl_sums: Mapping[str, float], max_tokens: int
+) -> Group:
     kl = [kl_sums.get(trajectory.trajectory_id, 0.0) for trajectory in group]
     return rewards_with_kl(
-        [_charged(trajectory, algo, max_tokens) for trajectory in group], kl, algo.kl_coef
+        [_charged_reward(trajectory, algo, max_tokens) for trajectory in group], kl, algo.kl_coef
     ), _in_baseline(group)
 
 
@@ -172,7 +196,7 @@ def _in_baseline(group: Sequence[Trajectory]) -> list[bool]:
     return [trajectory.in_baseline and trajectory.reward is not None for trajectory in group]
 
 
-def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
+def _charged_reward(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float | None:
     if trajectory.reward is None:
         return None
     length = trajectory.prompt_tokens + trajectory.response_tokens
@@ -180,21 +204,19 @@ def _charged(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -> float
 
 
 def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
-    """Fills in prompt and response lengths from the longest chain of traces. A prefix is part of the response, a reply
-    that a retry superseded is not."""
+    """Fills in prompt and response lengths from the longest chain of traces. A reply that a retry superseded does not
+    count."""
     if not traces:
         return
-    if trajectory.beginning[0]:
-        trajectory.prefix_tokens = traces[0].prompt_tokens - trajectory.prompt_tokens
-    else:
-        trajectory.prompt_tokens = traces[0].prompt_tokens
-    left_out = superseded(traces)  # never the last turn
+    trajectory.prompt_tokens = traces[0].prompt_tokens
+    # The last turn is never among them.
+    left_out = superseded_turns(traces)
     longest = max(trace.tokens for trace in traces if trace.turn not in left_out)
     trajectory.response_tokens = longest - trajectory.prompt_tokens
 
 
 def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
-    """The rollout's part of a line in `steps.jsonl`."""
+    """Returns the rollout's part of a line in `steps.jsonl`."""
     trajectories = collected.trajectories
     count = len(trajectories)
     rewards = [trajectory.reward for trajectory in trajectories if trajectory.reward is not None]
@@ -212,24 +234,44 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
         "resolved_samples": len(valid),
         "resolved_interval": clustered_interval(list(valid_counts(trajectories).values())),
         "statuses": dict(sorted(Counter(trajectory.status.value for trajectory in trajectories).items())),
+        "cut_reply_rate": cut_reply_rate(trajectories),
         "infra_retries": len(collected.retried),
         "cheating": cheating_counts(trajectories),
         "prefix_breaks": sum(trajectory.prefix_breaks for trajectory in trajectories),
+        "request_notes": dict(sorted(request_notes(trajectories).items())),
         "superseded_replies": sum(trajectory.superseded_replies for trajectory in trajectories),
         "superseded_tokens": sum(trajectory.superseded_tokens for trajectory in trajectories),
     }
 
 
+def request_notes(trajectories: Sequence[Trajectory]) -> Counter[str]:
+    """Returns the number of calls in which the gateway mended something, by what it mended."""
+    notes: Counter[str] = Counter()
+    for trajectory in trajectories:
+        notes.update(trajectory.request_notes)
+    return notes
+
+
+def cut_reply_rate(trajectories: Sequence[Trajectory]) -> float | None:
+    """Returns the share of the model's replies that a limit of their length cut; None where there is no reply."""
+    replies = sum(trajectory.num_calls for trajectory in trajectories)
+    if replies:
+        return sum(trajectory.cut_replies for trajectory in trajectories) / replies
+    return None
+
+
 def turn_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """What turns brought by themselves: the mean over trajectories of their sums; nothing where turns bring nothing."""
+    """Returns the mean over trajectories of what their turns brought; nothing where turns bring nothing."""
     sums = [sum(trajectory.turn_rewards) for trajectory in trajectories if trajectory.turn_rewards]
-    return {"turn_reward_mean": sum(sums) / len(sums)} if sums else {}
+    if sums:
+        return {"turn_reward_mean": sum(sums) / len(sums)}
+    return {}
 
 
 def eval_numbers(
     collected: Collected, *, step: int, split: str, eval_s: float, split_instances: int | None = None
 ) -> dict[str, Any]:
-    """The event `eval`. `split_instances`: how many the split has, those left out of this evaluation included."""
+    """Returns the event `eval`. `split_instances` is the number that the split has, those left out included."""
     by_instance = valid_counts(collected.trajectories)
     solved, samples = (sum(counts[i] for counts in by_instance.values()) for i in (0, 1))
     return {
@@ -239,6 +281,7 @@ def eval_numbers(
         "num_samples": samples,
         "num_instances": len(by_instance),
         "split_instances": split_instances,
+        "cut_reply_rate": cut_reply_rate(collected.trajectories),
         "eval_s": eval_s,
         "by_instance": {name: list(counts) for name, counts in by_instance.items()},
         "cheating": cheating_counts(collected.trajectories),
@@ -246,7 +289,7 @@ def eval_numbers(
 
 
 def valid_counts(trajectories: Sequence[Trajectory]) -> dict[str, tuple[int, int]]:
-    """(solved, valid attempts) of each instance, in the order of first sight."""
+    """Returns (solved, valid attempts) of each instance, in the order of first sight."""
     counts: dict[str, tuple[int, int]] = {}
     for trajectory in trajectories:
         solved, attempts = counts.get(trajectory.instance_id, (0, 0))

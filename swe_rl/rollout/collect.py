@@ -1,4 +1,4 @@
-"""Collecting a step: groups of trajectories, with retries, to their full count.
+"""Collects a step: groups of trajectories, with retries, to their full count.
 
 Invariants:
 - A step has exactly `prompts * n` trajectories, masked or not, in an order that does not depend on timing.
@@ -21,13 +21,14 @@ from swe_rl.config.schema import RolloutConfig
 from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
-from swe_rl.rollout.trajectory import Order, Prefix, Status, Trajectory, TrajectoryId
+from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
 
-_MOST_TIMEOUTS = 0.9  # of a step
+# This share of a step may run out of time; where nearly all do, the limit is to blame and not the policy.
+_MOST_TIMEOUTS = 0.9
 OnDone = Callable[[Trajectory, AgentResult | None], Awaitable[None] | None]
-Known = Mapping[tuple[str, int], Trajectory]  # by instance and sample
+# Its keys are instance and sample.
+Known = Mapping[tuple[str, int], Trajectory]
 NONE_KNOWN: Known = MappingProxyType({})
-NO_PREFIXES: Mapping[str, Prefix] = MappingProxyType({})  # by instance
 
 
 class RolloutError(RunError):
@@ -35,9 +36,9 @@ class RolloutError(RunError):
 
 
 def require_few_failures(trajectories: Sequence[Trajectory], rollout: RolloutConfig) -> None:
-    """Of a whole step or evaluation. A single failure among others is none of a system, unless none is allowed.
+    """Raises RolloutError where too much of a whole step or evaluation failed.
 
-    Raises RolloutError.
+    A single failure among others is none of a system, unless none is allowed.
     """
     failed = [trajectory for trajectory in trajectories if trajectory.status in INFRA_STATUSES]
     limit = rollout.max_infra_failure_rate
@@ -54,10 +55,10 @@ def require_few_failures(trajectories: Sequence[Trajectory], rollout: RolloutCon
 
 
 def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutConfig) -> None:
-    """Of a whole step: where (nearly) every agent ran out of time, the limit or the machine ends them, and nothing can
-    be learned. Failures of infrastructure are not counted in, and a single trajectory says nothing.
+    """Raises RolloutError where (nearly) every agent of a whole step ran out of time.
 
-    Raises RolloutError.
+    The limit or the machine ends them then, and nothing can be learned. Failures of infrastructure are not counted in,
+    and a single trajectory says nothing.
     """
     ours = [trajectory for trajectory in trajectories if trajectory.status not in INFRA_STATUSES]
     late = [ended for ended in ours if ended.status is Status.agent_timeout]
@@ -74,46 +75,67 @@ def require_some_in_time(trajectories: Sequence[Trajectory], rollout: RolloutCon
     )
 
 
+def require_some_understood(trajectories: Sequence[Trajectory]) -> None:
+    """Raises RolloutError where the gateway refused (nearly) every program of a whole step for the form of its
+    requests.
+
+    Nothing can be learned then, and the next step would be no better.
+    """
+    refused = [ended for ended in trajectories if ended.status is Status.request_refused]
+    if len(refused) < 2 or len(refused) <= _MOST_TIMEOUTS * len(trajectories):
+        return
+    raise RolloutError(
+        f"{len(refused)} of {len(trajectories)} trajectories ({len(refused) / len(trajectories):.0%}) ended in "
+        f"request_refused, more than {_MOST_TIMEOUTS:.0%} of a step may: the program sends what the gateway cannot "
+        f"answer (docs/dialects.md). The first said: {refused[0].error}"
+    )
+
+
 class RunsAttempts(Protocol):
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]: ...
 
 
 @dataclass(slots=True)
 class Collected:
-    """Trajectories in order of instance and sample; `results[i]` is what the agent of `trajectories[i]` left."""
+    """The trajectories in order of instance and sample; `results[i]` is what the agent of `trajectories[i]` left."""
 
     trajectories: list[Trajectory]
     results: list[AgentResult | None]
-    retried: list[Trajectory] = field(default_factory=list)  # attempts that another one replaced
+    # These attempts were replaced by another one.
+    retried: list[Trajectory] = field(default_factory=list)
 
 
 def sampling_seed(seed: int, name: str) -> int:
-    """63 bits that depend on nothing but the run's seed and the trajectory's name."""
+    """Returns 63 bits that depend on nothing but the run's seed and the trajectory's name."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big") >> 1
 
 
-class Place:
-    """One of those that may act at once; taken and given back as often as there are attempts."""
+class AttemptPlace:
+    """One of those places that may act at once. It is taken and given back as often as there are attempts."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places, self._is_held = places, False
+        self._places = places
+        self._is_held = False
 
     async def take(self) -> None:
-        """Waits for it, unless it is held."""
+        """Waits for the place, unless it is held."""
         if not self._is_held:
             await self._places.acquire()
             self._is_held = True
 
     def give_back(self) -> None:
-        """May be called twice."""
+        """Gives the place back. It may be called twice."""
         if self._is_held:
             self._is_held = False
             self._places.release()
 
 
 class Collector:
-    """`on_tail` is told when a step begins (False) and when its last trajectory has begun (True). `watch` goes on
-    beside a step's trajectories, and ends them with what it raises."""
+    """Collects trajectories. `on_tail` is told when a step begins (False) and when its last trajectory has begun
+    (True).
+
+    `watch` goes on beside a step's trajectories, and ends them with what it raises.
+    """
 
     def __init__(
         self,
@@ -140,13 +162,11 @@ class Collector:
         on_done: OnDone | None = None,
         known: Known = NONE_KNOWN,
         places: asyncio.Semaphore | None = None,
-        prefixes: Mapping[str, Prefix] = NO_PREFIXES,
     ) -> Collected:
-        """`n` trajectories of each instance; those that are `known` are not run again. `places`: shared with others,
-        who know when no trajectory is left that has not begun, and watch. `prefixes`: by instance, what its
-        trajectories begin with.
+        """Returns `n` trajectories of each instance; those that are `known` are not run again.
 
-        Raises TraceStoreError, and what `watch` raises.
+        `places` are shared with others, who know when no trajectory is left that has not begun, and watch. Raises
+        TraceStoreError, and what `watch` raises.
         """
         alone = places is None
         limit = places or asyncio.Semaphore(self._rollout.concurrency)
@@ -160,15 +180,14 @@ class Collector:
             if (earlier := known.get((instance.instance_id, sample))) is not None:
                 return earlier, None
             name = TrajectoryId(split, step, instance.instance_id, sample, 0)
-            prefix = prefixes.get(instance.instance_id)
             if not alone:
-                done = await self.attempts(instance, name, temperature, collected.retried, Place(limit), prefix)
+                done = await self.attempts(instance, name, temperature, collected.retried, AttemptPlace(limit))
             else:
                 async with limit:
                     waiting_to_begin -= 1
                     if waiting_to_begin == 0:
                         self.on_tail(True)
-                    done = await self.attempts(instance, name, temperature, collected.retried, prefix=prefix)
+                    done = await self.attempts(instance, name, temperature, collected.retried)
             if on_done:
                 waiting = on_done(*done)
                 if waiting:
@@ -186,7 +205,8 @@ class Collector:
         except BaseExceptionGroup as errors:
             first = errors.exceptions[0]
         if first is not None:
-            raise first  # it ended the others; its own words and its own cause matter
+            # It ended the others; its own words and its own cause matter.
+            raise first
         for task in tasks:
             trajectory, result = task.result()
             collected.trajectories.append(trajectory)
@@ -209,18 +229,17 @@ class Collector:
         name: TrajectoryId,
         temperature: float,
         retried: list[Trajectory],
-        place: Place | None = None,
-        prefix: Prefix | None = None,
+        place: AttemptPlace | None = None,
     ) -> tuple[Trajectory, AgentResult | None]:
-        """One trajectory, repeated as the table of outcomes allows; what was repeated goes to `retried`.
+        """Returns one trajectory, repeated as the table of outcomes allows; what was repeated goes to `retried`.
 
-        `place` is held while an agent acts and not while it is graded; None: the caller has one for all of it.
+        `place` is held while an agent acts and not while it is graded; None says that the caller has one for all of it.
         """
         while True:
             try:
                 if place is not None:
                     await place.take()
-                order = replace(self._order(instance, name, temperature, place), prefix=prefix)
+                order = self._order(instance, name, temperature, place)
                 trajectory, result = await self._attempter.run(order)
             finally:
                 if place is not None:
@@ -231,15 +250,18 @@ class Collector:
             retried.append(trajectory)
             name = replace(name, attempt=name.attempt + 1)
 
-    def _order(self, instance: Instance, name: TrajectoryId, temperature: float, place: Place | None) -> Order:
+    def _order(self, instance: Instance, name: TrajectoryId, temperature: float, place: AttemptPlace | None) -> Order:
         settings = SessionSettings(
             temperature=temperature,
             top_p=self._rollout.top_p,
             top_k=self._rollout.top_k,
+            min_p=self._rollout.min_p,
             max_turn_tokens=self._rollout.max_turn_tokens,
             max_trajectory_tokens=self._rollout.max_trajectory_tokens,
             max_prompt_tokens=self._rollout.max_prompt_tokens,
             seed=sampling_seed(self._seed, str(name)),
             group_id=name.group_id,
         )
-        return Order(instance, name, settings) if place is None else Order(instance, name, settings, place.give_back)
+        if place is None:
+            return Order(instance, name, settings)
+        return Order(instance, name, settings, place.give_back)

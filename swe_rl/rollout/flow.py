@@ -1,10 +1,12 @@
-"""Groups that flow: begun in one order, sampled side by side, trained oldest first.
+"""Lets groups flow: they begin in one order, are sampled side by side, and are trained oldest first.
 
 Invariants:
 - Groups begin in the order of `GroupOrder`, and so do their trajectories: whoever begins waits for a place first.
 - At most `(1 + ahead) * prompts` groups are begun and not in the engines' weights yet, and never more than the steps
-  that are left train. That alone bounds staleness, also while the engines wait for weights: what is begun is trained.
-  Nothing that completes is thrown away, for a slow trajectory would be thrown away more often than a fast one.
+  that are left train, also while the engines wait for weights. So most groups are at most `ahead` steps old when they
+  are trained. A slow group is overtaken by others, each of which makes room for a new one: no number bounds its age.
+  What is begun is trained. Nothing that completes is thrown away, for a slow trajectory would be thrown away more often
+  than a fast one.
 - `take` gives the oldest complete groups, in the order in which they began, as soon as there are enough of them. A slow
   group is overtaken, and trained when it is complete.
 - With `resample` a group of equal rewards counts as trained as soon as it is complete: another one begins in its place.
@@ -20,33 +22,36 @@ from typing import Any, Protocol
 
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.rollout.batch import degenerate_groups
-from swe_rl.rollout.collect import Collected, Place
-from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
+from swe_rl.rollout.collect import AttemptPlace, Collected
+from swe_rl.rollout.sampler import Begun, GroupOrder
+from swe_rl.rollout.sampler_state import SamplerState
 from swe_rl.rollout.trajectory import Trajectory
 
 Attempted = tuple[Trajectory, AgentResult | None]
 
 
 class RunsGroups(Protocol):
-    """What the trajectories of a flow are made by."""
+    """Makes the trajectories of a flow."""
 
     def known(self, begun: Begun) -> Collected | None:
-        """The whole group, where an earlier start of the run has completed it."""
+        """Returns the whole group, where an earlier start of the run has completed it, or None."""
         ...
 
-    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
-        """One trajectory. `place` is held when it is called, and given back by it."""
+    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: AttemptPlace) -> Attempted:
+        """Returns one trajectory. `place` is held when this is called, and given back by it."""
         ...
 
     async def keep(self, begun: Begun, collected: Collected) -> None:
-        """The group is complete: it outlives the process when this returns."""
+        """Keeps a complete group: it outlives the process when this returns."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`n` trajectories a group, `concurrency` of them at once, `prompts` groups a step, `ahead` steps. `max_rounds`: of
-    resampling; None where groups of equal rewards are not replaced."""
+    """The pace of a flow: `n` trajectories a group, `concurrency` at once, `prompts` groups a step, `ahead` steps.
+
+    `max_rounds` are those of resampling; None where groups of equal rewards are not replaced.
+    """
 
     n: int
     concurrency: int
@@ -56,11 +61,13 @@ class Pace:
 
 
 @dataclass(eq=False, slots=True)
-class _Group:
+class _FlowGroup:
     begun: Begun
-    ended: dict[int, Attempted] = field(default_factory=dict)  # by sample
+    # Its keys are samples.
+    ended: dict[int, Attempted] = field(default_factory=dict)
     retried: list[Trajectory] = field(default_factory=list)
-    collected: Collected | None = None  # when it is complete, and kept
+    # It is set when the group is complete, and kept.
+    collected: Collected | None = None
 
     def whole(self) -> Collected:
         in_order = [self.ended[sample] for sample in sorted(self.ended)]
@@ -70,8 +77,11 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a step trains. `order`: how to go on after it. `queued`, `under_way`: groups that are complete, and that are
-    begun and not complete, besides. `foreseen`: how well pass rates did."""
+    """The groups that a step trains. `order` says how to go on after it.
+
+    `queued` and `under_way` count groups that are complete, and that are begun and not complete, besides. `foreseen`
+    says how well pass rates did.
+    """
 
     numbers: list[int]
     collected: Collected
@@ -82,8 +92,11 @@ class Taken:
 
 
 class Flow:
-    """`on_tail(True)` is called when the last group of all has begun; `on_left(group, trajectories)` when it begins and
-    when one of its trajectories ends, with how many have not."""
+    """Begins groups and hands complete ones over. `on_tail(True)` is called when the last group of all has begun.
+
+    `on_left(group, trajectories)` is called when a group begins and when one of its trajectories ends, with how many
+    have not.
+    """
 
     def __init__(
         self,
@@ -94,22 +107,29 @@ class Flow:
         on_tail: Callable[[bool], None] | None = None,
         on_left: Callable[[Begun, int], None] | None = None,
     ) -> None:
-        self._order, self._work, self._pace = order, work, pace
+        self._order = order
+        self._work = work
+        self._pace = pace
         self._on_tail = on_tail or (lambda _: None)
         self._on_left = on_left or (lambda *_: None)
         self.places = asyncio.Semaphore(pace.concurrency)
         self._steps_left = steps
-        self._open: dict[int, _Group] = {}  # begun and neither taken nor set aside
-        self._aside: list[_Group] = []  # of equal rewards, until the next step takes them along
-        self._training = self._unsent = 0  # groups that are taken; that are trained, and the engines do not know it
+        # These are begun and neither taken nor set aside.
+        self._open: dict[int, _FlowGroup] = {}
+        # These are of equal rewards, until the next step takes them along.
+        self._aside: list[_FlowGroup] = []
+        # These groups are taken; and these are trained, but the engines do not know it.
+        self._training = self._unsent = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
 
     @asynccontextmanager
     async def flowing(self, *beside: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """Groups begin inside the block, and `beside` goes on; all of it ends with the block. What fails in one of them
-        ends the block, and is raised as it is."""
+        """Lets groups begin inside the block, and `beside` go on; all of it ends with the block.
+
+        What fails in one of them ends the block, and is raised as it is.
+        """
         first: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as self._group:
@@ -124,7 +144,7 @@ class Flow:
             raise first
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Inside of `flowing`: `work` ends with it, and ends it by what it raises."""
+        """Starts `work` inside of `flowing`: it ends with that, and ends it by what it raises."""
         assert self._group is not None
         task = self._group.create_task(work)
         self._tasks.add(task)
@@ -132,7 +152,7 @@ class Flow:
         return task
 
     async def take(self) -> Taken:
-        """Waits for a step's groups. They count as begun until they are `trained` and `sent`."""
+        """Returns a step's groups, waited for. They count as begun until they are `trained` and `sent`."""
         await self._until(lambda: self._is_enough)
         complete = [group for _, group in sorted(self._open.items()) if group.collected is not None]
         chosen = complete[: self._pace.prompts]
@@ -147,15 +167,16 @@ class Flow:
         )
         order = self._order.state(group.begun for group in self._open.values())
         numbers = [group.begun.number for group in every]
-        return Taken(numbers, _together(every), order, queued, len(self._open) - queued, foreseen)
+        return Taken(numbers, _merge_groups(every), order, queued, len(self._open) - queued, foreseen)
 
     def trained(self) -> None:
-        """The step that was taken last is. Until its weights are `sent` its groups take room."""
-        self._unsent, self._training = self._unsent + self._training, 0
+        """Notes that the step taken last is trained. Until its weights are `sent` its groups take room."""
+        self._unsent = self._unsent + self._training
+        self._training = 0
         self._steps_left -= 1
 
     def sent(self) -> None:
-        """The engines have the weights of all that is trained."""
+        """Notes that the engines have the weights of all that is trained."""
         self._unsent = 0
         self._tell()
 
@@ -169,13 +190,14 @@ class Flow:
 
     @property
     def _has_room(self) -> bool:
-        prompts, begun = self._pace.prompts, len(self._open) + self._training
+        prompts = self._pace.prompts
+        begun = len(self._open) + self._training
         return begun < self._steps_left * prompts and begun + self._unsent < (1 + self._pace.ahead) * prompts
 
     async def _begin(self) -> None:
         while True:
             await self._until(lambda: self._has_room)
-            group = _Group(self._order.take())
+            group = _FlowGroup(self._order.take())
             self._open[group.begun.number] = group
             group.collected = self._work.known(group.begun)
             if group.collected is not None:
@@ -183,12 +205,12 @@ class Flow:
             else:
                 self._on_left(group.begun, self._pace.n)
                 for sample in range(self._pace.n):
-                    place = Place(self.places)
+                    place = AttemptPlace(self.places)
                     await place.take()
                     self.start(self._attempt(group, sample, place))
             self._on_tail(len(self._open) + self._training >= self._steps_left * self._pace.prompts)
 
-    async def _attempt(self, group: _Group, sample: int, place: Place) -> None:
+    async def _attempt(self, group: _FlowGroup, sample: int, place: AttemptPlace) -> None:
         group.ended[sample] = await self._work.attempt(group.begun, sample, group.retried, place)
         self._on_left(group.begun, self._pace.n - len(group.ended))
         if len(group.ended) == self._pace.n:
@@ -197,7 +219,7 @@ class Flow:
             group.collected = collected
             self._completed(group)
 
-    def _completed(self, group: _Group) -> None:
+    def _completed(self, group: _FlowGroup) -> None:
         assert group.collected is not None
         self._order.completed(group.begun, group.collected.trajectories)
         if self._pace.max_rounds is not None and degenerate_groups(group.collected.trajectories):
@@ -212,13 +234,14 @@ class Flow:
             await waiting
 
     def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
 
-def _together(groups: list[_Group]) -> Collected:
+def _merge_groups(groups: list[_FlowGroup]) -> Collected:
     whole = [group.collected for group in groups if group.collected is not None]
     return Collected(
         [trajectory for part in whole for trajectory in part.trajectories],

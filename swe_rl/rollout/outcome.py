@@ -1,4 +1,4 @@
-"""The failure policy: what a status means for reward, training and baseline.
+"""Decides by the failure policy what a status means for reward, training and baseline.
 
 Invariants:
 - conf/rollout has one row for every status; nothing else decides a reward.
@@ -14,7 +14,7 @@ from swe_rl.env.cheating.attempts import tricks_in_code
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import TRICKS, Grade
 from swe_rl.gateway.live import SessionSummary
-from swe_rl.rollout.trajectory import Status
+from swe_rl.rollout.trajectory import Status, Trajectory
 
 _UNSUBMITTED = {
     Exit.STEP_LIMIT: Status.step_limit,
@@ -23,7 +23,8 @@ _UNSUBMITTED = {
     Exit.FORMAT_ERRORS: Status.format_errors,
     Exit.AGENT_CRASHED: Status.agent_crashed,
 }
-_GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})  # also of programs that end as if they were done
+# Programs that end as if they were done have these, too.
+_GIVEN_UP = frozenset({Status.unresolved, Status.empty_patch})
 FAILURE_REWARD = {
     RewardKind.zero_one: 0.0,
     RewardKind.plus_minus_one: -1.0,
@@ -34,7 +35,7 @@ FAILURE_REWARD = {
 
 
 def needs_grading(exit: Exit, patch: str) -> bool:
-    """Only a submitted change is put to the tests."""
+    """Tells whether the tests are run: only a submitted change is put to them."""
     return exit is Exit.SUBMITTED and bool(patch.strip())
 
 
@@ -43,14 +44,17 @@ def status_of(exit: Exit, patch: str, grade: Grade | None) -> Status:
         return _UNSUBMITTED[exit]
     if grade is None and not patch.strip():
         return Status.empty_patch
-    return Status.resolved if grade is not None and grade.resolved else Status.unresolved
+    if grade is not None and grade.resolved:
+        return Status.resolved
+    return Status.unresolved
 
 
-def unanswered(summary: SessionSummary, status: Status | None) -> tuple[Status, str | None] | None:
-    """What a trajectory whose last call got no answer ends as, and its error; None: as it ended. `status`: so far, None
-    where the program's end is unknown.
+def status_if_unanswered(summary: SessionSummary, status: Status | None) -> tuple[Status, str | None] | None:
+    """Returns what a trajectory whose last call got no answer ends as, and its error; None: as it ended.
 
-    A failed call counts whatever the tests say: else an engine's failures would take away attempts that fail alone.
+    `status` is that so far, None where the program's end is unknown. A failed call counts whatever the tests say: else
+    an engine's failures would take away attempts that fail alone. A refused one does not: whoever solved the instance
+    had said all by then, and anybody in the sandbox can be refused.
     """
     if summary.failed and status not in INFRA_STATUSES:
         return Status.engine_error, f"its last call of the model failed: {summary.failed}"
@@ -58,11 +62,18 @@ def unanswered(summary: SessionSummary, status: Status | None) -> tuple[Status, 
         return None
     if summary.had_all_calls:
         return Status.step_limit, None
-    return (Status.context_overflow, None) if summary.overflowed else None
+    if summary.overflowed:
+        return Status.context_overflow, None
+    if summary.refused:
+        return Status.request_refused, f"the gateway refused its last call of the model: {summary.refused}"
+    return None
 
 
 def graded_reward(grade: Grade, kind: RewardKind) -> float:
-    """`fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks; `fail_to_pass_only` ignores those."""
+    """Returns the reward. `fail_to_pass_fraction` is 0 as soon as a PASS_TO_PASS test breaks.
+
+    `fail_to_pass_only` ignores those.
+    """
     if kind is RewardKind.score and grade.score is not None:
         return grade.score
     if kind is RewardKind.fail_to_pass_only:
@@ -70,17 +81,43 @@ def graded_reward(grade: Grade, kind: RewardKind) -> float:
         return 1.0 if solved else FAILURE_REWARD[kind]
     if kind is RewardKind.fail_to_pass_fraction:
         intact = grade.patch_applied and all(grade.pass_to_pass.values())
-        return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass)) if intact else 0.0
+        if intact:
+            return sum(grade.fail_to_pass.values()) / max(1, len(grade.fail_to_pass))
+        return 0.0
     return 1.0 if grade.resolved else FAILURE_REWARD[kind]
 
 
 def tricks_of(grade: Grade | None, patch: str, instance: Instance) -> list[str]:
-    """What could have changed the verdict: findings of the run, and of the patch's code where a test of it passed."""
+    """Returns what could have changed the verdict: findings of the run, and of the patch's code where a test passed."""
     if grade is None:
         return []
     paid = grade.resolved or any(grade.fail_to_pass.values())
     in_code = tricks_in_code(patch, instance) if paid else []
     return [*(name for name in grade.findings if name in TRICKS), *in_code]
+
+
+def count_calls(trajectory: Trajectory, summary: SessionSummary) -> None:
+    """Fills in what its session at the gateway counted.
+
+    A trajectory that a cut reply ended says so in its `error`: else a limit of ours would look like a fault of the
+    model.
+    """
+    trajectory.num_calls = summary.num_calls
+    trajectory.sampled_tokens = summary.sampled_tokens
+    trajectory.prefix_breaks = sum(summary.breaks.values())
+    trajectory.request_notes = dict(summary.notes)
+    trajectory.superseded_replies = summary.superseded_replies
+    trajectory.superseded_tokens = summary.superseded_tokens
+    trajectory.times_s |= summary.times_s
+    trajectory.cut_replies = summary.cut_replies
+    was_run = bool(trajectory.turns) and trajectory.turns[-1].cut_tokens > 0 and trajectory.turns[-1].command
+    solved_or_broken = trajectory.status is Status.resolved or trajectory.status in INFRA_STATUSES
+    trajectory.ended_by_cut = summary.cut_last and not was_run and not solved_or_broken
+    if trajectory.ended_by_cut and trajectory.error is None:
+        trajectory.error = (
+            "its last reply was cut by a limit of its length (rollout.max_turn_tokens, or what was left of "
+            f"rollout.max_trajectory_tokens); of its {summary.num_calls} replies {summary.cut_replies} were cut"
+        )
 
 
 def findings_of(grade: Grade | None) -> list[str]:
@@ -93,7 +130,7 @@ def findings_of(grade: Grade | None) -> list[str]:
 def reward_of(
     status: Status, grade: Grade | None, outcomes: Mapping[str, OutcomeConfig], kind: RewardKind
 ) -> float | None:
-    """None where the policy table gives no reward."""
+    """Returns the reward; None where the policy table gives none."""
     rule = outcomes[status.value].reward
     if rule is OutcomeReward.none:
         return None

@@ -1,9 +1,10 @@
-"""pass@k over a split: how likely one of k attempts at an instance is right.
+"""Computes pass@k over a split: how likely one of k attempts at an instance is right.
 
 Invariants:
-- Pure. Intervals are those of `report/statistics`, over instances, and the resolved rate is that of `report/resolved`.
-- Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and
-  is left out of that mean, which then says over how many instances it was taken.
+- It is pure. Intervals are those of `report/statistics`, over instances, and the resolved rate is that of
+  `report/resolved`.
+- Attempts that infrastructure broke are no attempts; an instance with fewer than k valid ones has no pass@k and is left
+  out of that mean, which then says over how many instances it was taken.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,24 +26,31 @@ class PassRate:
     rate: float
     low: float
     high: float
-    num_instances: int  # with at least k valid attempts
-    left_out: int = 0  # instances with fewer
-    least: float = 0.0  # of all instances, had those failed
-    most: float = 0.0  # ... or passed
+    # These have at least k valid attempts.
+    num_instances: int
+    # These have fewer.
+    left_out: int = 0
+    # This is the rate of all instances, had those failed.
+    least: float = 0.0
+    # This is the rate of all instances, had those passed.
+    most: float = 0.0
 
 
 def pass_at_k(solved: int, attempts: int, k: int) -> float:
-    """1 - C(attempts - solved, k) / C(attempts, k): the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374),
-    section 2.1, equation 1. Raises ValueError for k > attempts."""
+    """Returns 1 - C(attempts - solved, k) / C(attempts, k). Raises ValueError for k > attempts.
+
+    It is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374), section 2.1, equation 1.
+    """
     if not 1 <= k <= attempts:
         raise ValueError(f"pass@{k} needs at least {k} attempts, not {attempts}")
     return 1.0 - comb(attempts - solved, k) / comb(attempts, k)
 
 
 def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
-    """`counts`: (solved, valid attempts) of each instance; None where no instance has k valid ones.
+    """Returns pass@k over instances; None where no instance has k valid attempts.
 
-    Each instance weighs the same. Where all have equally many attempts, pass@1 is the resolved rate, with its interval.
+    `counts` are (solved, valid attempts) of each instance. Each instance weighs the same. Where all have equally many
+    attempts, pass@1 is the resolved rate, with its interval.
     """
     rated = [(pass_at_k(solved, attempts, k), attempts) for solved, attempts in counts if attempts >= k]
     if not rated:
@@ -51,32 +59,34 @@ def pass_rate(counts: Sequence[tuple[int, int]], k: int) -> PassRate | None:
     attempts = max(1, round(sum(number for _, number in rated) / len(rated)))
     interval = clustered_interval([(value * attempts, attempts) for value in values])
     assert interval is not None
-    left_out, total = len(counts) - len(values), sum(values)
-    least, most = total / len(counts), (total + left_out) / len(counts)
+    left_out = len(counts) - len(values)
+    total = sum(values)
+    least = total / len(counts)
+    most = (total + left_out) / len(counts)
     return PassRate(k, total / len(values), *interval, len(values), left_out, least, most)
 
 
 def reported_ks(n: int) -> list[int]:
-    """1, 2, 4, ... and n itself: what a table of n samples an instance shows."""
+    """Returns 1, 2, 4, ... and n itself: a table of n samples an instance shows these."""
     return sorted({1, n, *(2**power for power in range(1, n.bit_length()) if 2**power <= n)})
 
 
 def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n: int) -> dict[str, Any]:
-    """`eval.json`: `all` and each repository with its counts, rates and statuses.
+    """Returns `eval.json`: `all` and each repository with its counts, rates and statuses.
 
-    `repos`: instance id to repository.
+    `repos` maps an instance's id to its repository.
     """
     by_repo: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         by_repo.setdefault(repos.get(trajectory.instance_id, "unknown"), []).append(trajectory)
     return {
         "samples_per_instance": n,
-        "all": _scores(trajectories, n),
-        "repositories": {repo: _scores(members, n) for repo, members in sorted(by_repo.items())},
+        "all": _compute_scores(trajectories, n),
+        "repositories": {repo: _compute_scores(members, n) for repo, members in sorted(by_repo.items())},
     }
 
 
-def _scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
+def _compute_scores(trajectories: Sequence[Trajectory], n: int) -> dict[str, Any]:
     by_instance = valid_counts(trajectories)
     counts = list(by_instance.values())
     whole = of_counts({name: pair for name, pair in by_instance.items() if pair[1]})

@@ -1,4 +1,4 @@
-"""How often the present policy solves each instance, as far as is known, and which instances that speaks for.
+"""Estimates how often the present policy solves each instance, and which instances that speaks for.
 
 Invariants:
 - The log-odds of an instance's pass rate are a mean that all instances share and its own deviation from it; both are
@@ -10,8 +10,8 @@ Invariants:
   it is largest near one half, and near 0 where a group would succeed or fail throughout.
 - The chance is 1 for the most informative instance, so that with equal knowledge of all everybody is admitted.
 - Nobody starves: who was passed over `MAX_SKIPS` times in a row is admitted.
-- No clock and no generator of its own; the state is plain data. What is noted of groups that are complete and not
-  trained counts for choices, and is no part of the state: who goes on notes it again.
+- There is no clock and no generator of its own; the state is plain data. What is noted of groups that are complete and
+  not trained counts for choices, and is no part of the state: who goes on notes it again.
 """
 
 import math
@@ -20,19 +20,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
-MAX_SKIPS = 7  # in a row, of one instance
-SPREAD = 4.0  # variance of the instances' log-odds around their mean
-FIRST_MEAN = 2.0  # variance of the mean at the start; with `SPREAD`, E[p (1 - p)] is about that of Jeffreys' prior
-WALK = 0.2  # variance that a step adds to the mean
-# Gauss-Hermite: nodes and weights of a standard normal distribution.
+# One instance may be passed over this often in a row.
+MAX_SKIPS = 7
+# This is the variance of the instances' log-odds around their mean.
+SPREAD = 4.0
+# This is the variance of the mean at the start; with `SPREAD`, E[p (1 - p)] is about that of Jeffreys' prior.
+FIRST_MEAN = 2.0
+# A step adds this variance to the mean.
+WALK = 0.2
+# These are Gauss-Hermite nodes and weights of a standard normal distribution.
 _NODES = (-3.750440, -2.366759, -1.154405, 0.0, 1.154405, 2.366759, 3.750440)
 _WEIGHTS = (0.000548, 0.030757, 0.240123, 0.457143, 0.240123, 0.030757, 0.000548)
+# Newton's steps are cut at 1, so that a start far from the mode needs some; near it three or four are enough.
 _NEWTON_STEPS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """`index`: of the instance; `attempts`: trajectories of its group that infrastructure did not break."""
+    """The result of a group of the instance `index`; `attempts` are those that infrastructure did not break."""
 
     index: int
     solved: int
@@ -40,8 +45,10 @@ class GroupResult:
 
 
 class PassRatesState(TypedDict):
-    skipped: list[tuple[int, int]]  # (index, times in a row)
-    mean: NotRequired[tuple[float, float]]  # log-odds that all share: expected value and variance
+    # These are (index, times in a row).
+    skipped: list[tuple[int, int]]
+    # These are expected value and variance of the log-odds that all share.
+    mean: NotRequired[tuple[float, float]]
     deviations: NotRequired[
         list[tuple[int, float, float]]
     ]  # (index, expected deviation, variance) of instances that were seen
@@ -49,94 +56,103 @@ class PassRatesState(TypedDict):
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownRate:
     mean: float = 0.0
     variance: float = FIRST_MEAN
     deviations: dict[int, tuple[float, float]] = field(default_factory=dict)  # of instances that were seen
 
     def log_odds(self, index: int) -> tuple[float, float]:
-        """Of an instance: expected value and variance."""
+        """Returns expected value and variance for an instance."""
         deviation, variance = self.deviations.get(index, (0.0, SPREAD))
         return self.mean + deviation, self.variance + variance
 
-    def after(self, groups: Iterable[tuple[int, float, float]]) -> "_Known":
-        """Having seen them: (index, solved, attempts)."""
-        sites = [(index, *_site(solved, attempts, *self.log_odds(index))) for index, solved, attempts in groups]
-        precision, weighted = 1.0 / self.variance, self.mean / self.variance
+    def after(self, groups: Iterable[tuple[int, float, float]]) -> "_KnownRate":
+        """Returns what is known after groups were seen: (index, solved, attempts)."""
+        sites = [
+            (index, *_observe_log_odds(solved, attempts, *self.log_odds(index))) for index, solved, attempts in groups
+        ]
+        precision = 1.0 / self.variance
+        weighted = self.mean / self.variance
         for index, seen, noise in sites:
             deviation, variance = self.deviations.get(index, (0.0, SPREAD))
             precision += 1.0 / (noise + variance)
             weighted += (seen - deviation) / (noise + variance)
-        known = _Known(weighted / precision, 1.0 / precision, dict(self.deviations))
+        known = _KnownRate(weighted / precision, 1.0 / precision, dict(self.deviations))
         for index, seen, noise in sites:
             deviation, variance = known.deviations.get(index, (0.0, SPREAD))
-            gain = variance / (variance + noise)  # given the mean
+            # The gain is that given the mean.
+            gain = variance / (variance + noise)
             known.deviations[index] = deviation + gain * (seen - known.mean - deviation), (1.0 - gain) * variance
         return known
 
-    def later(self, fades: float) -> "_Known":
-        """A step later; `fades`: what is left of the precision of what is known of a deviation."""
+    def later(self, fades: float) -> "_KnownRate":
+        """Returns what is known a step later. `fades` is what is left of the precision of what is known
+        of a deviation.
+        """
         deviations = {
             index: (deviation, min(SPREAD, variance / fades))
             for index, (deviation, variance) in self.deviations.items()
         }
-        return _Known(self.mean, self.variance + WALK, deviations)
+        return _KnownRate(self.mean, self.variance + WALK, deviations)
 
 
-def _site(solved: float, attempts: float, expected: float, variance: float) -> tuple[float, float]:
-    """A group's result as an observation of log-odds, and its variance, where they are expected so."""
+def _observe_log_odds(solved: float, attempts: float, expected: float, variance: float) -> tuple[float, float]:
+    """Returns a group's result as an observation of log-odds, and its variance, where they are expected so."""
     mode = expected
     for _ in range(_NEWTON_STEPS):
-        rate = _rate(mode)
+        rate = _rate_from_log_odds(mode)
         slope = solved - attempts * rate - (mode - expected) / variance
         step = slope / (attempts * rate * (1.0 - rate) + 1.0 / variance)
         mode += max(-1.0, min(1.0, step))
         if abs(step) < 1e-9:
             break
-    rate = _rate(mode)
+    rate = _rate_from_log_odds(mode)
     precision = max(1e-9, attempts * rate * (1.0 - rate))
     return mode + (solved - attempts * rate) / precision, 1.0 / precision
 
 
-def _rate(log_odds: float) -> float:
+def _rate_from_log_odds(log_odds: float) -> float:
     return 1.0 / (1.0 + math.exp(-max(-30.0, min(30.0, log_odds))))
 
 
-def _expected(function: Callable[[float], float], mean: float, variance: float) -> float:
-    """Of a pass rate whose log-odds are normal."""
+def _expected_value(function: Callable[[float], float], mean: float, variance: float) -> float:
+    """Returns the expected value of a function of a pass rate whose log-odds are normal."""
     width = math.sqrt(variance)
     pairs = zip(_NODES, _WEIGHTS, strict=True)
-    return sum(weight * function(_rate(mean + width * node)) for node, weight in pairs) / sum(_WEIGHTS)
+    return sum(weight * function(_rate_from_log_odds(mean + width * node)) for node, weight in pairs) / sum(_WEIGHTS)
 
 
-def _variance(rate: float) -> float:
+def _bernoulli_variance(rate: float) -> float:
     return rate * (1.0 - rate)
 
 
 class PassRates:
-    """`half_life_groups`: what was seen of an instance counts half after so many groups."""
+    """The pass rates of instances. What was seen of one counts half after `half_life_groups` groups."""
 
     def __init__(self, num_instances: int, half_life_groups: float) -> None:
         if half_life_groups <= 0:
             raise ValueError("what is known fades in a time above 0")
-        self._size, self._half_life_groups = num_instances, half_life_groups
-        self._known = _Known()
+        self._size = num_instances
+        self._half_life_groups = half_life_groups
+        self._known = _KnownRate()
         self._skipped = [0] * num_instances
-        self._noted: dict[int, GroupResult] = {}  # by the group's number
-        self._present: _Known | None = None  # with what is noted; None: to be computed
-        self._largest: float | None = None  # information of any instance; None: to be computed
-        self.steers: Callable[[int], bool] = lambda _: False  # whether a prefix brings an instance near one half
+        # Its keys are the groups' numbers.
+        self._noted: dict[int, GroupResult] = {}
+        # This has what is noted; None: it is to be computed.
+        self._present: _KnownRate | None = None
+        # This is the largest information of any instance; None: it is to be computed.
+        self._largest: float | None = None
 
     def mean(self, index: int) -> float:
-        """The expected pass rate, in [0, 1]."""
-        return _expected(float, *self._now().log_odds(index))
+        """Returns the expected pass rate, in [0, 1]."""
+        return _expected_value(float, *self._now().log_odds(index))
 
     def information(self, index: int) -> float:
-        """E[p (1 - p)], in (0, 0.25). Where a prefix steers its group, as of an instance of which nothing is known."""
-        return _expected(_variance, *(_Known() if self.steers(index) else self._now()).log_odds(index))
+        """Returns E[p (1 - p)], in (0, 0.25)."""
+        return _expected_value(_bernoulli_variance, *self._now().log_odds(index))
 
     def admits(self, index: int, generator: random.Random) -> bool:
-        """Whether a group of this instance shall begin. Its draw is taken from `generator` in any case."""
+        """Tells whether a group of this instance shall begin. Its draw is taken from `generator` in any case."""
         draw = generator.random()
         if self._largest is None:
             self._largest = max(self.information(other) for other in range(self._size))
@@ -151,26 +167,27 @@ class PassRates:
         self._skipped[index] += 1
 
     def note(self, number: int, result: GroupResult) -> None:
-        """A group is complete; it will be observed when it is trained."""
+        """Notes a complete group, which will be observed when it is trained."""
         self._noted[number] = result
         self._present = self._largest = None
 
     def observe(self, results: Sequence[GroupResult], numbers: Sequence[int] = ()) -> dict[str, float | int | None]:
-        """A step's groups, and how well they were foreseen: its part of the record. `numbers`: of those noted before.
+        """Takes a step's groups in, and returns how well they were foreseen, which is its part of the record.
 
-        Each is compared with what was known before this step. Of an instance that was never seen nothing was.
+        `numbers` are those of groups that were noted before. Each is compared with what was known before this step. Of
+        an instance that was never seen nothing was known.
         """
         for number in numbers:
             self._noted.pop(number, None)
         self._present = self._largest = None
         foreseen = self._foreseen(results)
         fades = 0.5 ** (len(results) / self._half_life_groups)
-        self._known = self._known.later(fades).after(_groups(results))
+        self._known = self._known.later(fades).after(_attempted_groups(results))
         return foreseen
 
     def _foreseen(self, results: Sequence[GroupResult]) -> dict[str, float | int | None]:
         pairs = [
-            (_expected(float, *self._known.log_odds(result.index)), result.solved / result.attempts)
+            (_expected_value(float, *self._known.log_odds(result.index)), result.solved / result.attempts)
             for result in results
             if result.index in self._known.deviations and result.attempts
         ]
@@ -184,9 +201,9 @@ class PassRates:
             else None,
         }
 
-    def _now(self) -> _Known:
+    def _now(self) -> _KnownRate:
         if self._present is None:
-            self._present = self._known.after(_groups(result for _, result in sorted(self._noted.items())))
+            self._present = self._known.after(_attempted_groups(result for _, result in sorted(self._noted.items())))
         return self._present
 
     def state(self) -> PassRatesState:
@@ -197,13 +214,15 @@ class PassRates:
         )
 
     def restore(self, state: PassRatesState) -> None:
-        """Also of older versions, whose counts are taken as one group of each instance."""
-        self._known, self._skipped, self._noted = _Known(), [0] * self._size, {}
+        """Restores a state, also one of older versions, whose counts are taken as one group of each instance."""
+        self._known = _KnownRate()
+        self._skipped = [0] * self._size
+        self._noted = {}
         self._present = self._largest = None
         for index, times in state["skipped"]:
             self._skipped[index] = times
         if "mean" in state:
-            self._known = _Known(
+            self._known = _KnownRate(
                 *state["mean"], {index: (value, spread) for index, value, spread in state["deviations"]}
             )
         else:
@@ -211,5 +230,5 @@ class PassRates:
             self._known = self._known.after((index, solved, solved + failed) for index, solved, failed in counts)
 
 
-def _groups(results: Iterable[GroupResult]) -> list[tuple[int, float, float]]:
+def _attempted_groups(results: Iterable[GroupResult]) -> list[tuple[int, float, float]]:
     return [(result.index, result.solved, result.attempts) for result in results if result.attempts]

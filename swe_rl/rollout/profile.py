@@ -1,8 +1,8 @@
-"""Where a trajectory's time went: its phases, for the event `program`.
+"""Says where a trajectory's time went: its phases, for the event `program`.
 
 Invariants:
-- Phases of one trajectory are in order and never overlap; times between them are nobody's (parsing, waiting for a
-  place to run a command, taking the patch, a call that came to nothing).
+- Phases of one trajectory are in order and never overlap; times between them are nobody's (parsing, waiting for a place
+  to run a command, taking the patch, a call that came to nothing).
 - The seconds of each kind add up to the trajectory's `times_s` (hold and queue together to its `queue`): a phase may be
   moved by a clock that was set, or by calls made at the same time, but is never cut.
 - A held call counts for the engine that it was placed on in the end.
@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from swe_rl.agent.protocol import Turn
-from swe_rl.gateway.trace import Trace, superseded
+from swe_rl.gateway.trace import Trace, superseded_turns
 from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.trajectory import Trajectory
 
-_DIGITS = 3  # of a second: 1 ms
+# Times are rounded to this many digits of a second: 1 ms.
+_DIGITS = 3
 
 
-class Phase(NamedTuple):
-    """Unix seconds; `turn` is a place in the list of traces, None outside of turns."""
+class ProfilePhase(NamedTuple):
+    """A phase in unix seconds; `turn` is a place in the list of traces, None outside of turns."""
 
     start_s: float
     end_s: float
@@ -34,7 +35,7 @@ class _Lane:
     """Lays phases one after another: each where it belongs, or later where the one before is still going on."""
 
     def __init__(self, start_s: float) -> None:
-        self.phases: list[Phase] = []
+        self.phases: list[ProfilePhase] = []
         self._end_s = start_s
 
     def add(
@@ -49,25 +50,26 @@ class _Lane:
         if duration_s > 0.0:
             start_s = max(start_s, self._end_s)
             self._end_s = start_s + duration_s
-            self.phases.append(Phase(start_s, self._end_s, kind, engine, turn))
+            self.phases.append(ProfilePhase(start_s, self._end_s, kind, engine, turn))
             return self._end_s
         return max(start_s, self._end_s)
 
 
-def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Phase]:
-    """`traces` are the trajectory's own, in order of turns.
+def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[ProfilePhase]:
+    """Returns the phases. `traces` are the trajectory's own, in order of turns.
 
     A call is laid so that it ends when its trace was made, a command so that it ends when the next call begins: before
     it an agent waits for a place, after it nothing.
     """
-    began_s, times_s = trajectory.began_s, trajectory.times_s
+    began_s = trajectory.began_s
+    times_s = trajectory.times_s
     if "boot" not in began_s:
         return []
     lane = _Lane(began_s["boot"])
     lane.add(began_s["boot"], times_s.get("boot", 0.0), PhaseKind.boot)
     starts_s = [call.created_s - call.queue_s - call.prefill_s - call.decode_s for call in traces]
     agent_end_s = began_s.get("agent", began_s["boot"]) + times_s.get("agent", 0.0)
-    commands_s = _commands_s(trajectory.own_turns, traces)
+    commands_s = _commands_s(trajectory.turns, traces)
     for place, trace in enumerate(traces):
         end_s = _add_call(lane, trace, starts_s[place], place)
         command_s = commands_s[place]
@@ -89,12 +91,12 @@ def _add_call(lane: _Lane, trace: Trace, start_s: float, place: int) -> float:
 
 
 def _commands_s(turns: Sequence[Turn], traces: Sequence[Trace]) -> list[float]:
-    """Seconds of the command that followed each trace; those of turns without a trace come last.
+    """Returns the seconds of the command that followed each trace; those of turns without a trace come last.
 
     An answer that was lost on its way and asked for again made a trace, but no turn.
     """
     commands_s = [0.0] * len(traces)
-    left_out = superseded(traces)
+    left_out = superseded_turns(traces)
     kept = [place for place, trace in enumerate(traces) if trace.turn not in left_out]
     for place, turn in zip(kept, turns, strict=False):
         commands_s[place] = turn.command_s
@@ -102,14 +104,16 @@ def _commands_s(turns: Sequence[Turn], traces: Sequence[Trace]) -> list[float]:
 
 
 def program_event(trajectory: Trajectory, traces: Sequence[Trace], origin_s: float) -> dict[str, Any]:
-    """The fields of one event: seconds since `origin_s` (unix), rounded to 1 ms, nothing shorter than that.
+    """Returns the fields of one event: seconds since `origin_s` (unix), rounded to 1 ms, nothing shorter than that.
 
-    `phases`: [start_s, end_s, kind, place in `engines`, place in `turns`]; `turns`: [prompt, cached, sampled] tokens.
+    `phases` are [start_s, end_s, kind, place in `engines`, place in `turns`]; `turns` are [prompt, cached, sampled]
+    tokens.
     """
     engines: dict[str | None, int] = {}
     phases = []
     for start_s, end_s, kind, engine, turn in phases_of(trajectory, traces):
-        start_s, end_s = round(start_s - origin_s, _DIGITS), round(end_s - origin_s, _DIGITS)
+        start_s = round(start_s - origin_s, _DIGITS)
+        end_s = round(end_s - origin_s, _DIGITS)
         if end_s > start_s:
             at = None if engine is None else engines.setdefault(engine, len(engines))
             phases.append((start_s, end_s, kind, at, turn))

@@ -1,10 +1,11 @@
-"""Rewards of somebody's own: what pays a graded trajectory in place of `env.reward`.
+"""Takes rewards of somebody's own, which pay a graded trajectory in place of `env.reward`.
 
 Invariants:
 - A reward that raises, hangs or is no finite number is a RewardError: the attempt ends as grade_error, is tried again,
   then masked. It is never a reward of 0.
-- Only a trajectory whose outcome says `graded` and whose tests ran is put to it; one that failed has `failure`, as has
-  one whose change could have tricked its tests. What turns bring (`pays_turns`) is asked of each that has a reward.
+- Only a trajectory whose outcome says `graded` and whose tests ran is put to it; one that failed has
+  `failure`, as has one whose change could have tricked its tests. What turns bring (`pays_turns`) is asked of each that
+  has a reward.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from swe_rl.config.schema import RewardConfig
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, failure, make, require_numbers
+from swe_rl.extension.make import ExtensionFailure, describe_failure, make_extension, require_numbers
 
 
 class RewardError(GradeError):
@@ -30,10 +31,10 @@ class RewardError(GradeError):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a reward is told of a trajectory. `reward` hears of those that are resolved or unresolved alone.
+    """A trajectory as a reward is told of it. `reward` hears of those that are resolved or unresolved alone.
 
-    `status`: as docs/failure_policy.md has it. `grade`: of what was not put to tests, one without any. `messages`: the
-    whole conversation in OpenAI's shape; of a program that keeps its own, the task alone.
+    `status` is as docs/failure_policy.md has it. `grade` is one without any, where nothing was put to tests. `messages`
+    are the whole conversation in OpenAI's shape; a program that keeps its own has the task alone.
     """
 
     trajectory_id: str
@@ -46,19 +47,23 @@ class Attempt:
 
 
 class Reward(Protocol):
-    """`failure`: what a trajectory gets that was not graded, dimensionless as the reward is. `pays_turns`:
-    `turn_rewards` is asked as well."""
+    """Somebody's own reward. `failure` is what a trajectory gets that was not graded, dimensionless as the reward is.
+
+    `pays_turns` says that `turn_rewards` is asked as well.
+    """
 
     failure: float = 0.0
     pays_turns: bool = False
 
     @abstractmethod
     async def reward(self, attempt: Attempt) -> float:
-        """Finite. Whatever it raises is a failure of infrastructure: the attempt is repeated, then masked."""
+        """Returns a finite number. Whatever it raises is a failure of infrastructure: the attempt is repeated, then
+        masked.
+        """
         ...
 
     async def turn_rewards(self, attempt: Attempt) -> Sequence[float]:
-        """One finite number for each of `attempt.turns`: what it brought by itself, added to `rollout.turn_rewards`."""
+        """Returns for each of `attempt.turns` what it brought by itself, finite, added to `rollout.turn_rewards`."""
         return [0.0 for _ in attempt.turns]
 
 
@@ -71,38 +76,43 @@ class ForeignReward:
         self._timeout_s = timeout_s
 
     async def reward(self, attempt: Attempt) -> float:
-        """Raises RewardError."""
+        """Returns the reward. Raises RewardError."""
         value = await self._answer("reward", attempt)
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
         raise RewardError(f"{self._maker}: its method reward must return a finite number, not {value!r:.80}")
 
     async def turn_rewards(self, attempt: Attempt) -> list[float]:
-        """None where it does not pay turns. Raises RewardError."""
+        """Returns what turns brought; [] where it does not pay turns. Raises RewardError."""
         if not self.pays_turns:
             return []
         try:
             values = list(await self._answer("turn_rewards", attempt))
             return require_numbers(self._maker, "turn_rewards", values, len(attempt.turns))
-        except (TypeError, ExtensionFailure) as error:  # TypeError: no list at all
+        # TypeError says that it was no list at all.
+        except (TypeError, ExtensionFailure) as error:
             raise RewardError(f"{self._maker}: its method turn_rewards: {error}") from error
 
     async def _answer(self, method: str, attempt: Attempt) -> Any:
         try:
             answer = getattr(self._reward, method)(attempt)
-            return await asyncio.wait_for(answer, self._timeout_s) if inspect.isawaitable(answer) else answer
+            if inspect.isawaitable(answer):
+                return await asyncio.wait_for(answer, self._timeout_s)
+            return answer
         except TimeoutError as error:
             said = f"{self._maker}: its method {method} did not end within rollout.grade_timeout_s={self._timeout_s:g}"
             raise RewardError(said) from error
         except Exception as error:
-            raise RewardError(failure(self._maker, method, error)) from error
+            raise RewardError(describe_failure(self._maker, method, error)) from error
 
 
 def make_reward(config: RewardConfig, timeout_s: float) -> ForeignReward | None:
-    """None: `env.reward` pays. Raises UserError."""
-    reward, maker = make(ExtensionKind.reward, config, {}, {"default": "swe_rl.rollout.reward.no_reward"})
-    return None if maker is None else ForeignReward(reward, maker, timeout_s=timeout_s)
+    """Returns the user's reward, or None if `env.reward` pays. Raises UserError."""
+    reward, maker = make_extension(ExtensionKind.reward, config, {}, {"default": "swe_rl.rollout.reward.no_reward"})
+    if maker is None:
+        return None
+    return ForeignReward(reward, maker, timeout_s=timeout_s)
 
 
 def no_reward() -> None:
-    """Of reward=default: `env.reward` pays."""
+    """Stands for reward=default, with which `env.reward` pays."""

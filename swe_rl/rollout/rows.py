@@ -1,9 +1,9 @@
-"""Traces to training rows; or, as a baseline, the final messages rendered once (`rollout.capture=retokenize`).
+"""Turns traces into training rows, or renders the final messages once as a baseline (`rollout.capture=retokenize`).
 
 Invariants:
 - Sampled tokens have mask 1 and their own log-probability, everything else mask 0 and 0.0.
-- One row a chain; each sampled token is in one row; a reply that was aborted, or that a client's retry superseded and
-  nothing went on from, is in none.
+- There is one row a chain; each sampled token is in one row; a reply that was aborted, or that a client's retry
+  superseded and nothing went on from, is in none.
 - A row's ids are the last prompt of its chain and what was sampled after it, put together by one concatenation. What
   every trace adds stands there at its place, id for id; anything else is a RowError.
 - The work grows with the row, not with the sum of its prompts, and is done on arrays.
@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.algo.row import Ids, Mask, PerToken, Row, alike
+from swe_rl.algo.credit import of_turns
+from swe_rl.algo.row import ROUNDING_NATS as _ROUNDING_NATS
+from swe_rl.algo.row import Ids, Mask, PerToken, Row, fill_sampled, find_unsound_logprob
 from swe_rl.errors import RunError
-from swe_rl.gateway.trace import Trace, ancestry, joined_ids, joined_routes, superseded, whole_prompts
+from swe_rl.gateway.trace import Trace, joined_ids, joined_routes, superseded_turns, trace_ancestry, whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.trajectory import Trajectory
-
-_ROUNDING_NATS = 1e-6  # above 0, of a log-probability
 
 
 class RowError(RunError):
@@ -31,18 +31,21 @@ class RowError(RunError):
 
 
 def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
-    """Rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
-    by_turn, chains = {trace.turn: trace for trace in traces}, _chains(traces)
+    """Returns rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
+    by_turn = {trace.turn: trace for trace in traces}
+    chains = _group_by_chain(traces)
     answers = {turn: i for i, turn in enumerate(sorted(trace.turn for chain in chains for trace in chain))}
     rows = []
     for chain in chains:
-        line = ancestry(chain[-1], by_turn)
+        line = trace_ancestry(chain[-1], by_turn)
         ids = joined_ids(line)
-        mask, logprobs = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
-        _check(chain, ids, {trace.turn for trace in line}, by_turn)
+        mask = np.zeros(len(ids), np.bool_)
+        logprobs = np.zeros(len(ids), np.float32)
+        _check_chain(chain, ids, {trace.turn for trace in line}, by_turn)
         for trace in chain:
             place = slice(trace.prompt_tokens, trace.tokens)
-            mask[place], logprobs[place] = True, np.minimum(trace.logprobs, 0.0)
+            mask[place] = True
+            logprobs[place] = np.minimum(trace.logprobs, 0.0)
         rows.append(
             Row(
                 trajectory_id=trajectory.trajectory_id,
@@ -50,30 +53,30 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 token_ids=ids,
                 loss_mask=mask,
                 rollout_logprobs=logprobs,
-                advantage=alike(trajectory.advantage or 0.0, mask),
+                advantage=fill_sampled(trajectory.advantage or 0.0, mask),
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
                 trained=trajectory.trained,
-                turns=_turns(chain, answers) if len(answers) == len(trajectory.own_turns) else None,
+                turns=_turn_of_tokens(chain, answers) if len(answers) == len(trajectory.turns) else None,
                 routes=joined_routes(line),
             )
         )
     return rows
 
 
-def _turns(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
-    """Of each sampled token: its answer's number among those that the agent went on from."""
+def _turn_of_tokens(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
+    """Returns for each sampled token its answer's number among those that the agent went on from."""
     return np.concatenate([np.full(len(trace.sampled_ids), answers[trace.turn], np.int32) for trace in chain])
 
 
-def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
-    """With the advantages of now. What was left out of training when the rows were made stays so."""
+def with_current_advantages(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
+    """Returns rows with the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
     return [
         replace(
             row,
-            advantage=_advantage(row, trajectory),
+            advantage=_advantage_per_token(row, trajectory),
             trained=row.trained and trajectory.trained,
-            rewards=_rewards(row, trajectory),
+            rewards=_rewards_per_token(row, trajectory),
             turns=None,
         )
         for row in rows
@@ -81,29 +84,31 @@ def weighed(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row
     ]
 
 
-def _advantage(row: Row, trajectory: Trajectory) -> PerToken:
-    """The trajectory's, and that of the turn that sampled a token, where it is known."""
-    whole = alike(trajectory.advantage or 0.0, row.loss_mask)
+def _advantage_per_token(row: Row, trajectory: Trajectory) -> PerToken:
+    """Returns the trajectory's advantage, and that of the turn that sampled a token, where it is known."""
+    whole = fill_sampled(trajectory.advantage or 0.0, row.loss_mask)
     if row.turns is None or not trajectory.turn_advantages:
         return whole
-    return whole + np.array(trajectory.turn_advantages, np.float32)[row.turns]
+    together = of_turns(trajectory.advantage or 0.0, trajectory.turn_advantages)
+    return together.astype(np.float32)[row.turns]
 
 
-def _rewards(row: Row, trajectory: Trajectory) -> PerToken | None:
-    """For a critic: the trajectory's at the end of each of its rows, and a turn's where it ended."""
+def _rewards_per_token(row: Row, trajectory: Trajectory) -> PerToken | None:
+    """Returns rewards for a critic: the trajectory's at the end of each of its rows, and a turn's where it ended."""
     if trajectory.charged_reward is None:
         return None
-    rewards = alike(0.0, row.loss_mask)
+    rewards = fill_sampled(0.0, row.loss_mask)
     rewards[-1:] += trajectory.charged_reward
     if row.turns is not None and trajectory.turn_rewards:
+        # -1 is the number of no turn, so the last token always ends one.
         ends = np.flatnonzero(np.diff(row.turns, append=-1))
         rewards[ends] += np.array(trajectory.turn_rewards, np.float32)[row.turns[ends]]
     return rewards
 
 
-def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """The traces by chain, without the superseded and the aborted ones."""
-    left_out = superseded(traces)
+def _group_by_chain(traces: Sequence[Trace]) -> list[list[Trace]]:
+    """Returns the traces by chain, without the superseded and the aborted ones."""
+    left_out = superseded_turns(traces)
     chains: dict[int, list[Trace]] = {}
     for trace in sorted(traces, key=lambda stored: (stored.chain, stored.turn)):
         if trace.turn not in left_out and trace.finish_reason != "abort" and len(trace.sampled_ids):
@@ -111,22 +116,37 @@ def _chains(traces: Sequence[Trace]) -> list[list[Trace]]:
     return list(chains.values())
 
 
-def _check(chain: Sequence[Trace], ids: Ids, in_line: set[int], by_turn: Mapping[int, Trace]) -> None:
-    """That each trace adds what `ids` has at its place. Those `in_line` do: `ids` was made of them."""
+def _check_chain(chain: Sequence[Trace], ids: Ids, in_line: set[int], by_turn: Mapping[int, Trace]) -> None:
+    """Checks that each trace adds what `ids` has at its place. Those `in_line` do: `ids` was made of them."""
     known = 0
     for trace in chain:
-        said = len(trace.sampled_ids) == len(trace.logprobs) == len(trace.weight_versions)
-        if not said or not (np.isfinite(trace.logprobs) & (trace.logprobs <= _ROUNDING_NATS)).all():
-            where = f"session {trace.session_id}, turn {trace.turn}"
-            raise RowError(f"{where}: sampled ids and log-probabilities do not match")
+        _check_logprobs(trace)
         if trace.turn not in in_line or trace.prompt_tokens < known:
-            _compare(trace, known, ids, by_turn)
+            _check_in_line(trace, known, ids, by_turn)
         known = trace.tokens
 
 
-def _compare(trace: Trace, known: int, ids: Ids, by_turn: Mapping[int, Trace]) -> None:
-    whole = joined_ids(ancestry(trace, by_turn))
-    new, there = whole[known:], ids[known : len(whole)]
+def _check_logprobs(trace: Trace) -> None:
+    where = f"session {trace.session_id}, turn {trace.turn}"
+    tokens = len(trace.sampled_ids)
+    logprobs = len(trace.logprobs)
+    versions = len(trace.weight_versions)
+    if not tokens == logprobs == versions:
+        raise RowError(
+            f"{where}: {tokens} sampled ids have {logprobs} log-probabilities and {versions} weight versions, and each "
+            "needs one"
+        )
+    if (wrong := find_unsound_logprob(trace.logprobs)) is not None:
+        raise RowError(
+            f"{where}: the log-probability of its token {wrong} is {trace.logprobs[wrong]:g}, and at most 0 was "
+            f"expected (up to {_ROUNDING_NATS:g} is taken for rounding)"
+        )
+
+
+def _check_in_line(trace: Trace, known: int, ids: Ids, by_turn: Mapping[int, Trace]) -> None:
+    whole = joined_ids(trace_ancestry(trace, by_turn))
+    new = whole[known:]
+    there = ids[known : len(whole)]
     if trace.prompt_tokens < known or not np.array_equal(new, there):
         shorter = min(len(new), len(there))
         apart = np.flatnonzero(new[:shorter] != there[:shorter])
@@ -155,7 +175,7 @@ class Rendered:
 
 @dataclass(slots=True)
 class Mismatch:
-    """Counts over trajectories; rates are derived."""
+    """The mismatch as counts over trajectories; rates are derived."""
 
     trajectories: int = 0
     trajectories_differing: int = 0
@@ -165,18 +185,19 @@ class Mismatch:
     tokens_differing: int = 0
 
     def add(self, rendered: Rendered, traces: Sequence[Trace]) -> bool:
-        """A turn differs when its sampled ids, or the context in front of them, are not the rendered ones. A superseded
-        reply is no turn.
+        """Counts a trajectory. Returns whether any of its turns differs.
 
-        Returns whether any turn does.
+        A turn differs when its sampled ids, or the context in front of them, are not the rendered ones. A superseded
+        reply is no turn.
         """
-        differing, left_out = 0, superseded(traces)
+        differing = 0
+        left_out = superseded_turns(traces)
         traces = [trace for trace in traces if trace.turn not in left_out]
         for number, (trace, prompt) in enumerate(zip(traces, whole_prompts(traces), strict=True)):
             start, end = rendered.spans[number] if number < len(rendered.spans) else (0, 0)
             same_context = np.array_equal(rendered.token_ids[:start], prompt)
             span = rendered.token_ids[start:end]
-            self.tokens_differing += _differing(span, trace.sampled_ids)
+            self.tokens_differing += _count_differing(span, trace.sampled_ids)
             self.tokens += len(trace.sampled_ids)
             differing += not (same_context and np.array_equal(span, trace.sampled_ids))
         self.turns += len(traces)
@@ -193,8 +214,8 @@ class Mismatch:
         }
 
 
-def _differing(rendered: Ids, sampled: Ids) -> int:
-    """Sampled tokens that are not at their place in the rendered span."""
+def _count_differing(rendered: Ids, sampled: Ids) -> int:
+    """Returns the number of sampled tokens that are not at their place in the rendered span."""
     shorter = min(len(rendered), len(sampled))
     return len(sampled) - int(np.count_nonzero(rendered[:shorter] == sampled[:shorter]))
 
@@ -208,21 +229,22 @@ def retokenized_rows(
     *,
     masks: bool = False,
 ) -> list[Row]:
-    """One row of the final messages, and its difference to what was really sampled counted into `mismatch`.
+    """Returns one row of the final messages, and counts its difference to what was really sampled into `mismatch`.
 
-    `masks`: where there is a difference, the row is not trained.
+    With `masks` a row with a difference is not trained.
     """
     if result is None or not traces:
         return []
     rendered = Rendered.of(result, renderer)
-    differs, mask = mismatch.add(rendered, traces), rendered.mask()
+    differs = mismatch.add(rendered, traces)
+    mask = rendered.mask()
     row = Row(
         trajectory_id=trajectory.trajectory_id,
         group_id=trajectory.group_id,
         token_ids=rendered.token_ids,
         loss_mask=mask,
         rollout_logprobs=None,
-        advantage=alike(trajectory.advantage or 0.0, mask),
+        advantage=fill_sampled(trajectory.advantage or 0.0, mask),
         weight_versions=np.full(np.count_nonzero(mask), traces[0].weight_versions[0], np.int32),
         trained=trajectory.trained and not (masks and differs),
     )

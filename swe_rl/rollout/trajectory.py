@@ -1,4 +1,4 @@
-"""One agent's attempt at one instance: its name, its order, and what became of it up to its reward."""
+"""Describes one agent's attempt at one instance: its name, its order, and what became of it up to its reward."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from swe_rl.gateway.session import SessionSettings
 
 
 class Status(StrEnum):
-    """What became of a trajectory; conf/rollout maps each to reward, training, baseline and retries."""
+    """The end of a trajectory; conf/rollout maps each status to reward, training, baseline and retries."""
 
     resolved = "resolved"
     unresolved = "unresolved"
@@ -23,20 +23,26 @@ class Status(StrEnum):
     agent_timeout = "agent_timeout"
     format_errors = "format_errors"
     agent_crashed = "agent_crashed"
+    request_refused = "request_refused"
     infra_error = "infra_error"
     grade_error = "grade_error"
     engine_error = "engine_error"
 
 
-OUR_WORDS = frozenset({"error"})  # keys of a record that no agent wrote
-EVALUATION = "eval-"  # in front of the split, in the names of an evaluation's trajectories
+# No agent wrote these keys of a record.
+OUR_WORDS = frozenset({"error"})
+# It stands in front of the split, in the names of an evaluation's trajectories.
+EVALUATION = "eval-"
+# Fields that release 0.5 wrote into each trajectory and each turn. Its files are read without them.
+_FORMER = frozenset({"prefix", "prefix_sampled_tokens", "prefix_tokens", "prefix_dropped"})
+_FORMER_OF_TURN = frozenset({"replayed"})
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryId:
-    """Written `{split}.{step}.{instance_id}.{sample}.{attempt}`: so are its session, its traces and its sandbox named.
+    """The name of a trajectory, written `{split}.{step}.{instance_id}.{sample}.{attempt}`.
 
-    An evaluation after step k is of step k.
+    Its session, its traces and its sandbox have the same name. An evaluation after step k is of step k.
     """
 
     split: str
@@ -47,7 +53,10 @@ class TrajectoryId:
 
     @classmethod
     def parse(cls, name: str, splits: Collection[str] = ()) -> "TrajectoryId | None":
-        """None for a session of somebody else's. `splits`: those of the run, as `v1.0` has dots and numbers, too."""
+        """Returns the name; None for a session of somebody else's.
+
+        `splits` are those of the run, as `v1.0` has dots and numbers, too.
+        """
         known = "".join(f"{re.escape(split)}|" for split in sorted(splits, key=len, reverse=True))
         parts = re.fullmatch(rf"({known}.+?)\.([0-9]+)\.(.+)\.([0-9]+)\.([0-9]+)", name, re.DOTALL)
         return parts and cls(parts[1], int(parts[2]), parts[3], int(parts[4]), int(parts[5]))
@@ -64,38 +73,21 @@ class TrajectoryId:
         return self.split.startswith(EVALUATION)
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What the trajectories of a group begin with: `turns` of the trajectory `source`, what it sampled in each, and the
-    first tokens of its turn after them."""
-
-    source: str
-    turns: tuple[Turn, ...]
-    sampled_ids: tuple[tuple[int, ...], ...]
-    begun_ids: tuple[int, ...] = ()
-
-    @property
-    def sampled_tokens(self) -> int:
-        return self.tokens_through(len(self.turns)) + len(self.begun_ids)
-
-    def tokens_through(self, turns: int) -> int:
-        return sum(len(ids) for ids in self.sampled_ids[:turns])
-
-
 def _nobody_waits() -> None:
-    """For a place that is kept to the end."""
+    """Does nothing: it is for a place that is kept to the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to attempt, under which name and with which sampling. `acted` is called when the engines are done with it:
-    what is left is its grading."""
+    """An order: what to attempt, under which name and with which sampling.
+
+    `acted` is called when the engines are done with it: what is left is its grading.
+    """
 
     instance: Instance
     id: TrajectoryId
     settings: SessionSettings
     acted: Callable[[], None] = field(default=_nobody_waits, compare=False)
-    prefix: Prefix | None = None
 
     @property
     def trajectory_id(self) -> str:
@@ -104,7 +96,7 @@ class Order:
 
 @dataclass(slots=True)
 class Trajectory:
-    """As the run's files have it: `trajectory_id`, `group_id` and the five after them are those of a TrajectoryId."""
+    """A trajectory as the run's files have it. `trajectory_id`, `group_id` and the next five are a TrajectoryId's."""
 
     trajectory_id: str
     instance_id: str
@@ -122,47 +114,58 @@ class Trajectory:
     tests: dict[str, bool] = field(default_factory=dict)
     error: str | None = None
     num_calls: int = 0
-    prompt_tokens: int = 0  # of the first call
+    # These are the tokens of the first call's prompt.
+    prompt_tokens: int = 0
     sampled_tokens: int = 0
-    response_tokens: int = 0  # everything after the first prompt: sampled tokens and observations
+    # This counts everything after the first prompt: sampled tokens and observations.
+    response_tokens: int = 0
+    # A limit of their length cut these.
+    cut_replies: int = 0
+    # Its last reply was cut, and nothing in it was run.
+    ended_by_cut: bool = False
     prefix_breaks: int = 0
-    superseded_replies: int = 0  # in no row: the agent asked anew and went on from another one
+    # These are calls, by what was mended in them.
+    request_notes: dict[str, int] = field(default_factory=dict)
+    # These are in no row: the agent asked anew and went on from another one.
+    superseded_replies: int = 0
     superseded_tokens: int = 0
-    prefix: str = ""  # the trajectory of which it repeats the beginning
-    prefix_sampled_tokens: int = 0  # so many of what that one sampled; where it was dropped: so many can be repeated
-    prefix_tokens: int = 0  # of the response: repeated, observations too, and sampled by nobody here
-    prefix_dropped: str = ""  # why the beginning could not be repeated: this one began as any other
     advantage: float | None = None
-    charged_reward: float | None = None  # less penalties; of algo.advantage=gae alone
-    own_turn_rewards: list[float] = field(default_factory=list)  # by turn, from a reward of somebody's own
-    turn_rewards: list[float] = field(default_factory=list)  # by turn, those included; none: turns bring nothing
-    turn_advantages: list[float] = field(default_factory=list)  # by turn, to be added to `advantage`
-    times_s: dict[str, float] = field(default_factory=dict)  # boot, agent, waited, grade, queue, prefill, decode, ...
-    began_s: dict[str, float] = field(default_factory=dict)  # unix seconds: boot, agent, grade; and the end of all
-    cheating: dict[str, int] = field(default_factory=dict)  # tricks that were tried, by kind
-    findings: list[str] = field(default_factory=list)  # of the grading: forged output, tests that did not end, ...
-    grade_log: str = ""  # its last lines, where the patch did not resolve the instance
-
-    @property
-    def beginning(self) -> tuple[str, int]:
-        """Trajectories of a group are compared where this is the same."""
-        return ("", 0) if self.prefix_dropped or not self.prefix else (self.prefix, self.prefix_sampled_tokens)
-
-    @property
-    def own_turns(self) -> list[Turn]:
-        """Without those that it repeats."""
-        return [turn for turn in self.turns if not turn.replayed]
+    # This is less penalties; algo.advantage=gae alone has it.
+    charged_reward: float | None = None
+    # These are by turn, from a reward of somebody's own.
+    own_turn_rewards: list[float] = field(default_factory=list)
+    # These are by turn, those included; none: turns bring nothing.
+    turn_rewards: list[float] = field(default_factory=list)
+    # These are by turn, to be added to `advantage`.
+    turn_advantages: list[float] = field(default_factory=list)
+    # The keys are boot, agent, waited, grade, queue, prefill, decode, ...
+    times_s: dict[str, float] = field(default_factory=dict)
+    # These are unix seconds: boot, agent, grade; and the end of all.
+    began_s: dict[str, float] = field(default_factory=dict)
+    # These tricks were tried, by kind.
+    cheating: dict[str, int] = field(default_factory=dict)
+    # The grading found these: forged output, tests that did not end, ...
+    findings: list[str] = field(default_factory=list)
+    # These are its last lines, where the patch did not resolve the instance.
+    grade_log: str = ""
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Trajectory":
-        """What `to_record` wrote. Raises TypeError, ValueError or KeyError for anything else."""
-        turns = [Turn(**turn) for turn in record["turns"]]
-        return cls(**(dict(record) | {"status": Status(record["status"]), "turns": turns}))
+        """Returns what `to_record` wrote, also in release 0.5. Raises TypeError, ValueError or KeyError for anything
+        else.
+        """
+        turns = [Turn(**_drop_keys(turn, _FORMER_OF_TURN)) for turn in record["turns"]]
+        values = _drop_keys(record, _FORMER) | {"status": Status(record["status"]), "turns": turns}
+        return cls(**values)
+
+
+def _drop_keys(record: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in keys}
 
 
 def cheating_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Tricks that were tried, by kind in alphabetical order."""
+    """Returns the tricks that were tried, by kind in alphabetical order."""
     return dict(sorted(sum((Counter(trajectory.cheating) for trajectory in trajectories), Counter()).items()))

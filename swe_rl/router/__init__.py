@@ -1,1 +1,1 @@
-"""Which engine, and when: a pure policy core."""
+"""The router decides which engine answers a request, and when. It is a policy without clock or I/O."""

@@ -1,7 +1,8 @@
-"""A static cap: each engine serves at most so many programs, whole ones; the others wait, first come, first served.
+"""This router has a static cap: each engine serves at most `max_programs` whole programs. The others wait, first come,
+first served.
 
 Invariants:
-- An admitted program keeps its place and its engine until it is released, or until its engine is lost or drained; then
+- An admitted program keeps its place and its engine until it is released, or until its engine is lost or drained. Then
   it waits again, before those that never began.
 - More than `max_programs` are admitted only by requests that waited `max_hold_s`.
 - Counts of programs end at zero.
@@ -31,16 +32,20 @@ from swe_rl.router.core import (
 class Waiting:
     since_s: float
     requests: dict[str, None] = field(default_factory=dict)
-    released: bool = False  # its requests are let go in their turn, but it takes no place
+    # A released program's requests are let go in their turn, but it takes no place.
+    released: bool = False
 
 
 @dataclass(slots=True)
 class CapState:
-    programs_on: dict[str, int]  # of open engines
+    # Only open engines are counted here.
+    programs_on: dict[str, int]
     engine_of: dict[str, str] = field(default_factory=dict)
-    begun: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)  # were admitted before
+    # These programs were admitted before, so they go first.
+    begun: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
     new: OrderedDict[str, Waiting] = field(default_factory=OrderedDict)
-    lost: set[str] = field(default_factory=set)  # admitted on an engine that is gone, and not waiting yet
+    # These programs were admitted on an engine that is gone, and are not waiting yet.
+    lost: set[str] = field(default_factory=set)
     log: DecisionLog = field(default_factory=DecisionLog)
 
     @property
@@ -57,7 +62,7 @@ class CapPolicy:
     name = "cap"
 
     def __init__(self, max_programs: int, max_hold_s: float, tick_s: float) -> None:
-        """`max_programs`: an engine's."""
+        """Takes the cap of one engine as `max_programs`."""
         self.max_programs = max_programs
         self.max_hold_s = max_hold_s
         self.tick_s: float | None = tick_s
@@ -70,7 +75,7 @@ class CapPolicy:
             case RequestArrived(program_id, request_id):
                 if program_id in state.engine_of:
                     engine = state.engine_of[program_id]
-                    return [_place(state, program_id, request_id, engine, "admitted", now_s)]
+                    return [_place_request(state, program_id, request_id, engine, "admitted", now_s)]
                 queue = state.begun if program_id in state.lost else state.new
                 waiting = state.begun.get(program_id) or queue.setdefault(program_id, Waiting(now_s))
                 waiting.requests[request_id] = None
@@ -78,9 +83,9 @@ class CapPolicy:
             case RequestFinished(program_id, request_id):
                 _give_up(state, program_id, request_id)
             case ProgramReleased(program_id):
-                _release(state, program_id)
+                _release_program(state, program_id)
             case EngineLost(engine) | EngineDrained(engine):
-                _close(state, engine)
+                _close_engine(state, engine)
             case EngineAdded(engine):
                 state.programs_on.setdefault(engine, 0)
         return self._admit(state, now_s)
@@ -89,9 +94,11 @@ class CapPolicy:
         actions: list[Action] = []
         while state.waiting and state.programs_on:
             engine = min(state.programs_on, key=lambda name: state.programs_on[name])
-            queue, reason = state.begun or state.new, "a place is free"
+            queue = state.begun or state.new
+            reason = "a place is free"
             if state.programs_on[engine] >= self.max_programs:
-                overdue, reason = self._overdue(state, now_s), OVERDUE
+                overdue = self._overdue(state, now_s)
+                reason = OVERDUE
                 if overdue is None:
                     break
                 queue = overdue
@@ -100,7 +107,9 @@ class CapPolicy:
             if not waiting.released:
                 state.engine_of[program_id] = engine
                 state.programs_on[engine] += 1
-            actions += [_place(state, program_id, request, engine, reason, now_s) for request in waiting.requests]
+            actions += [
+                _place_request(state, program_id, request, engine, reason, now_s) for request in waiting.requests
+            ]
         return actions
 
     def _overdue(self, state: CapState, now_s: float) -> OrderedDict[str, Waiting] | None:
@@ -111,13 +120,13 @@ class CapPolicy:
         return None
 
 
-def _place(state: CapState, program_id: str, request_id: str, engine: str, reason: str, now_s: float) -> Place:
+def _place_request(state: CapState, program_id: str, request_id: str, engine: str, reason: str, now_s: float) -> Place:
     state.log.add(Decision(now_s, "", program_id, "place", engine, reason, held=state.waiting))
     return Place(request_id, engine, reason)
 
 
 def _give_up(state: CapState, program_id: str, request_id: str) -> None:
-    """Of a request that is held; one that runs keeps its program's place."""
+    """Removes a held request. One that runs keeps its program's place."""
     for queue in (state.begun, state.new):
         waiting = queue.get(program_id)
         if waiting is not None and request_id in waiting.requests:
@@ -128,8 +137,8 @@ def _give_up(state: CapState, program_id: str, request_id: str) -> None:
                     state.lost.add(program_id)
 
 
-def _release(state: CapState, program_id: str) -> None:
-    """Its held requests are still answered: nobody else would tell their owners."""
+def _release_program(state: CapState, program_id: str) -> None:
+    """Frees the program's place. Its held requests are still answered: nobody else would tell their owners."""
     state.lost.discard(program_id)
     for queue in (state.begun, state.new):
         if program_id in queue:
@@ -139,7 +148,7 @@ def _release(state: CapState, program_id: str) -> None:
         state.programs_on[engine] -= 1
 
 
-def _close(state: CapState, engine: str) -> None:
+def _close_engine(state: CapState, engine: str) -> None:
     if state.programs_on.pop(engine, None) is not None:
         gone = [program for program, where in state.engine_of.items() if where == engine]
         state.lost.update(gone)

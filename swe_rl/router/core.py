@@ -1,4 +1,4 @@
-"""The pure core of a router: (state, event, now) -> actions.
+"""This module is the core of every router: (state, event, now) -> actions.
 
 Invariants:
 - A policy has no clock, no I/O and no randomness of its own; equal events at equal times give equal actions. The
@@ -6,7 +6,7 @@ Invariants:
 - A request is answered by exactly one `Place`, at once or at a later event; until then it is held.
 - All that a policy remembers is in its `state`; `step` updates it in place.
 - A policy ignores events that mean nothing to it, and ids that it does not know.
-- Bounded: the log keeps the latest `LIMIT` decisions and counts all of them by kind and reason.
+- The log is bounded: it keeps the latest `LIMIT` decisions, and counts all of them by kind and reason.
 """
 
 from abc import abstractmethod
@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
+# Status pages show the latest decisions. A long run makes too many to keep them all.
 LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`load_tokens` and `capacity_tokens` are the engine's before the decision, `tokens` the program's; `held`: the
-    programs that wait. All 0 where a router does not keep them."""
+    """Records a decision of a router, as status pages show it. `load_tokens` and `capacity_tokens` are the engine's
+    before the decision, `tokens` are the program's, and `held` is the number of programs that wait. All are 0 if a
+    router does not keep them."""
 
     now_s: float
     event: str
@@ -46,7 +48,7 @@ class DecisionLog:
         self.counts[decision.decision, decision.reason] += 1
 
     def latest(self) -> list[Decision]:
-        """Oldest first."""
+        """Returns the latest decisions, oldest first."""
         return list(self._latest)
 
     def snapshot(self) -> dict[str, object]:
@@ -56,7 +58,7 @@ class DecisionLog:
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """A program wants a completion. `group_id`: programs of one group begin with the same prompt."""
+    """A program wants a completion. Programs of one `group_id` begin with the same prompt."""
 
     program_id: str
     request_id: str
@@ -67,8 +69,9 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """It was answered, failed or was given up, held or running; its program acts now. `context_tokens`: its prompt and
-    what was sampled. `cached_tokens`: of its prompt, found in the engine's prefix cache; None: not known."""
+    """A request was answered, failed or was given up, held or running; its program acts now. `context_tokens` counts
+    its prompt and what was sampled. `cached_tokens` counts what of its prompt was in the engine's prefix cache; None if
+    that is not known."""
 
     program_id: str
     request_id: str
@@ -85,7 +88,8 @@ class ProgramReleased:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """`kv_used_tokens`: of running requests; `preemptions_total` only grows."""
+    """Describes an engine's load. `kv_used_tokens` belong to running requests; `preemptions_total` only grows.
+    `host_capacity_tokens` is the size of its tier in the host's memory; 0: it has none, or does not say so."""
 
     engine: str
     running: int
@@ -93,6 +97,7 @@ class EngineLoad:
     kv_used_tokens: int
     kv_capacity_tokens: int
     preemptions_total: int = 0
+    host_capacity_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +109,23 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """It died or cannot be reached: nothing it held is left. Its requests in flight still end with RequestFinished."""
+    """An engine died or cannot be reached: nothing it held is left. Its requests in flight still end with
+    RequestFinished."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDrained:
-    """What it serves ends there; nothing new goes to it until it is added again."""
+    """An engine gets nothing new until it is added again. What it serves ends there."""
 
     engine: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAdded:
-    """A new engine, a restarted one (empty), or one that was drained. `kv_capacity_tokens` 0: not known yet."""
+    """An engine is new, was restarted (so it is empty), or was drained before. If `kv_capacity_tokens` is 0, it is not
+    known yet."""
 
     engine: str
     kv_capacity_tokens: int = 0
@@ -126,27 +133,28 @@ class EngineAdded:
 
 @dataclass(frozen=True, slots=True)
 class SyncBegan:
-    """New weights are on their way to the engines. Nests: as many `SyncEnded` end it."""
+    """New weights are on their way to the engines. Syncs nest: as many `SyncEnded` end them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncEnded:
-    """`kv_kept`: the engines' prefix caches outlived it."""
+    """A sync ended. With `kv_kept`, the engines' prefix caches outlived it."""
 
     kv_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StepTail:
-    """`active`: no new program will come in this step; False, or the next `SyncBegan`, ends that."""
+    """The step is in its tail: with `active`, no new program will come in this step. False, or the next `SyncBegan`,
+    ends that."""
 
     active: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLeft:
-    """So many programs of a group have not ended, those that have not begun counted in; it is of use when none is left.
-    Of a group that nobody speaks of nothing is known."""
+    """So many programs of a group have not ended, those that have not begun included. The group is of use when none is
+    left. If a group has no such event, nothing is known of its programs."""
 
     group_id: str
     programs: int
@@ -167,12 +175,13 @@ Event = (
 )
 
 
-OVERDUE = "overdue"  # the reason of a placement: it was held for router.max_hold_s, whether or not there is room
+# A placement has this reason if it was held for router.max_hold_s, whether or not there is room.
+OVERDUE = "overdue"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """`reason` explains the choice; two placements that differ in it only are equal."""
+    """Sends a request to an engine. `reason` explains the choice; two placements that differ only in it are equal."""
 
     request_id: str
     engine: str
@@ -185,24 +194,26 @@ State = TypeVar("State")
 
 
 class Policy(Protocol[State]):
-    """`state` may have a method `snapshot()` of plain values, which status pages show."""
+    """Defines a router's rules. `state` may have a method `snapshot()` that returns plain values, which status pages
+    show."""
 
     name: str
     tick_s: float | None  # None: no ticks
 
     @abstractmethod
     def initial(self, engines: Sequence[str]) -> State:
-        """What it will remember, at first; `engines`: the names of those that serve."""
+        """Returns the state at first. `engines` are the names of those that serve."""
         ...
 
     @abstractmethod
     def step(self, state: State, event: Event, now_s: float) -> list[Action]:
-        """Changes `state` in place. `now_s`: seconds of a clock that only goes forward."""
+        """Changes `state` in place and returns the placements. `now_s` are seconds of a clock that only goes
+        forward."""
         ...
 
 
 class Router:
-    """A policy with its state. Not thread-safe: one owner feeds it events in order."""
+    """Runs a policy with its state. It is not thread-safe: one owner feeds it events in order."""
 
     def __init__(self, policy: Policy[State], engines: Sequence[str]) -> None:
         self.name = policy.name
@@ -216,5 +227,6 @@ class Router:
         return self._step(event, now_s)
 
     def snapshot(self) -> dict[str, object]:
-        """Plain values (for JSON): the engines' ledgers, the programs and the latest decisions, where kept."""
+        """Returns plain values (for JSON): the engines' ledgers, the programs and the latest decisions, if the policy
+        keeps them."""
         return {"router": self.name, **self._snapshot()}

@@ -1,4 +1,5 @@
-"""Sticky, least programs: a program stays on the engine that it was first placed on, so its prefix stays cached.
+"""This router is sticky and takes the engine with the fewest programs: a program stays on the engine that it was first
+placed on, so its prefix stays cached.
 
 Invariants:
 - Every known program sits on one engine until it is released or its engine is gone; counts are never negative.
@@ -25,7 +26,8 @@ from swe_rl.router.core import (
 class DefaultState:
     programs_per_engine: dict[str, int]
     engine_of: dict[str, str] = field(default_factory=dict)
-    held: dict[str, str] = field(default_factory=dict)  # request -> program, while there is no engine
+    # Maps a request to its program, while there is no engine.
+    held: dict[str, str] = field(default_factory=dict)
 
     def snapshot(self) -> dict[str, object]:
         engines = [{"engine": engine, "programs": number} for engine, number in self.programs_per_engine.items()]
@@ -62,11 +64,12 @@ class DefaultPolicy:
     def _place_held(self, state: DefaultState) -> list[Action]:
         if not state.programs_per_engine:
             return []
-        held, state.held = state.held, {}
+        held = state.held
+        state.held = {}
         return [Place(request_id, *self._engine(state, program_id)) for request_id, program_id in held.items()]
 
     def _engine(self, state: DefaultState, program_id: str) -> tuple[str, str]:
-        """And why."""
+        """Returns the program's engine, and the reason that `GET /router/state` shows for it."""
         if program_id in state.engine_of:
             return state.engine_of[program_id], "stays"
         counts = state.programs_per_engine

@@ -1,7 +1,7 @@
-"""A router's policy that somebody else wrote, held to what the gateway relies on.
+"""This module holds a policy that a user wrote to what the gateway relies on.
 
 Invariants:
-- Each action places a request that waits, once, on an engine that serves; anything else is an ExtensionFailure, as is
+- Each action places a request that waits, once, on an engine that serves. Anything else is an ExtensionFailure, as is
   whatever the policy raises. Its message names the policy.
 - After a failure every further request is told the same, and those that wait are let go: none waits for ever.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, failure, within
+from swe_rl.extension.make import ExtensionFailure, describe_failure, limit_time
 from swe_rl.router.core import (
     Action,
     EngineAdded,
@@ -24,12 +24,13 @@ from swe_rl.router.core import (
     RequestFinished,
 )
 
-_LONGEST_S = 10.0  # for which one event may keep everybody else waiting
+# The event loop stands still during an event, so all calls of all agents wait for it.
+_LONGEST_S = 10.0
 
 
 @dataclass(slots=True)
 class ForeignState:
-    """`inner` is the policy's own. `waiting`: requests that it has to place."""
+    """Wraps the policy's own state, `inner`. `waiting` has the requests that it has to place."""
 
     inner: Any
     engines: dict[str, None]
@@ -50,16 +51,17 @@ class ForeignPolicy:
         self._limit_s = limit_s
 
     def initial(self, engines: Sequence[str]) -> ForeignState:
-        """Raises ExtensionFailure."""
+        """Returns the wrapped state. Raises ExtensionFailure."""
         try:
-            with within(self._limit_s):
+            with limit_time(self._limit_s):
                 inner: object = self._policy.initial(engines)
             return ForeignState(inner, dict.fromkeys(engines))
         except Exception as error:
-            raise ExtensionFailure(failure(self._maker, "initial", error)) from error
+            raise ExtensionFailure(describe_failure(self._maker, "initial", error)) from error
 
     def step(self, state: ForeignState, event: Event, now_s: float) -> list[Action]:
-        """Raises ExtensionFailure for a request that arrives; those that wait are placed anywhere."""
+        """Returns the policy's placements. After a failure it places the requests that wait anywhere, and raises
+        ExtensionFailure for a request that arrives."""
         match event:
             case RequestArrived(request_id=name):
                 state.waiting[name] = None
@@ -81,16 +83,16 @@ class ForeignPolicy:
         return actions
 
     def _actions(self, state: ForeignState, event: Event, now_s: float) -> list[Action]:
-        """None, and `failed`, where they are wrong."""
+        """Returns the policy's actions. If they are wrong, it returns none and sets `failed`."""
         try:
-            with within(self._limit_s):
+            with limit_time(self._limit_s):
                 actions = list(self._policy.step(state.inner, event, now_s))
         except Exception as error:
-            state.failed = failure(self._maker, "step", error)
+            state.failed = describe_failure(self._maker, "step", error)
             return []
         placed: set[str] = set()
         for action in actions:
-            wrong = _wrong(action, state, placed)
+            wrong = _describe_wrong(action, state, placed)
             if wrong:
                 state.failed = f"{self._maker}: its method step {wrong}, on {type(event).__name__}"
                 return []
@@ -98,7 +100,7 @@ class ForeignPolicy:
         return actions
 
 
-def _wrong(action: object, state: ForeignState, placed: set[str]) -> str:
+def _describe_wrong(action: object, state: ForeignState, placed: set[str]) -> str:
     if not isinstance(action, Place):
         return f"must return swe_rl.api.Place objects, not {action!r:.80}"
     if action.engine not in state.engines:

@@ -1,4 +1,4 @@
-"""Who gives way: admitted programs whose tool runs, so that what runs fits.
+"""This module decides which programs give way, so that what runs fits: admitted programs whose tool runs.
 
 Invariants:
 - Only acting programs are paused, none within `min_stay_s` of its admission and none at the tail of a step.
@@ -12,31 +12,32 @@ from swe_rl.router.engine_book import EngineBook
 from swe_rl.router.programs import Program
 from swe_rl.router.tr_state import TrState
 
-_LOOK = 32  # longest idle programs that are considered at once
+# A plan considers so many programs at once, the longest idle ones. More would cost time at each event.
+_LOOK = 32
 
 
-def pause(state: TrState, program: Program, book: EngineBook, reason: str) -> None:
+def pause_program(state: TrState, program: Program, book: EngineBook, reason: str) -> None:
     state.note("pause", program, book, reason)
     program.pauses += 1
     state.unbind(program)
 
 
-def relieve(state: TrState, book: EngineBook, excess_tokens: float, reason: str, idle_s: float = 0.0) -> bool:
-    """Pauses programs that were idle for at least `idle_s` so that the load falls by `excess_tokens`; False: not
-    possible, nothing was done."""
+def relieve_engine(state: TrState, book: EngineBook, excess_tokens: float, reason: str, idle_s: float = 0.0) -> bool:
+    """Pauses programs that were idle for at least `idle_s`, so that the load falls by `excess_tokens`. Returns False if
+    that is not possible, and then changes nothing."""
     if excess_tokens <= 0:
         return True
     if state.in_tail():
         return False
-    victims = plan(state, book, excess_tokens, idle_s)
+    victims = plan_pauses(state, book, excess_tokens, idle_s)
     for program in victims:
-        pause(state, program, book, reason)
+        pause_program(state, program, book, reason)
     return bool(victims)
 
 
-def plan(state: TrState, book: EngineBook, excess_tokens: float, idle_s: float = 0.0) -> list[Program]:
-    """Empty: there is no plan that reaches the target. First those whose prefix is gone or whose lease is over, longest
-    idle first; then whoever loses the fewest tokens."""
+def plan_pauses(state: TrState, book: EngineBook, excess_tokens: float, idle_s: float = 0.0) -> list[Program]:
+    """Chooses programs whose pause frees `excess_tokens`: first those whose prefix is gone or whose lease is over,
+    longest idle first, then those that lose the fewest tokens. Returns an empty list if no plan reaches the target."""
     settings = state.settings
     free: list[tuple[Program, float]] = []
     costly: list[tuple[Program, float]] = []
@@ -46,25 +47,26 @@ def plan(state: TrState, book: EngineBook, excess_tokens: float, idle_s: float =
             break
         if state.now_s - program.admitted_s < settings.min_stay_s:
             continue
-        worth = _worth(state, program)
+        worth = _pause_gain(state, program)
         if worth > 0:
-            lost = idle >= settings.lease_s or not book.cache.resident_tokens(program.program_id)
+            lost = idle >= state.lease_s(book) or not book.cache.resident_tokens(program.program_id)
             (free if lost else costly).append((program, worth))
     chosen: list[tuple[Program, float]] = []
     left = excess_tokens
     while left > 0 and (free or costly):
-        picked = free.pop(0) if free else _cheapest(costly, left)
+        picked = free.pop(0) if free else _take_cheapest(costly, left)
         chosen.append(picked)
         left -= picked[1]
     return _without_needless(chosen, excess_tokens) if left <= 0 else []
 
 
-def _cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program, float]:
-    """The smallest that is enough alone, else the largest."""
+def _take_cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program, float]:
+    """Takes out the smallest candidate that is enough alone, else the largest."""
     enough = [candidate for candidate in costly if candidate[1] >= left]
-    picked = (
-        min(enough, key=lambda candidate: candidate[1]) if enough else max(costly, key=lambda candidate: candidate[1])
-    )
+    if enough:
+        picked = min(enough, key=lambda candidate: candidate[1])
+    else:
+        picked = max(costly, key=lambda candidate: candidate[1])
     costly.remove(picked)
     return picked
 
@@ -72,7 +74,8 @@ def _cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program
 def _without_needless(chosen: list[tuple[Program, float]], excess_tokens: float) -> list[Program]:
     spare = sum(worth for _, worth in chosen) - excess_tokens
     kept = []
-    for program, worth in reversed(chosen):  # the dearest were chosen last
+    # The dearest programs were chosen last, so they are left out first.
+    for program, worth in reversed(chosen):
         if worth <= spare:
             spare -= worth
         else:
@@ -80,8 +83,8 @@ def _without_needless(chosen: list[tuple[Program, float]], excess_tokens: float)
     return kept[::-1]
 
 
-def _worth(state: TrState, program: Program) -> float:
-    """By how much the load falls when it is paused."""
+def _pause_gain(state: TrState, program: Program) -> float:
+    """Returns by how much the load falls when the program is paused."""
     if program.acting is None or program.engine is None:
         return 0.0
     return state.books[program.engine].account.worth_tokens(program.acting, state.now_s)

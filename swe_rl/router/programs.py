@@ -1,14 +1,14 @@
-"""What a program-aware router remembers of programs, their requests and their groups.
+"""This module has what a program-aware router remembers of programs, their requests and their groups.
 
 Invariants:
 - A program is admitted (to an engine, where its tokens are charged) or not; while it is not, its requests are held.
 - An admitted program is charged for each running request, or once as acting when none runs.
 - A released program is remembered until its last request is finished.
 - A program waits in one queue at most.
-- Within a queue who had fewest turns goes first (where groups flow, siblings that have not ended count as turns, too),
-  but a turn counts less the longer its program has waited: the key
-  `turns + rate * arrival` orders two programs the same way at all times, so a heap keeps it, and no program is
-  overtaken by ones that came `turns / rate` later.
+- Within a queue the program with the fewest turns goes first (where groups flow, siblings that have not ended count as
+  turns, too), but a turn counts less the longer its program has waited: the key `turns + rate * arrival` orders two
+  programs the same way at all times, so a heap keeps it, and no program is overtaken by ones that came `turns / rate`
+  later.
 """
 
 import heapq
@@ -18,22 +18,25 @@ from dataclasses import dataclass, field
 
 from swe_rl.router.ledger import Charge
 
+# The median of so many prompts is steady, and follows a change of the agent's prompt soon.
 _PROMPTS_KEPT = 15
-_SLACK = 64  # stale entries that are not worth a sweep
+# So few stale entries are not worth a sweep.
+_SLACK = 64
 
 
 class AgeingQueue:
-    """Logarithmic time an operation."""
+    """Orders waiting programs by turns and waiting time. Each operation takes logarithmic time."""
 
     def __init__(self, ageing_turns_per_s: float) -> None:
         self._rate = ageing_turns_per_s
         self._heap: list[tuple[float, int, str]] = []
         self._number_of: dict[str, int] = {}
         self._pushed = 0
-        self.refused: str | None = None  # the head for which there was no room, for the queue's owner
+        # There was no room for this head of the queue. The queue's owner sets it.
+        self.refused: str | None = None
 
     def push(self, program_id: str, turns: float, arrived_s: float) -> None:
-        """A program that is in already moves to its new place."""
+        """Puts a program in. A program that is in already moves to its new place."""
         self._pushed += 1
         self._number_of[program_id] = self._pushed
         heapq.heappush(self._heap, (turns + self._rate * arrived_s, self._pushed, program_id))
@@ -64,7 +67,8 @@ class AgeingQueue:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """`prefix_tokens`: the shortest first prompt of its programs, which they all begin with."""
+    """Programs that begin with the same prompt. `prefix_tokens` is the length of the shortest first prompt among
+    them."""
 
     prefix_tokens: int
     programs: int = 0
@@ -72,7 +76,8 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class ProgramRequest:
-    """`charge` None: held, or its engine was lost. `engine` None: held."""
+    """Describes a request of a program. Its `engine` is None while it is held. Its `charge` is None while it is held,
+    or if its engine was lost."""
 
     request_id: str
     program: "Program"
@@ -85,8 +90,8 @@ class ProgramRequest:
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """`engine`: where it is admitted. `origin`: where it ran last. `context_tokens`: of its latest answered requests,
-    the largest where several ran at once."""
+    """Describes a program, admitted on `engine` or not. It ran last on `origin`. `context_tokens` is what its latest
+    answered request held, or the most if several ran at once."""
 
     program_id: str
     number: int
@@ -95,26 +100,34 @@ class Program:
     engine: str | None = None
     origin: str | None = None
     context_tokens: int = 0
-    size_tokens: int = 0  # of its latest prompt or context
-    turns: int = 0  # finished
+    # This is the size of its latest prompt or context.
+    size_tokens: int = 0
+    # Only finished turns count.
+    turns: int = 0
     pauses: int = 0
     running: dict[str, ProgramRequest] = field(default_factory=dict)
     held: dict[str, ProgramRequest] = field(default_factory=dict)
     acting: Charge | None = None
-    requests: int = 0  # arrived and not finished
+    # Counts requests that arrived and are not finished.
+    requests: int = 0
     idle_since_s: float = 0.0
     admitted_s: float = 0.0
     first_of_group: bool = True
-    overlap: bool = False  # several requests ran at once, not all of them are finished
+    # Several requests ran at once, and not all of them are finished.
+    overlap: bool = False
     released: bool = False
 
     @property
     def status(self) -> str:
         if self.held:
-            return "held" if self.turns or self.engine else "new"
+            if self.turns or self.engine:
+                return "held"
+            return "new"
         if self.running:
             return "reasoning"
-        return "acting" if self.engine is not None else "paused"
+        if self.engine is not None:
+            return "acting"
+        return "paused"
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -131,24 +144,25 @@ class Program:
 
 
 class CommonPrefix:
-    """How many tokens all programs begin with: the median of what the latest first prompts found in a cache, of one
-    program a group. Those that came to an empty cache, or found more by chance, do not move it."""
+    """Estimates how many tokens all programs begin with: the median of what the latest first prompts found in a cache,
+    with one program a group. Prompts that came to an empty cache, or found more by chance, do not move it."""
 
     def __init__(self) -> None:
         self._seen: deque[int] = deque(maxlen=_PROMPTS_KEPT)
         self.tokens = 0
 
     def observe(self, cached_tokens: int) -> bool:
-        """Whether that changed it."""
+        """Takes a new observation. Returns whether it changed the estimate."""
         self._seen.append(cached_tokens)
-        before, self.tokens = self.tokens, sorted(self._seen)[(len(self._seen) - 1) // 2]
+        before = self.tokens
+        self.tokens = sorted(self._seen)[(len(self._seen) - 1) // 2]
         return self.tokens != before
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A running mean over all programs: of answers' tokens, for what a request will add to its prompt; of programs'
-    growth from their first prompt to their end."""
+    """Keeps a running mean over all programs: of answers' tokens, for what a request will add to its prompt, or of
+    programs' growth from their first prompt to their end."""
 
     mean_tokens: float
     smoothing: float = 0.05

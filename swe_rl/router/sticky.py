@@ -1,4 +1,5 @@
-"""Sticky, least loaded: a program begins on the engine that has least to do at that moment, and stays there.
+"""This router is sticky and takes the engine with the least load: a program begins on the engine that has least to do
+at that moment, and stays there.
 
 Invariants:
 - A program changes its engine only when that one is lost or drained.
@@ -26,17 +27,19 @@ from swe_rl.router.core import (
 
 
 @dataclass(slots=True)
-class InFlight:
+class InFlightLoad:
     requests: int = 0
     tokens: int = 0
 
 
 @dataclass(slots=True)
 class StickyState:
-    engines: dict[str, InFlight]  # open ones and drained ones that still serve
+    # Has the open engines, and drained ones that still serve.
+    engines: dict[str, InFlightLoad]
     open: list[str]
     engine_of: dict[str, str] = field(default_factory=dict)
-    placed: dict[str, tuple[InFlight, int]] = field(default_factory=dict)  # request -> where, tokens
+    # Maps a request to its engine's load and its tokens.
+    placed: dict[str, tuple[InFlightLoad, int]] = field(default_factory=dict)
     held: dict[str, RequestArrived] = field(default_factory=dict)
     log: DecisionLog = field(default_factory=DecisionLog)
 
@@ -51,36 +54,41 @@ class StickyLeastLoadedPolicy:
     tick_s: float | None = None
 
     def initial(self, engines: Sequence[str]) -> StickyState:
-        return StickyState({name: InFlight() for name in engines}, list(engines))
+        return StickyState({name: InFlightLoad() for name in engines}, list(engines))
 
     def step(self, state: StickyState, event: Event, now_s: float) -> list[Action]:
         match event:
             case RequestArrived():
-                return [] if event.request_id in state.held else _place(state, event, now_s)
+                if event.request_id in state.held:
+                    return []
+                return _place_request(state, event, now_s)
             case RequestFinished(_, request_id):
-                _finish(state, request_id)
+                _finish_request(state, request_id)
             case ProgramReleased(program_id):
                 state.engine_of.pop(program_id, None)
             case EngineLost(engine):
-                state.engines[engine] = InFlight()  # what it served counts no more
-                _close(state, engine)
+                # What the lost engine served counts no more.
+                state.engines[engine] = InFlightLoad()
+                _close_engine(state, engine)
             case EngineDrained(engine):
-                _close(state, engine)
+                _close_engine(state, engine)
             case EngineAdded(engine):
-                return _open(state, engine, now_s)
+                return _open_engine(state, engine, now_s)
         return []
 
 
-def _place(state: StickyState, event: RequestArrived, now_s: float) -> list[Action]:
+def _place_request(state: StickyState, event: RequestArrived, now_s: float) -> list[Action]:
     if not state.open:
         state.held[event.request_id] = event
         return []
     engine = state.engine_of.get(event.program_id)
     reason = "stays"
     if engine is None:
-        engine, reason = min(state.open, key=lambda name: _load(state.engines[name])), "least loaded"
+        engine = min(state.open, key=lambda name: _load_key(state.engines[name]))
+        reason = "least loaded"
         state.engine_of[event.program_id] = engine
-    _finish(state, event.request_id)  # an id that is used again
+    # An id may be used again.
+    _finish_request(state, event.request_id)
     load = state.engines[engine]
     before_tokens = load.tokens
     load.requests += 1
@@ -92,11 +100,11 @@ def _place(state: StickyState, event: RequestArrived, now_s: float) -> list[Acti
     return [Place(event.request_id, engine, reason)]
 
 
-def _load(load: InFlight) -> tuple[int, int]:
+def _load_key(load: InFlightLoad) -> tuple[int, int]:
     return load.requests, load.tokens
 
 
-def _finish(state: StickyState, request_id: str) -> None:
+def _finish_request(state: StickyState, request_id: str) -> None:
     state.held.pop(request_id, None)
     load, tokens = state.placed.pop(request_id, (None, 0))
     if load is not None:
@@ -104,15 +112,16 @@ def _finish(state: StickyState, request_id: str) -> None:
         load.tokens -= tokens
 
 
-def _close(state: StickyState, engine: str) -> None:
+def _close_engine(state: StickyState, engine: str) -> None:
     if engine in state.open:
         state.open.remove(engine)
     state.engine_of = {program: where for program, where in state.engine_of.items() if where != engine}
 
 
-def _open(state: StickyState, engine: str, now_s: float) -> list[Action]:
-    state.engines.setdefault(engine, InFlight())
+def _open_engine(state: StickyState, engine: str, now_s: float) -> list[Action]:
+    state.engines.setdefault(engine, InFlightLoad())
     if engine not in state.open:
         state.open.append(engine)
-    held, state.held = state.held, {}
-    return [action for event in held.values() for action in _place(state, event, now_s)]
+    held = state.held
+    state.held = {}
+    return [action for event in held.values() for action in _place_request(state, event, now_s)]

@@ -1,4 +1,5 @@
-"""Program-aware: an engine serves no more programs than its cache can hold, and one keeps its cache while that pays.
+"""This router is program-aware: an engine serves no more programs than its cache can hold, and a program keeps its
+cache while that pays.
 
 Invariants:
 - Tokens are counted in ids and exactly; when every program is released and every request finished, all ledgers are 0.
@@ -31,7 +32,7 @@ from swe_rl.router.tr_settings import TrSettings
 from swe_rl.router.tr_state import TrState
 
 
-def lost(state: TrState, engine: str) -> None:
+def lose_engine(state: TrState, engine: str) -> None:
     book = state.books.get(engine)
     if book is None or not book.up:
         return
@@ -42,13 +43,13 @@ def lost(state: TrState, engine: str) -> None:
         if request.engine == engine and request.charge is not None:
             book.account.take_back(request.charge, state.now_s)
             request.charge = None
-            _end(state, request)
+            _end_request(state, request)
     book.up = book.draining = False
     _send_away(state, book)
 
 
-def _end(state: TrState, request: ProgramRequest) -> None:
-    """Nothing more is counted of it; its program may have moved on before."""
+def _end_request(state: TrState, request: ProgramRequest) -> None:
+    """Takes a request that ended with its engine off its program. The program may have moved on before."""
     program = request.program
     del program.running[request.request_id]
     program.overlap = bool(program.running)
@@ -57,7 +58,7 @@ def _end(state: TrState, request: ProgramRequest) -> None:
         state.rest(program)
 
 
-def drained(state: TrState, engine: str) -> None:
+def drain_engine(state: TrState, engine: str) -> None:
     book = state.books.get(engine)
     if book is None or not book.open:
         return
@@ -74,13 +75,15 @@ def _send_away(state: TrState, book: EngineBook) -> None:
         state.enqueue(state.programs[program_id])
 
 
-def added(state: TrState, event: EngineAdded) -> None:
+def add_engine(state: TrState, event: EngineAdded) -> None:
     book = state.books.get(event.engine) or state.add_book(event.engine)
-    book.up, book.draining = True, False
+    book.up = True
+    book.draining = False
     state.all_changed()
     book.capacity.report(event.kv_capacity_tokens)
 
 
+# Programs that ask nothing any more are looked for so often.
 _SWEEP_S = 60.0
 
 
@@ -101,24 +104,24 @@ class TrPolicy:
             state.all_changed()
         match event:
             case RequestArrived():
-                _arrived(state, event)
+                _take_arrival(state, event)
             case RequestFinished():
-                _finished(state, event)
+                _finish_request(state, event)
             case ProgramReleased(program_id):
-                _released(state, program_id)
+                _release_program(state, program_id)
             case Tick():
-                _ticked(state, event)
+                _take_tick(state, event)
             case EngineLost(engine):
-                lost(state, engine)
+                lose_engine(state, engine)
             case EngineDrained(engine):
-                drained(state, engine)
+                drain_engine(state, engine)
             case EngineAdded():
-                added(state, event)
+                add_engine(state, event)
             case SyncBegan():
                 state.clock.begin()
                 state.tail = False
             case SyncEnded(kv_kept):
-                _synced(state, kv_kept)
+                _end_sync(state, kv_kept)
             case StepTail(active):
                 state.tail = active
                 state.all_changed()
@@ -131,7 +134,7 @@ class TrPolicy:
         return list(state.actions)
 
 
-def _arrived(state: TrState, event: RequestArrived) -> None:
+def _take_arrival(state: TrState, event: RequestArrived) -> None:
     known = state.requests.get(event.request_id)
     if known is not None:
         state.note("ignore", known.program, None, "request id is in use")
@@ -147,23 +150,24 @@ def _arrived(state: TrState, event: RequestArrived) -> None:
         if _prefix_is_gone(state, program, book):
             state.note("unbind", program, book, "prefix is gone")
             state.unbind(program)
-        elif _continues(state, request, book):
+        elif _run_next_turn(state, request, book):
             return
         else:
-            pausing.pause(state, program, book, "no room for its next turn")
+            pausing.pause_program(state, program, book, "no room for its next turn")
     elif program.engine is not None and not program.running:
-        pausing.pause(state, program, state.books[program.engine], "sync")
+        pausing.pause_program(state, program, state.books[program.engine], "sync")
     state.hold(request)
 
 
 def _prefix_is_gone(state: TrState, program: Program, book: EngineBook) -> bool:
-    """Then it waits its turn as all others do, for any engine: nothing is lost by that, and whoever is further behind
-    goes first."""
+    """Tells whether the engine has nothing of the program left. Then it waits its turn as all others do, for any
+    engine: nothing is lost by that, and programs that are further behind go first."""
     return not (program.running or book.cache.resident_tokens(program.program_id) or state.in_tail())
 
 
-def _continues(state: TrState, request: ProgramRequest, book: EngineBook) -> bool:
-    """An admitted program's next turn runs if it fits, when idle programs are paused for it if need be."""
+def _run_next_turn(state: TrState, request: ProgramRequest, book: EngineBook) -> bool:
+    """Runs an admitted program's next turn if it fits, and pauses idle programs for it if need be. Returns whether it
+    runs."""
     program = request.program
     if program.running:
         state.run(request, book, "beside its other requests")
@@ -172,13 +176,13 @@ def _continues(state: TrState, request: ProgramRequest, book: EngineBook) -> boo
     need = book.account.need_tokens(state.reserve_tokens(request), program.group_id, state.prefix_tokens(program))
     excess = need - state.room_tokens(book, state.settings.pause_at)
     new_here = state.now_s - program.admitted_s < state.settings.min_stay_s
-    if new_here or state.in_tail() or not book.account.running or pausing.relieve(state, book, excess, "growth"):
+    if new_here or state.in_tail() or not book.account.running or pausing.relieve_engine(state, book, excess, "growth"):
         state.run(request, book, "continues")
         return True
     return False
 
 
-def _finished(state: TrState, event: RequestFinished) -> None:
+def _finish_request(state: TrState, event: RequestFinished) -> None:
     request = state.requests.pop(event.request_id, None)
     if request is None:
         return
@@ -188,18 +192,20 @@ def _finished(state: TrState, event: RequestFinished) -> None:
         state.unhold(request)
         state.note("drop", program, None, "given up while held")
     elif request.charge is not None:
-        _settle(state, request, event)
+        _settle_charge(state, request, event)
     if program.released and not program.requests:
         state.forget(program)
 
 
-def _settle(state: TrState, request: ProgramRequest, event: RequestFinished) -> None:
-    """Its reservation becomes what it really holds."""
-    program, book = request.program, state.books[request.engine or ""]
+def _settle_charge(state: TrState, request: ProgramRequest, event: RequestFinished) -> None:
+    """Replaces a finished request's reservation by what its program really holds."""
+    program = request.program
+    book = state.books[request.engine or ""]
     if request.charge is not None:
         book.account.take_back(request.charge, state.now_s)
     del program.running[request.request_id]
-    if event.context_tokens > request.prompt_tokens:  # else it failed
+    # Otherwise the request failed.
+    if event.context_tokens > request.prompt_tokens:
         state.answers.observe(event.context_tokens - request.prompt_tokens)
     if event.cached_tokens is not None:
         book.cache.observe(request.expected_cached_tokens, event.cached_tokens)
@@ -217,10 +223,10 @@ def _settle(state: TrState, request: ProgramRequest, event: RequestFinished) -> 
     book.cache.keep(program.program_id, idle_tokens)
     state.rest(program)
     state.squeeze(book)
-    pausing.relieve(state, book, -state.room_tokens(book, state.settings.pause_at), "overflow")
+    pausing.relieve_engine(state, book, -state.room_tokens(book, state.settings.pause_at), "overflow")
 
 
-def _released(state: TrState, program_id: str) -> None:
+def _release_program(state: TrState, program_id: str) -> None:
     program = state.programs.get(program_id)
     if program is not None:
         program.released = True
@@ -228,7 +234,7 @@ def _released(state: TrState, program_id: str) -> None:
             state.forget(program)
 
 
-def _ticked(state: TrState, event: Tick) -> None:
+def _take_tick(state: TrState, event: Tick) -> None:
     state.all_changed()
     for load in event.loads:
         book = state.books.get(load.engine)
@@ -237,7 +243,7 @@ def _ticked(state: TrState, event: Tick) -> None:
             book.capacity.observe(load, expected)
             state.squeeze(book)
             excess = -state.room_tokens(book, state.settings.pause_at)
-            pausing.relieve(state, book, excess, "overflow")
+            pausing.relieve_engine(state, book, excess, "overflow")
     if state.now_s - state.swept_s >= _SWEEP_S:
         state.swept_s = state.now_s
         _forget_silent(state)
@@ -250,7 +256,7 @@ def _forget_silent(state: TrState) -> None:
             state.forget(program)
 
 
-def _synced(state: TrState, kv_kept: bool) -> None:
+def _end_sync(state: TrState, kv_kept: bool) -> None:
     kv_lost = state.clock.end(kv_kept)
     state.now_s = state.clock.now_s
     state.all_changed()

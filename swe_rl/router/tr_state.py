@@ -1,4 +1,4 @@
-"""What the program-aware router remembers, and the elementary changes to it.
+"""This module has what the program-aware router remembers, and the elementary changes to it.
 
 Invariants:
 - Every charge in an engine's account belongs to one program that is admitted there, or one of its running requests.
@@ -15,8 +15,8 @@ from swe_rl.router.programs import AgeingQueue, CommonPrefix, Group, Program, Pr
 from swe_rl.router.tr_settings import TrSettings
 
 
-# A clock that stands still during weight syncs, so that no hold, lease or deadline runs while nothing can move.
-# - Never goes back. Syncs nest; an end without a beginning is ignored.
+# The clock stands still during weight syncs, so that no hold, lease or deadline runs while nothing can move. It never
+# goes back. Syncs nest; an end without a beginning is ignored.
 class SyncClock:
     def __init__(self) -> None:
         self.wall_s = 0.0
@@ -33,15 +33,17 @@ class SyncClock:
     def set(self, wall_s: float) -> None:
         self.wall_s = max(self.wall_s, wall_s)
         if not self._depth:
-            self.now_s = max(self.now_s, self.wall_s - self._total_s)  # rounding must not turn it back
+            # Rounding must not turn the clock back.
+            self.now_s = max(self.now_s, self.wall_s - self._total_s)
 
     def begin(self) -> None:
         if not self._depth:
-            self._began_s, self._kv_lost = self.wall_s, False
+            self._began_s = self.wall_s
+            self._kv_lost = False
         self._depth += 1
 
     def end(self, kv_kept: bool) -> bool:
-        """Whether this ended the outermost sync, and what the engines had cached is lost."""
+        """Ends a sync. Returns whether it was the outermost one and what the engines had cached is lost."""
         if not self._depth:
             return False
         self._kv_lost |= not kv_kept
@@ -52,7 +54,9 @@ class SyncClock:
         return self._kv_lost
 
 
-_FIRST_ANSWER_TOKENS = 128  # before any was seen
+# An answer is expected to be so long before any was seen.
+_FIRST_ANSWER_TOKENS = 128
+# A program is expected to grow by so much before any was seen.
 _FIRST_GROWTH_TOKENS = 4096
 
 
@@ -65,16 +69,20 @@ class TrState:
         self.groups: dict[str, Group] = {}
         self.cold = AgeingQueue(settings.ageing_turns_per_s)
         self.new = AgeingQueue(settings.ageing_turns_per_s)
-        self.held: OrderedDict[str, ProgramRequest] = OrderedDict()  # longest held first
+        # The request that was held longest comes first.
+        self.held: OrderedDict[str, ProgramRequest] = OrderedDict()
         self.answers = Running(_FIRST_ANSWER_TOKENS)
         self.growth = Running(_FIRST_GROWTH_TOKENS)
         self.common = CommonPrefix()
         self.log = DecisionLog()
         self.actions: list[Place] = []
         self.tail = False
-        self.left_of_group: dict[str, int] = {}  # programs that have not ended, where groups flow
-        self.demand_tokens = 0  # of all programs
-        self.changed: dict[str, EngineBook] = {}  # where there may be more room than at the last attempt
+        # Where groups flow, so many programs of a group have not ended.
+        self.left_of_group: dict[str, int] = {}
+        # Sums the sizes of all programs.
+        self.demand_tokens = 0
+        # These engines may have more room than at the last attempt.
+        self.changed: dict[str, EngineBook] = {}
         self.now_s = 0.0
         self.stagger_since_s: float | None = None
         self.swept_s = 0.0
@@ -87,7 +95,9 @@ class TrState:
 
     def begin(self, event: str, now_s: float) -> None:
         self.clock.set(now_s)
-        self._event, self.now_s, self.actions = event, self.clock.now_s, []
+        self._event = event
+        self.now_s = self.clock.now_s
+        self.actions = []
 
     # --- engines
 
@@ -104,8 +114,12 @@ class TrState:
         self.asked_all_s = self.now_s
 
     def in_tail(self) -> bool:
-        """No program will come any more, and all that are there fit."""
+        """Tells whether no program will come any more, and all that are there fit."""
         return self.tail and self.demand_tokens <= sum(book.capacity.tokens for book in self.open_books())
+
+    def lease_s(self, book: EngineBook) -> float:
+        """Returns how long an idle program keeps its place: about as long as new prompts take to fill the tier."""
+        return self.settings.lease_s * book.capacity.stretch
 
     def load_tokens(self, book: EngineBook) -> float:
         return book.account.load_tokens(self.now_s)
@@ -126,7 +140,7 @@ class TrState:
                 book.account.common_tokens = self.common.tokens
 
     def squeeze(self, book: EngineBook) -> None:
-        """Lets the cache give way to what runs; held programs that lost their prefix by it may go anywhere."""
+        """Lets the cache give way to what runs. Held programs that lost their prefix by it may go to any engine."""
         for program_id in book.cache.squeeze(book.capacity.tokens - book.account.pinned_tokens):
             self._requeue(program_id, book)
 
@@ -177,14 +191,15 @@ class TrState:
         book.programs[program.program_id] = program
 
     def unbind(self, program: Program) -> None:
-        """It is not admitted any more; running requests keep their charges."""
+        """Ends the program's admission. Running requests keep their charges."""
         if program.engine is not None:
             self.end_acting(program)
             del self.books[program.engine].programs[program.program_id]
             program.engine = None
 
     def rest(self, program: Program) -> None:
-        """Nothing of it runs any more: its tool does, if it is admitted and nobody waits for it."""
+        """Notes that no request of the program runs any more: its tool does, if it is admitted and has no held
+        request."""
         if program.held or program.released:
             self.unbind(program)
             self.enqueue(program)
@@ -214,7 +229,7 @@ class TrState:
         self.changed.update((book.name, book) for book in self.books.values() if not book.account.running)
 
     def unhold(self, request: ProgramRequest) -> None:
-        """Its program leaves its queue with its last held request."""
+        """Lets a request go. Its program leaves its queue with its last held request."""
         del request.program.held[request.request_id]
         del self.held[request.request_id]
         self.enqueue(request.program)
@@ -232,7 +247,7 @@ class TrState:
         return sum(map(self.reserve_tokens, program.held.values()))
 
     def enqueue(self, program: Program) -> None:
-        """Puts it where it belongs now, or nowhere."""
+        """Puts the program into the queue where it belongs now, or into none."""
         self.new.remove(program.program_id)
         self.cold.remove(program.program_id)
         origin = self.books.get(program.origin) if program.origin is not None else None
@@ -244,7 +259,7 @@ class TrState:
             self._queue(program, origin).push(program.program_id, self._standing(program), longest.arrived_s)
 
     def left(self, group_id: str, programs: int) -> None:
-        """So many of a group's have not ended."""
+        """Notes that so many programs of a group have not ended."""
         if programs <= 0:
             self.left_of_group.pop(group_id, None)
             return
@@ -255,19 +270,22 @@ class TrState:
                 self.enqueue(program)
 
     def _standing(self, program: Program) -> float:
-        """In turns: who has fewest goes first."""
+        """Returns the program's standing in turns: the lowest goes first."""
         left = self.left_of_group.get(program.group_id, 0) if program.group_id is not None else 0
         return program.turns + self.settings.sibling_turns * left
 
     def _queue(self, program: Program, origin: EngineBook | None) -> AgeingQueue:
         if origin is None:
-            return self.cold if program.turns or not self.settings.new_last else self.new
+            if program.turns or not self.settings.new_last:
+                return self.cold
+            return self.new
         here = bool(program.running) or origin.cache.resident_tokens(program.program_id) > 0
         return origin.resident if here and origin.open else self.cold
 
     def run(self, request: ProgramRequest, book: EngineBook, reason: str) -> None:
-        """Charges it to an engine where its program is admitted, and places it."""
-        program, tokens = request.program, self.reserve_tokens(request)
+        """Charges a request to an engine where its program is admitted, and places it."""
+        program = request.program
+        tokens = self.reserve_tokens(request)
         self.note("place", program, book, reason)
         request.engine = book.name
         request.expected_cached_tokens = book.cache.resident_tokens(program.program_id)

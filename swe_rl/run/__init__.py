@@ -1,1 +1,1 @@
-"""What a running job is: its folder, its parts, its loop, and how it goes on after an end."""
+"""The package is a running job: its folder, its parts, its loop, and how it goes on after an end."""

@@ -1,8 +1,8 @@
-"""The parts of a job, put together from a configuration and taken apart again on every exit.
+"""Puts the parts of a job together from a configuration, and takes them apart again on every exit.
 
 Invariants:
-- Started in the order engines, gateway, sandboxes; stopped in the reverse order, whatever happens in between. Servers
-  of sandboxes hear of the run before its engines start, which may take long.
+- Parts are started in the order engines, gateway, sandboxes, and stopped in the reverse order, whatever happens in
+  between. Servers of sandboxes hear of the run before its engines start, which may take long.
 - Working copies and what servers read live below the scratch folder, which is removed at the end; a killed run's is
   removed by the next one, with what it left running, before anything is started.
 - A policy is loaded into this process only where it is sampled from or trained here.
@@ -24,8 +24,9 @@ from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import Agent
 from swe_rl.config.choices import EngineKind, JobName, Unproven
 from swe_rl.config.schema import Config
+from swe_rl.dataset.predictions import Predictions, read_predictions
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.protocol import Engine, LossTeller
 from swe_rl.engine.vllm.engines import EngineFolders
 from swe_rl.engine.watch import require_an_engine
 from swe_rl.env.make import make_env
@@ -33,12 +34,14 @@ from swe_rl.env.protocol import Env
 from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.hardware.rendezvous import meets
+from swe_rl.hardware.rendezvous import uses_meeting
 from swe_rl.host.addresses import is_loopback
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
+from swe_rl.model.make_renderer import make_renderer
+from swe_rl.plan.host_tier import host_tier
 from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
@@ -47,10 +50,10 @@ from swe_rl.rollout.trajectory import Order
 from swe_rl.router.make import make_router
 from swe_rl.run.proving import prove_untried, say_left_out
 from swe_rl.run.runtime_keeper import kept_fleet
-from swe_rl.run.session import Session
+from swe_rl.run.session import RunSession
 from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.protocol import SandboxProvider
-from swe_rl.sandbox.provider import greeted, make_provider, speaks_ours
+from swe_rl.sandbox.provider import greet_server, make_provider, speaks_ours
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
 from swe_rl.sandbox.working_copy import remove_tree
 
@@ -58,18 +61,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
+# A log of a million characters shows any test run that people read; one test that prints without end would fill the
+# disk.
 _LOG_CHARS = 1_000_000
 
 
 @dataclass(slots=True)
 class Serving:
-    """What any client of the model needs: engines with a gateway before them."""
+    """The engines with a gateway before them: any client of the model needs these."""
 
     engines: list[Engine]
     gateway: Gateway
     store: TraceStore
     renderer: ChatRenderer
-    url: str  # the base URL of a client without a session
+    # A client without a session has this base URL.
+    url: str
 
 
 @dataclass(slots=True)
@@ -80,17 +86,21 @@ class Components:
     store: TraceStore
     renderer: ChatRenderer
     collector: Collector
+    # agent=predictions hands these patches in.
+    predictions: Predictions | None = None
 
 
 def cache_folder(config: Config) -> Path:
-    """For what can be made again: prepared workspaces, compiled kernels. `paths.cache`, or the user's cache folder."""
+    """Returns the folder for what can be made again (workspaces, kernels): `paths.cache`, or the user's
+    cache folder.
+    """
     if config.paths.cache:
         return Path(config.paths.cache).resolve()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swe_rl"
 
 
 def scratch_root(config: Config) -> Path:
-    """This user's own, which is there afterwards. Raises UserError."""
+    """Returns this user's own scratch folder, which is there afterwards. Raises UserError."""
     path = scratch_path(config.paths.scratch)
     try:
         make_scratch(path)
@@ -104,7 +114,7 @@ def scratch_root(config: Config) -> Path:
 
 
 def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTokenizerFast]":
-    """What a job without a trainer needs of the model: servers hold it themselves, and some agents ask none.
+    """Returns what a job without a trainer needs of the model: servers hold it themselves, and some agents ask none.
 
     Raises ModelError.
     """
@@ -115,56 +125,62 @@ def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTok
 
 
 @asynccontextmanager
-async def serving(
+async def start_serving(
     config: Config,
-    session: Session,
+    session: RunSession,
     model: "PreTrainedModel | None",
     tokenizer: "PreTrainedTokenizerFast",
     *,
     token: str | None = None,
 ) -> AsyncIterator[Serving]:
-    """Engines, router and gateway, up and running. Raises UserError before anything was started, or RunError.
+    """Yields engines, router and gateway, up and running. Raises UserError before anything was started, or RunError.
 
-    `model` may be None with engines that are no part of this process. `token`: what clients must send.
+    `model` may be None with engines that are no part of this process. `token` is what clients must send.
     """
     async with AsyncExitStack() as stack:
         reap_stale(scratch_root(config))
         store = TraceStore(session.folder.traces_db)
         stack.push_async_callback(asyncio.to_thread, store.close)
         engines = await _started_engines(config, session, model, tokenizer, stack)
-        renderer = ChatRenderer(tokenizer, template=config.model.chat_template, thinking=config.model.thinking)
-        gateway = _gateway(config, engines, renderer, store, token)
+        renderer = make_renderer(config.model, tokenizer)
+        gateway = _make_gateway(config, engines, renderer, store, token)
+        say = session.progress.message
+        record = session.record
+        gateway.tell_of_engines({engine.name: LossTeller(engine.name, say, record) for engine in engines})
         stack.push_async_callback(gateway.close)
         url = await gateway.start()
         yield Serving(list(engines), gateway, store, renderer, url)
 
 
 @asynccontextmanager
-async def components(
+async def start_components(
     config: Config,
-    session: Session,
+    session: RunSession,
     model: "PreTrainedModel | None",
     tokenizer: "PreTrainedTokenizerFast",
     fleet: RuntimeFleet | None = None,
 ) -> AsyncIterator[Components]:
-    """Everything a rollout needs, up and running. Raises UserError before anything was started, or RunError.
+    """Yields everything a rollout needs, up and running. Raises UserError before anything was started, or RunError.
 
-    `model` may be None with engines that are no part of this process. `fleet`: servers of sandboxes that somebody
-    keeps longer than these components; None: where there are any, they are kept for as long.
+    `model` may be None with engines that are no part of this process. `fleet` has servers of sandboxes that somebody
+    keeps longer than these components; with None, where there are any, they are kept for as long.
     """
     async with AsyncExitStack() as stack:
+        predictions = _read_predictions(config)
         env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
         if config.env.unproven is Unproven.refuse:
-            say_left_out(config, env, session.progress.message)  # refuses before anything was started
+            # It refuses before anything was started.
+            say_left_out(config, env, session.progress.message)
         servers = fleet
-        if fleet is None and meets(config):
+        if fleet is None and uses_meeting(config):
             servers = await stack.enter_async_context(kept_fleet(config, session))
         if servers is None and speaks_ours(config.sandbox):
-            await greeted(config.sandbox)  # before an engine is started for nothing
+            # The server is asked before an engine is started for nothing.
+            await greet_server(config.sandbox)
         key = own_key(config)
-        door = await stack.enter_async_context(serving(config, session, model, tokenizer, token=key))
-        here = (config.sandbox, scratch_root(config), session.warn)
-        sandboxes = servers or make_provider(*here, run=session.folder.name)
+        door = await stack.enter_async_context(start_serving(config, session, model, tokenizer, token=key))
+        scratch = scratch_root(config)
+        sandboxes = servers or make_provider(config.sandbox, scratch, session.warn, run=session.folder.name)
         if sandboxes is not fleet:
             stack.push_async_callback(sandboxes.close)
         if servers is not None:
@@ -174,18 +190,26 @@ async def components(
         say_left_out(config, env, session.progress.message)
         client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
         stack.push_async_callback(client.close)
-        agent = make_agent(config.agent, config.rollout, client, patches=_gold_patches(config, env), api_key=key)
-        collector = _collector(config, session, env, agent, door, sandboxes)
-        yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector)
+        patches = _gold_patches(config, env) if predictions is None else predictions.patches
+        agent = make_agent(config.agent, config.rollout, client, patches=patches, api_key=key)
+        collector = _make_collector(config, session, env, agent, door, sandboxes)
+        yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector, predictions)
 
 
 def own_key(config: Config) -> str | None:
-    """What this run's agents must send where other machines reach its gateway; written nowhere."""
+    """Returns what this run's agents must send where other machines reach its gateway; it is written nowhere."""
     return None if is_loopback(config.gateway.host) else secrets.token_urlsafe(32)
 
 
+def _read_predictions(config: Config) -> Predictions | None:
+    """Reads the file of agent=predictions. Raises PredictionsError."""
+    if config.agent.name != "predictions" or config.agent.predictions is None:
+        return None
+    return read_predictions(Path(config.agent.predictions))
+
+
 def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
-    """By instance id; the instances are read when the first one is asked for, which only agent=gold does."""
+    """Returns the gold patch by instance id; the instances are read when agent=gold asks for the first one."""
     evaluates = config.job.name is JobName.eval
     splits = (config.env.eval_split,) if evaluates else (config.env.split, config.env.eval_split)
 
@@ -197,17 +221,20 @@ def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
 
 
 def _keep_log(folder: RunFolder, order: Order, log: str) -> None:
-    """Of an attempt's grading, beside the attempt; of a very long one beginning and end. Raises DiskError."""
+    """Writes the log of an attempt's grading beside the attempt; of a very long one beginning and end. Raises
+    DiskError.
+    """
     if len(log) > _LOG_CHARS:
         left_out = len(log) - _LOG_CHARS
         log = f"{log[: _LOG_CHARS // 4]}\n... {left_out} characters left out ...\n{log[-_LOG_CHARS * 3 // 4 :]}"
     write_text_atomic(folder.attempt_file(order.id.instance_id, order.id.sample, "grade.log"), log)
 
 
-def _collector(
-    config: Config, session: Session, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
+def _make_collector(
+    config: Config, session: RunSession, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
 ) -> Collector:
-    rollout, gateway = config.rollout, door.gateway
+    rollout = config.rollout
+    gateway = door.gateway
     attempter = Attempter(
         env,
         agent,
@@ -224,13 +251,14 @@ def _collector(
 
 
 @contextmanager
-def _weights(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]:
-    """Where new weights pass through: the run's own folder where others have to see them and nobody named another."""
+def _weights_folder(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]:
+    """Yields the folder that new weights pass through: the run's own where others have to see them, else scratch."""
     if config.paths.scratch or not read_elsewhere(config):
         yield scratch
         return
     try:
-        with suppress(OSError):  # what a killed process left; this one holds the folder's lock
+        # A killed process may have left them; this one holds the folder's lock.
+        with suppress(OSError):
             remove_tree(folder.weights)
         yield folder.weights
     finally:
@@ -240,12 +268,12 @@ def _weights(config: Config, folder: RunFolder, scratch: Path) -> Iterator[Path]
 
 async def _started_engines(
     config: Config,
-    session: Session,
+    session: RunSession,
     model: "PreTrainedModel | None",
     tokenizer: "PreTrainedTokenizerFast",
     stack: AsyncExitStack,
 ) -> Sequence[Engine]:
-    """All up at the same time, and closed with `stack`; what servers say is in the run's folder."""
+    """Starts all engines at the same time, to be closed with `stack`; what servers say is in the run's folder."""
     pad = tokenizer.pad_token_id
     assert isinstance(pad, int)
     embedded = config.engine.kind is EngineKind.embedded or not asks_model(config)
@@ -254,7 +282,7 @@ async def _started_engines(
     folders = EngineFolders(
         logs=session.folder.engine_logs,
         scratch=leased,
-        weights=stack.enter_context(_weights(config, session.folder, leased)),
+        weights=stack.enter_context(_weights_folder(config, session.folder, leased)),
         cache=cache_folder(config) / "kernels",
     )
     engines = make_engines(
@@ -273,14 +301,16 @@ async def _started_engines(
     return engines
 
 
-def _gateway(
+def _make_gateway(
     config: Config, engines: Sequence[Engine], renderer: ChatRenderer, store: TraceStore, token: str | None
 ) -> Gateway:
     router = make_router(
         config.router,
         engines,
-        capacity_tokens=config.engine.max_num_seqs * config.engine.max_model_len,  # where none is reported
+        # This counts where no capacity is reported.
+        capacity_tokens=config.engine.max_num_seqs * config.engine.max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
+        host=host_tier(config),
     )
     return Gateway(
         engines,

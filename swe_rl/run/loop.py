@@ -1,10 +1,12 @@
-"""A run's steps, one after another: rollouts, what is learned from them, their records, evaluations between them.
+"""Runs a run's steps one after another: rollouts, what is learned from them, records, evaluations between them.
 
 Invariants:
 - Training, weight sync, the step's record and its checkpoint are one unit: an interruption waits for its end.
 - A step is recorded before its checkpoint is written: whatever the moment of a kill, the newest checkpoint counts.
-- What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a
-  resumed run repeats what an uninterrupted one computes. With `trainer.max_staleness_steps` > 0 the first
+- What a step computes depends on the configuration, the seed and the weights only, never on timing, so that a resumed
+  run repeats what an uninterrupted one computes. With the embedded engine that is so to the last digit, also where its
+  log-probabilities are in the loss (a correction, a mask); servers round by what else is in their batch, and then a
+  correction's weights, and what follows, differ by about as much. With `trainer.max_staleness_steps` > 0 the first
   steps after a resume are sampled with newer weights than in an uninterrupted run; above 1, timing decides how new.
 - Ahead of the trainer, rollouts of step s are begun with the weights of step s - 1 - `ahead` or newer, and no weights
   change while they run: every token of a step is of one version. With `ahead` = 1 it is s - 2 exactly.
@@ -23,17 +25,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swe_rl.algo.foreign.advantage import make_advantage
 from swe_rl.config.choices import RolloutMode
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
-from swe_rl.rollout.prefixes import replay_numbers
-from swe_rl.rollout.rows import weighed
-from swe_rl.run.event_loop import uninterrupted
-from swe_rl.run.rollouts import Rollouts, Sampled
-from swe_rl.run.session import Session
-from swe_rl.run.stream import Stream, token_staleness
+from swe_rl.rollout.rows import with_current_advantages
+from swe_rl.run.event_loop import run_uninterrupted
+from swe_rl.run.rollouts import Rollouts, SampledStep
+from swe_rl.run.session import RunSession
+from swe_rl.run.stream import GroupStream, token_staleness
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them
@@ -41,29 +42,44 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """Raises UserError where the training split is too small for a step."""
+    """A run. Raises UserError where the training split is too small for a step."""
 
-    def __init__(self, config: Config, session: Session, parts: "Components", learner: "Learner | NoLearner") -> None:
-        self._config, self._session, self._learner = config, session, learner
-        self._advantage = make_advantage(config.advantage, config.algo) if Part.trainer in starts(config) else None
+    def __init__(
+        self, config: Config, session: RunSession, parts: "Components", learner: "Learner | NoLearner"
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._learner = learner
+        trains = Part.trainer in started_parts(config)
+        self._advantage = make_advantage(config.advantage, config.algo) if trains else None
         self._rollouts = Rollouts(config, session, parts, learner.failure)
         streams = config.rollout.mode is RolloutMode.stream
-        self._stream = Stream(config, self._rollouts, ahead=config.trainer.max_staleness_steps) if streams else None
-        self._order = self._rollouts.sampler.state()  # after the last step that is done
-        self.step = self._recorded_step = 0  # the last one that is done, and written down
-        self._covered_step = 0  # the newest checkpoint's; without a trainer the last step's
-        self._evaluating: int | None = None  # the step whose weights an evaluation beside others keeps in the engines
+        ahead = config.trainer.max_staleness_steps
+        self._stream = GroupStream(config, self._rollouts, ahead=ahead) if streams else None
+        self._order = self._rollouts.sampler.state()  # It is the order after the last step that is done.
+        # These are the last step that is done, and the last that is written down.
+        self.step = self._recorded_step = 0
+        self._covered_step = 0  # It is the newest checkpoint's step; without a trainer the last step.
+        # An evaluation beside others keeps the weights of this step in the engines.
+        self._evaluating: int | None = None
         self._evaluation: asyncio.Task[None] | None = None
-        self._trainer = asyncio.Lock()  # held while it learns, or its weights are read
+        self._trainer = asyncio.Lock()  # It is held while the trainer learns, or its weights are read.
         self._owes_checkpoint = False
-        self._is_learning = False  # the weights are changing, or an end that did not wait tore that off
-        self._sync_s = self._checkpoint_s = 0.0  # since the step before; of the last one
+        # The weights are changing, or an end that did not wait tore that off.
+        self._is_learning = False
+        # One is of the time since the step before, the other of the last checkpoint.
+        self._sync_s = self._checkpoint_s = 0.0
         self._step_began_s = 0.0
-        self.done_at_s: dict[int, float] = {}  # monotonic; of the steps that were done here
+        self.done_at_s: dict[int, float] = {}  # These are monotonic seconds of the steps that were done here.
 
     def resume(self) -> None:
-        """Goes back to the last step that counts, or to the start. Raises CorruptCheckpointError."""
+        """Goes back to the last step that counts, or to the start. Raises CorruptCheckpointError and
+        OtherInstancesError."""
         self.step, order = self._learner.go_back()
+        if order is not None:
+            order = self._rollouts.carry_over(order)
+        if self._learner.evaluates:
+            self._rollouts.carry_over_held_out()
         self._recorded_step = self._covered_step = self.step
         if self._stream is not None:
             self._order = self._stream.restored(order, self.step)
@@ -80,7 +96,7 @@ class Run:
         self._session.progress.message(f"continues after step {self.step}: {self._session.folder.path}")
 
     def _forget(self) -> None:
-        """Traces that are of no step that counts, and of no group that will be trained."""
+        """Forgets traces that are of no step that counts, and of no group that will be trained."""
         trained: set[str] | None = None
         queued: set[str] = set()
         if self._stream is not None:
@@ -91,12 +107,15 @@ class Run:
         self._rollouts.forget_after(self.step, evaluation=evaluation, trained=trained, queued=queued)
 
     def is_evaluated(self) -> bool:
-        """Whether the weights of now were; an evaluation that the run went back behind does not count."""
+        """Tells whether the weights of now were evaluated; an evaluation that the run went back behind
+        does not count.
+        """
         return self.step in {numbers["step"] for numbers in self._session.evals()}
 
     async def run(self) -> None:
-        """To the last step, from the one after `step`."""
-        steps, ahead = self._config.trainer.steps, self._learner.ahead
+        """Runs to the last step, from the one after `step`."""
+        steps = self._config.trainer.steps
+        ahead = self._learner.ahead
         await self._learner.refresh(self.step)
         if self._stream is not None and self.step < steps:
             await self._flow(self._stream, steps)
@@ -112,7 +131,7 @@ class Run:
         if self._stream is not None:
             await asyncio.to_thread(self._stream.ended)
 
-    async def _flow(self, stream: Stream, steps: int) -> None:
+    async def _flow(self, stream: GroupStream, steps: int) -> None:
         """Trains the oldest complete groups, step by step, while others are sampled."""
         async with stream.flowing(self.step):
             while self.step < steps:
@@ -129,29 +148,32 @@ class Run:
                     try:
                         await self._learner.pause(self.step + 1, item.times_s)
                     finally:
-                        await uninterrupted(self._finish_alone(self.step + 1, item))
+                        await run_uninterrupted(self._finish_alone(self.step + 1, item))
 
-    async def _evaluate_beside(self, step: int, stream: Stream) -> None:
+    async def _evaluate_beside(self, step: int, stream: GroupStream) -> None:
         """Gives the engines what the trainer has meanwhile made of its weights afterwards. Raises RolloutError."""
         await self._learner.keep(True)
         await self._rollouts.evaluate(step, stream.flow.places)
-        self._evaluating = None  # from here on a step's end sends its weights itself
+        # From here on a step's end sends its weights itself.
+        self._evaluating = None
         await self._learner.keep(False)
-        await uninterrupted(self._catch_up(stream))
+        await run_uninterrupted(self._catch_up(stream))
 
-    async def _catch_up(self, stream: Stream) -> None:
+    async def _catch_up(self, stream: GroupStream) -> None:
         async with self._trainer:
             self._sync_s += await self._learner.refresh(self.step)
             stream.flow.sent()
             await self._checkpoint()
 
-    async def _finish_alone(self, step: int, item: Sampled) -> None:
+    async def _finish_alone(self, step: int, item: SampledStep) -> None:
         async with self._trainer:
             await self._finish(step, item, ahead=False)
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Before the first step, after the last one, and every `eval_every_steps`; once each, also over a resume."""
+        """True before the first step, after the last one, and every `eval_every_steps`; once each, also
+        over a resume.
+        """
         return self._evaluates(self.step) and not self.is_evaluated()
 
     def _evaluates(self, step: int) -> bool:
@@ -170,20 +192,21 @@ class Run:
             item = await self.sample(step)
             try:
                 await self._learner.pause(step, item.times_s)
-            finally:  # also where it was cut short: the rollouts are done
-                await uninterrupted(self._finish(step, item, ahead=False))
+            # This is written also where the step was cut short: the rollouts are done.
+            finally:
+                await run_uninterrupted(self._finish(step, item, ahead=False))
 
-    async def sample(self, step: int) -> Sampled:
-        """The step's rollouts, with the weights that the engines hold."""
+    async def sample(self, step: int) -> SampledStep:
+        """Returns the step's rollouts, with the weights that the engines hold."""
         return await self._rollouts.sample(step)
 
-    async def learn(self, step: int, item: Sampled) -> None:
+    async def learn(self, step: int, item: SampledStep) -> None:
         """Trains on rollouts of older weights, while others are sampled."""
-        await uninterrupted(self._finish(step, item, ahead=True))
+        await run_uninterrupted(self._finish(step, item, ahead=True))
         self._step_began_s = time.monotonic()
 
     async def refresh(self) -> None:
-        """The weights of the last step into the engines, unless they have them."""
+        """Gives the weights of the last step to the engines, unless they have them."""
         self._sync_s += await self._learner.refresh(self.step)
 
     @property
@@ -191,11 +214,14 @@ class Run:
         """The step whose weights the engines hold."""
         return self._learner.served
 
-    async def _finish(self, step: int, item: Sampled, *, ahead: bool) -> None:
-        """What is learned from a step's rollouts, and all that is written of it."""
-        algo, rollout, learner = self._config.algo, self._config.rollout, self._learner
-        collected, times_s = item.collected, item.times_s
-        # Once, and before there are advantages: those may take the KL of these very rows.
+    async def _finish(self, step: int, item: SampledStep, *, ahead: bool) -> None:
+        """Learns from a step's rollouts, and writes all that is written of the step."""
+        algo = self._config.algo
+        rollout = self._config.rollout
+        learner = self._learner
+        collected = item.collected
+        times_s = item.times_s
+        # Rows are made once, and before there are advantages: those may take the KL of these very rows.
         rows, mismatch = await asyncio.to_thread(self._rollouts.rows, collected)
         record: dict[str, Any] = {"step": step, **rollout_numbers(collected, times_s["generate_s"]), **times_s}
         kl_sums = await learner.begin(rows)
@@ -206,16 +232,16 @@ class Run:
             rollout.max_trajectory_tokens,
             rollout.turn_rewards,
             self._advantage,
+            step=step,
         )
         record |= turn_numbers(collected.trajectories) | item.facts
-        if rollout.prefix_replay:
-            record |= replay_numbers(collected.trajectories)
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
-        rows = weighed(rows, collected.trajectories)
+        rows = with_current_advantages(rows, collected.trajectories)
         self._is_learning = True
         record |= mismatch | await learner.train(rows, step)
         self._is_learning = False
-        self.step, self._order = step, item.order
+        self.step = step
+        self._order = item.order
         if self._stream is not None:
             self._stream.flow.trained()
             record |= token_staleness(rows, learner.version(step - 1))
@@ -223,14 +249,15 @@ class Run:
             self._sync_s += await learner.refresh(step)
             if self._stream is not None:
                 self._stream.flow.sent()
-        sync_s, self._sync_s = self._sync_s, 0.0
+        sync_s = self._sync_s
+        self._sync_s = 0.0
         record |= learner.facts(step, self._order, sync_s, self._checkpoint_s)
         record["step_s"] = time.monotonic() - self._step_began_s
         kill_point("weights_synced")
         await asyncio.to_thread(self._rollouts.keep_rows, step, rows)
         await asyncio.to_thread(self._rollouts.record, step, collected)
         self._record(step, record)
-        # After the record: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
+        # The record comes first: a checkpoint whose step nobody knows is not taken, and has pruned the one before it.
         await self._checkpoint()
 
     async def _checkpoint(self) -> None:
@@ -239,10 +266,9 @@ class Run:
             await asyncio.to_thread(self._covered, self.step)
 
     def _covered(self, step: int) -> None:
-        """A checkpoint has the last step: what only those before the newest two would need goes."""
+        """Notes that a checkpoint has the last step: what only those before the newest two would need goes."""
         self._rollouts.forget_through(self._covered_step)
         self._covered_step = step
-        self._rollouts.forget_sources(self._order)
         if self._stream is not None:
             self._stream.saved(self._order)
 
@@ -265,13 +291,12 @@ class Run:
 
     @property
     def _may_save(self) -> bool:
-        """Not of a step that is not recorded, nor of one after a step whose evaluation is under way; nor while the
-        weights change."""
+        """True unless the step is not recorded, follows one whose evaluation is under way, or its weights change."""
         recorded = self.step == self._recorded_step and not self._is_learning
         return recorded and self._evaluating in (None, self.step)
 
     def save(self) -> float:
-        """A checkpoint of the last step, unless it has one, or may have none; returns seconds.
+        """Saves a checkpoint of the last step, unless it has one, or may have none. Returns seconds.
 
         Raises CheckpointWriteError.
         """
@@ -279,7 +304,7 @@ class Run:
 
     @property
     def saved_step(self) -> int:
-        """Of the newest checkpoint, which may be older than `step`; 0: there is none."""
+        """The step of the newest checkpoint, which may be older than `step`; 0: there is none."""
         return self._learner.saved_step
 
 
@@ -287,10 +312,10 @@ Item = TypeVar("Item")
 
 
 class OverlappedWork(Protocol[Item]):
-    """What a loop does in two tasks at once."""
+    """The work that a loop does in two tasks at once."""
 
     async def sample(self, step: int) -> Item:
-        """The step's rollouts, with the weights that the engines hold."""
+        """Returns the step's rollouts, with the weights that the engines hold."""
         ...
 
     async def learn(self, step: int, item: Item) -> None:
@@ -298,7 +323,7 @@ class OverlappedWork(Protocol[Item]):
         ...
 
     async def refresh(self) -> None:
-        """The trainer's weights into the engines, unless they have them."""
+        """Gives the trainer's weights to the engines, unless they have them."""
         ...
 
     async def evaluate_when_due(self) -> None: ...
@@ -313,15 +338,18 @@ class OverlappedWork(Protocol[Item]):
 
 
 class Pipeline:
-    """One run of steps `first` to `last`."""
+    """Runs the steps `first` to `last` once, in two tasks."""
 
     def __init__(self, work: OverlappedWork[Item], *, ahead: int) -> None:
         if ahead < 1:
             raise ValueError("a pipeline samples at least one step ahead")
-        self._work, self._ahead = work, ahead
-        self._engines, self._trainer = asyncio.Lock(), asyncio.Lock()
+        self._work = work
+        self._ahead = ahead
+        self._engines = asyncio.Lock()
+        self._trainer = asyncio.Lock()
         self._sampled: asyncio.Queue[Item] = asyncio.Queue()
-        self._learned, self._progress = 0, asyncio.Condition()
+        self._learned = 0
+        self._progress = asyncio.Condition()
 
     async def run(self, first: int, last: int) -> None:
         """Raises what `work` raised first."""
@@ -334,7 +362,8 @@ class Pipeline:
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
         if error is not None:
-            raise error  # it ended the other side; its own words and its own cause matter
+            # It ended the other side; its own words and its own cause matter.
+            raise error
 
     async def _sample(self, first: int, last: int) -> None:
         for step in range(first, last + 1):
@@ -342,7 +371,8 @@ class Pipeline:
                 item = await self._work.sample(step)
             if step < last:
                 await self._make_ready(step + 1)
-            await self._sampled.put(item)  # not before: the trainer is idle while its weights are read
+            # It is not put in before: the trainer is idle while its weights are read.
+            await self._sampled.put(item)
 
     async def _make_ready(self, step: int) -> None:
         """Waits until `step` may be sampled, then gives the engines the newest weights that can be had now."""
@@ -351,7 +381,8 @@ class Pipeline:
             await self._progress.wait_for(lambda: self._learned >= needed)
         async with self._engines:
             if self._trainer.locked() and self._work.served >= needed:
-                return  # it is learning, and what the engines have is new enough
+                # The trainer is learning, and what the engines have is new enough.
+                return
             async with self._trainer:
                 await self._work.refresh()
 

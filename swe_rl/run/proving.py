@@ -1,4 +1,4 @@
-"""Proofs of instances, made before a run uses them: by `job=prepare`, `job=validate`, or the run itself.
+"""Makes proofs of instances before a run uses them: for `job=prepare`, `job=validate`, or the run itself.
 
 Invariants:
 - An instance with a proof that holds is not tried again.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from swe_rl.config.choices import SandboxKind, Unproven
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
 from swe_rl.env.proof.prove import Prover, UntriedError, prove_all
@@ -19,7 +19,7 @@ from swe_rl.env.protocol import Env
 from swe_rl.env.source_build.program import ended_with_the_job
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.errors import UserError
-from swe_rl.run.session import Session
+from swe_rl.run.session import RunSession
 from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import make_provider
@@ -27,7 +27,7 @@ from swe_rl.sandbox.provider import make_provider
 _SHOWN = 10
 
 
-async def prove(
+async def prove_instances(
     config: Config,
     env: ProvenEnv,
     instances: Sequence[Instance],
@@ -35,11 +35,12 @@ async def prove(
     say: Callable[[str], None],
     provable: Provable | None = None,
 ) -> list[Proof]:
-    """A line for each, as soon as it is there; those that infrastructure broke have no proof.
+    """Proves instances, with a line for each as soon as it is there; those that infrastructure broke have no proof.
 
-    `provable`: the environment with something before it. Raises DiskError.
+    `provable` is the environment with something before it. Raises DiskError.
     """
-    runs, timeout_s = config.env.proof_runs, config.rollout.grade_timeout_s
+    runs = config.env.proof_runs
+    timeout_s = config.rollout.grade_timeout_s
     prover = Prover(provable or env, sandboxes, runs, timeout_s, say=say)
     proofs: list[Proof] = []
     number = 0
@@ -69,11 +70,12 @@ def line_of(result: Proof | UntriedError) -> str:
     counts = f"{len(result.fail_to_pass)} FAIL_TO_PASS and {len(result.pass_to_pass)} PASS_TO_PASS tests"
     flaky = f", flaky and left out: {', '.join(result.flaky)}" if result.flaky else ""
     tests = f"; measured: {counts}{flaky}" if result.fail_to_pass else ""
-    return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not){tests}"
+    twins = "; it has no twin" if result.untwinned else ""
+    return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not){tests}{twins}"
 
 
-async def prove_untried(config: Config, session: Session, env: Env, sandboxes: SandboxProvider) -> None:
-    """What this run is about to use and nobody tried, where it can be tried here. Raises UserError."""
+async def prove_untried(config: Config, session: RunSession, env: Env, sandboxes: SandboxProvider) -> None:
+    """Proves what this run is about to use and nobody tried, where it can be tried here. Raises UserError."""
     if not isinstance(env, ProvenEnv):
         return
     if config.env.unproven is Unproven.skip and config.sandbox.kind is SandboxKind.process:
@@ -84,17 +86,20 @@ async def prove_untried(config: Config, session: Session, env: Env, sandboxes: S
                 "does it before a run)"
             )
             with session.progress.phase("prove", trajectories=len(untried)):
-                await prove(config, env, list(untried.values()), sandboxes, session.progress.message)
+                await prove_instances(config, env, list(untried.values()), sandboxes, session.progress.message)
 
 
 def say_left_out(config: Config, env: Env, say: Callable[[str], None]) -> None:
-    """By name, with the reason. Raises InstanceError where env.unproven=refuse, or nothing is left."""
+    """Says by name, with the reason, what is left out. Raises InstanceError with env.unproven=refuse, or if nothing is
+    left.
+    """
     if not isinstance(env, ProvenEnv):
         return
     for split in used_splits(config):
-        used, left_out = len(env.instances(split)), env.left_out(split)
+        used = len(env.instances(split))
+        left_out = env.left_out(split)
         if left_out:
-            say(f"{split}: {used} of {used + len(left_out)} instances are used; left out (env.unproven=skip):")
+            say(f"{split}: {used} of {used + len(left_out)} instances are used; left out:")
         for name, reason in list(left_out.items())[:_SHOWN]:
             say(f"  {name}: {reason}")
         if len(left_out) > _SHOWN:
@@ -102,8 +107,8 @@ def say_left_out(config: Config, env: Env, say: Callable[[str], None]) -> None:
 
 
 def used_splits(config: Config) -> list[str]:
-    """Those whose instances this job uses, each once."""
-    parts = starts(config)
+    """Returns the splits whose instances this job uses, each once."""
+    parts = started_parts(config)
     splits = {Part.steps: config.env.split, Part.evaluation: config.env.eval_split}
     return list(dict.fromkeys(split for part, split in splits.items() if part in parts))
 
@@ -116,13 +121,13 @@ async def prove_here(
     say: Callable[[str], None],
     provable: Provable | None = None,
 ) -> list[Proof]:
-    """In sandboxes of this job's own. Raises UserError."""
+    """Proves in sandboxes of this job's own. Raises UserError."""
     if not instances:
         return []
     reap_stale(scratch)
     sandboxes = make_provider(config.sandbox, scratch, say, run=f"prove-{os.getpid()}")
     try:
-        return await prove(config, env, instances, sandboxes, say, provable)
+        return await prove_instances(config, env, instances, sandboxes, say, provable)
     finally:
         await sandboxes.close()
 
@@ -130,34 +135,40 @@ async def prove_here(
 def print_standings(
     config: Config, env: ProvenEnv, instances: list[Instance], untried: set[str], say: Callable[[str], None]
 ) -> int:
-    """What is not proven by name, with the reason; then how many there are of each. The exit status: 1 where nothing
-    can be used."""
+    """Says what is not proven by name, with the reason; then how many there are of each.
+
+    Returns the exit status: 1 where nothing can be used.
+    """
     standings = {instance.instance_id: env.standing(instance) for instance in instances}
     not_proven = {name: reason for name, (standing, reason) in standings.items() if standing is not Standing.proven}
+    proofs = [env.book.of(name) for name in standings if name not in not_proven]
+    untwinned = sorted(proof.instance_id for proof in proofs if proof is not None and proof.untwinned)
+    if untwinned:
+        say(f"{len(untwinned)} have no twin, so nothing shows that their tests can fail: {', '.join(untwinned)}")
     if not_proven:
         say(f"{len(not_proven)} of {len(instances)} instances are not proven:")
     for name, reason in sorted(not_proven.items()):
         say(f"  {name}: {reason}{' (infrastructure failed; run it again)' if name in untried else ''}")
     left_out = [row.instance_id for row in instances if row.instance_id in not_proven and env.left_out_because(row)]
-    say(_counts(config.env.unproven, len(instances), sorted(not_proven), sorted(left_out), env.book.path))
+    say(_count_proofs(config.env.unproven, len(instances), sorted(not_proven), sorted(left_out), env.book.path))
     if not_proven and config.env.unproven is Unproven.refuse:
         return UserError.exit_status
     return int(len(not_proven) == len(instances))
 
 
-def _counts(unproven: Unproven, count: int, not_proven: list[str], left_out: list[str], book: Path) -> str:
-    """One line: what the exit status 0 does not say."""
+def _count_proofs(unproven: Unproven, count: int, not_proven: list[str], left_out: list[str], book: Path) -> str:
+    """Returns one line that says what the exit status 0 does not say."""
     parts = [f"{count - len(not_proven)} of {count} instances are proven"]
     used = [name for name in not_proven if name not in left_out]
     if left_out and unproven is Unproven.refuse:
-        parts.append(f"env.unproven=refuse: no run starts with the other {len(left_out)}: {_names(left_out)}")
+        parts.append(f"env.unproven=refuse: no run starts with the other {len(left_out)}: {_list_names(left_out)}")
     elif left_out:
-        parts.append(f"{len(left_out)} left out (env.unproven=skip): {_names(left_out)}")
+        parts.append(f"{len(left_out)} left out (env.unproven=skip): {_list_names(left_out)}")
     if used:
-        parts.append(f"{len(used)} not proven and used all the same: {_names(used)}")
+        parts.append(f"{len(used)} not proven and used all the same: {_list_names(used)}")
     return "; ".join([*parts, f"proofs: {book}"])
 
 
-def _names(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     more = f" and {len(names) - _SHOWN} more, named above" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

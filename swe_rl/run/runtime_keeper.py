@@ -1,4 +1,4 @@
-"""A run's side of the two jobs: finds its sandbox servers, tells them that it lives, has them started again.
+"""Does a run's side of the two jobs: finds its sandbox servers, says that it lives, has them started again.
 
 Invariants:
 - A server is used only after it proved that it has the key; the key is sent to no other address.
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shlex
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
@@ -23,49 +24,67 @@ from pathlib import Path
 import aiohttp
 
 from swe_rl.config.choices import RuntimeKind
+from swe_rl.config.launcher import paste_override
 from swe_rl.config.schema import Config, RuntimeConfig
 from swe_rl.errors import RunError
-from swe_rl.hardware.rendezvous import Beating, Meeting, ServerRecord, TrainerRecord, meets
+from swe_rl.hardware.rendezvous import Beating, Meeting, ServerRecord, TrainerRecord, uses_meeting
 from swe_rl.hardware.slurm.batch_script import job_key
-from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError, allocation, cancel, has_slurm, job_state, submit
+from swe_rl.hardware.slurm.jobs import (
+    JobState,
+    Queue,
+    SlurmError,
+    cancel_job,
+    current_allocation,
+    has_slurm,
+    job_state,
+    submit_script,
+)
 from swe_rl.logger.disk import DiskError
-from swe_rl.run.session import Session
+from swe_rl.run.session import RunSession
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.fleet import RuntimeFleet, ServerAddress
 
 
 class Act(StrEnum):
-    USE = "use"  # it serves
+    # It serves.
+    USE = "use"
     WAIT = "wait"
-    RESTART = "restart"  # submit its job again; one that still runs is cancelled first
+    # Its job is to be submitted again; one that still runs is cancelled first.
+    RESTART = "restart"
     LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class KeeperDecision:
     act: Act
     words: str = ""
 
 
 class ServerWatch:
-    """The run's view of one server. `restarts`: those in a row, without a time of steady service between them."""
+    """The run's view of one server. `restarts` are those in a row, without a time of steady service between them."""
 
     def __init__(self, node: int, runtime: RuntimeConfig) -> None:
         self._name = f"sandbox server {node}"
         self._runtime = runtime
         self._away_since_s: float | None = None
         self._up_since_s: float | None = None
-        self._served = False  # in its present start
+        # This is so in its present start.
+        self._served = False
         self.restarts = 0
 
-    def look(self, now_s: float, *, alive: bool, job: JobState | None, can_submit: bool, note: str = "") -> Decision:
-        """`job`: None where no job of SLURM's is known; `note`: what else there is to say while it is away."""
+    def look(
+        self, now_s: float, *, alive: bool, job: JobState | None, can_submit: bool, note: str = ""
+    ) -> KeeperDecision:
+        """Decides. `job` is None where no job of SLURM's is known; `note` is what else there is to say while it is
+        away.
+        """
         if alive:
             return self._alive(now_s)
         self._up_since_s = None
         if job is not None and job.where is Queue.WAITS:
-            self._away_since_s, self._served = None, False
-            return Decision(Act.WAIT, f"{self._name} is in the queue, job {job.words}")
+            self._away_since_s = None
+            self._served = False
+            return KeeperDecision(Act.WAIT, f"{self._name} is in the queue, job {job.words}")
         if self._away_since_s is None:
             self._away_since_s = now_s
         away_s = now_s - self._away_since_s
@@ -73,34 +92,40 @@ class ServerWatch:
             return self._again(f"the job of {self._name} has ended", can_submit)
         if away_s <= self._patience_s(job):
             where = "its job runs" if job is not None and job.where is Queue.RUNS else "no job of it is known"
-            return Decision(
+            return KeeperDecision(
                 Act.WAIT, f"{self._name} does not answer {'any more' if self._served else 'yet'} ({note or where})"
             )
         return self._again(f"{self._name} did not answer for {away_s:.0f} s{f' ({note})' if note else ''}", can_submit)
 
     def restarted(self) -> None:
-        """Its job was submitted, or could not be."""
+        """Notes that its job was submitted, or could not be."""
         self.restarts += 1
-        self._away_since_s, self._served = None, False
+        self._away_since_s = None
+        self._served = False
 
-    def _alive(self, now_s: float) -> Decision:
-        self._away_since_s, self._served = None, True
+    def _alive(self, now_s: float) -> KeeperDecision:
+        self._away_since_s = None
+        self._served = True
         self._up_since_s = now_s if self._up_since_s is None else self._up_since_s
         if now_s - self._up_since_s >= self._runtime.ready_timeout_s:
             self.restarts = 0
-        return Decision(Act.USE)
+        return KeeperDecision(Act.USE)
 
     def _patience_s(self, job: JobState | None) -> float:
-        """A server that served and whose job runs hangs, or is cut off; else it may be starting."""
+        """Returns the patience: a server that served and whose job runs hangs, or is cut off; else it may
+        be starting.
+        """
         hangs = self._served and job is not None and job.where is Queue.RUNS
         return self._runtime.lease_s if hangs else self._runtime.ready_timeout_s
 
-    def _again(self, why: str, can_submit: bool) -> Decision:
+    def _again(self, why: str, can_submit: bool) -> KeeperDecision:
         if not can_submit:
-            return Decision(Act.LOST, why)
+            return KeeperDecision(Act.LOST, why)
         if self.restarts >= self._runtime.max_restarts:
-            return Decision(Act.LOST, f"{why}, and it was started {self.restarts} times anew (runtime.max_restarts)")
-        return Decision(Act.RESTART, why)
+            return KeeperDecision(
+                Act.LOST, f"{why}, and it was started {self.restarts} times anew (runtime.max_restarts)"
+            )
+        return KeeperDecision(Act.RESTART, why)
 
 
 class Tenancy:
@@ -112,10 +137,13 @@ class Tenancy:
         self._had = False
 
     def look(self, now_s: float, silences_s: Collection[float], job: JobState | None) -> str | None:
-        """Why the server should end, or None. `silences_s`: of every run that has not said that it is over; `job`:
-        the run's, None where none is known."""
+        """Returns why the server should end, or None. `silences_s` are of every run that has not said that it is over.
+
+        `job` is the run's, None where none is known.
+        """
         if any(silence_s <= self._runtime.lease_s for silence_s in silences_s):
-            self._had, self._alone_since_s = True, None
+            self._had = True
+            self._alone_since_s = None
             return None
         if job is not None and job.where is Queue.WAITS:
             self._alone_since_s = None
@@ -123,7 +151,8 @@ class Tenancy:
         if self._alone_since_s is None:
             self._alone_since_s = now_s
         alone_s = now_s - self._alone_since_s
-        if job is not None and job.where is not Queue.GONE:  # it is starting, or SLURM does not answer
+        # It is starting, or SLURM does not answer.
+        if job is not None and job.where is not Queue.GONE:
             limit_s = self._runtime.ready_timeout_s
             return f"the run gave no sign of life for {alone_s:.0f} s" if alone_s > limit_s else None
         if self._had:
@@ -143,27 +172,27 @@ class RuntimeLost(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """What the keeper asks of SLURM; `here`: whether there is one."""
+    """The things that the keeper asks of SLURM; `here` says whether there is one."""
 
     here: Callable[[], bool] = has_slurm
     state: Callable[[str], JobState] = job_state
-    submit: Callable[[Path], str] = submit
-    cancel: Callable[[str], None] = cancel
+    submit: Callable[[Path], str] = submit_script
+    cancel: Callable[[str], None] = cancel_job
 
 
 @dataclass(slots=True)
-class _Node:
+class _ServerNode:
     watch: ServerWatch
-    decision: Decision = field(default_factory=lambda: Decision(Act.WAIT))
+    decision: KeeperDecision = field(default_factory=lambda: KeeperDecision(Act.WAIT))
     record: ServerRecord | None = None
     job: JobState | None = None
     asked_s: float = float("-inf")
 
 
 @contextlib.asynccontextmanager
-async def kept_fleet(config: Config, session: Session) -> AsyncIterator[RuntimeFleet]:
-    """Sandboxes of the servers that `runtime.shared_dir` names, for the time of the block."""
-    assert meets(config) and config.runtime.shared_dir is not None
+async def kept_fleet(config: Config, session: RunSession) -> AsyncIterator[RuntimeFleet]:
+    """Yields the sandboxes of the servers that `runtime.shared_dir` names, for the time of the block."""
+    assert uses_meeting(config) and config.runtime.shared_dir is not None
     fleet = RuntimeFleet(config.sandbox, renew_s=config.runtime.heartbeat_s)
     keeper = RuntimeKeeper(config, Meeting(Path(config.runtime.shared_dir)), session, fleet)
     keeper.start()
@@ -178,7 +207,7 @@ class RuntimeKeeper:
         self,
         config: Config,
         meeting: Meeting,
-        session: Session,
+        session: RunSession,
         fleet: RuntimeFleet,
         scheduler: Scheduler | None = None,
     ) -> None:
@@ -187,8 +216,8 @@ class RuntimeKeeper:
         self._session = session
         self._fleet = fleet
         self._scheduler = scheduler or Scheduler()
-        self._nodes = [_Node(ServerWatch(number, config.runtime)) for number in range(config.runtime.nodes)]
-        self._beating = Beating(meeting.write_trainer, _record(session.folder.name))
+        self._nodes = [_ServerNode(ServerWatch(number, config.runtime)) for number in range(config.runtime.nodes)]
+        self._beating = Beating(meeting.write_trainer, _trainer_record(session.folder.name))
         self._said: dict[int, str] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="runtime-heartbeat", daemon=True)
@@ -196,13 +225,13 @@ class RuntimeKeeper:
         self._http: aiohttp.ClientSession | None = None
 
     def start(self) -> None:
-        """Raises DiskError for a folder where nobody can be met."""
+        """Starts the watch. Raises DiskError for a folder where nobody can be met."""
         self._beating.beat()
         self._thread.start()
         self._task = asyncio.ensure_future(self._watch())
 
     async def close(self) -> None:
-        """The run is over: the servers learn it at once, and what a dead one left in the folder goes away."""
+        """Ends the watch: the servers learn it at once, and what a dead one left in the folder goes away."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -219,7 +248,7 @@ class RuntimeKeeper:
         self._meeting.leave()
 
     async def _dead(self) -> list[ServerRecord]:
-        """Records of servers that do not answer now: a run may end before its watch has seen the death."""
+        """Returns records of servers that do not answer now: a run may end before its watch has seen the death."""
         records = [node.record for node in self._nodes if node.record is not None]
         if self._http is None:
             return []
@@ -228,7 +257,8 @@ class RuntimeKeeper:
 
     def _beat(self) -> None:
         while not self._ended.wait(self._config.runtime.heartbeat_s):
-            with contextlib.suppress(DiskError):  # the disk may be back at the next one; a server's patience is longer
+            # The disk may be back at the next beat; a server's patience is longer.
+            with contextlib.suppress(DiskError):
                 self._beating.beat()
 
     async def _watch(self) -> None:
@@ -240,17 +270,19 @@ class RuntimeKeeper:
                 raise
             except RunError as error:
                 self._fleet.give_up(error)
-            except Exception as error:  # of ours: nobody must wait for a watch that has ended
+            # It is an error of ours: nobody must wait for a watch that has ended.
+            except Exception as error:
                 self._fleet.give_up(RuntimeLost(f"sandbox servers are not watched any more: {error!r}"))
                 raise
             await asyncio.sleep(min(1.0, self._config.runtime.heartbeat_s))
 
     async def _look(self) -> None:
-        """Raises RendezvousError for servers of another version."""
+        """Looks once at all servers. Raises RendezvousError for servers of another version."""
         records = {server.node: server for server in await asyncio.to_thread(self._meeting.servers)}
-        for number in sorted(records.keys() - set(range(len(self._nodes)))):  # more than this run asked for: welcome
+        # More than this run asked for are welcome.
+        for number in sorted(records.keys() - set(range(len(self._nodes)))):
             if number == len(self._nodes):
-                self._nodes.append(_Node(ServerWatch(number, self._config.runtime)))
+                self._nodes.append(_ServerNode(ServerWatch(number, self._config.runtime)))
         await asyncio.gather(*(self._look_at(number, records.get(number)) for number in range(len(self._nodes))))
         alive = [node.record for node in self._nodes if node.decision.act is Act.USE and node.record is not None]
         key = self._meeting.known_key()
@@ -261,7 +293,8 @@ class RuntimeKeeper:
             self._fleet.give_up(self._lost())
 
     async def _look_at(self, number: int, record: ServerRecord | None) -> None:
-        node, now_s = self._nodes[number], asyncio.get_running_loop().time()
+        node = self._nodes[number]
+        now_s = asyncio.get_running_loop().time()
         alive = record is not None and await self._answers(record)
         if not alive:
             await self._ask_queue(number, node, record, now_s)
@@ -274,11 +307,12 @@ class RuntimeKeeper:
         if node.decision.act is Act.RESTART:
             await self._restart(number, node)
 
-    def _how_to(self, node: _Node) -> str:
+    def _how_to(self, node: _ServerNode) -> str:
         return f"nobody has started it: {self._by_hand()}" if node.job is None else ""
 
     async def _answers(self, record: ServerRecord) -> bool:
-        key, challenge = self._meeting.known_key(), secrets.token_hex(16)
+        key = self._meeting.known_key()
+        challenge = secrets.token_hex(16)
         assert self._http is not None
         if key is None:
             return False
@@ -289,8 +323,8 @@ class RuntimeKeeper:
             return False
         return isinstance(answer, dict) and answer.get("proof") == wire.proof_of(key, record.server, challenge)
 
-    async def _ask_queue(self, number: int, node: _Node, record: ServerRecord | None, now_s: float) -> None:
-        """Not every second: a controller has others to answer."""
+    async def _ask_queue(self, number: int, node: _ServerNode, record: ServerRecord | None, now_s: float) -> None:
+        """Asks SLURM for the job's state, but not every second: a controller has others to answer."""
         if not self._scheduler.here():
             return
         job_id = self._meeting.jobs().get(job_key(number)) or (record.job_id if record is not None else None)
@@ -302,8 +336,8 @@ class RuntimeKeeper:
         mine = self._config.runtime.kind is RuntimeKind.job
         return mine and self._scheduler.here() and self._meeting.script(number).is_file()
 
-    async def _restart(self, number: int, node: _Node) -> None:
-        """Its old job first, so that there are never two."""
+    async def _restart(self, number: int, node: _ServerNode) -> None:
+        """Starts a server again, its old job first cancelled, so that there are never two."""
         node.watch.restarted()
         old = self._meeting.jobs().get(job_key(number))
         try:
@@ -312,19 +346,23 @@ class RuntimeKeeper:
             new = await asyncio.to_thread(self._scheduler.submit, self._meeting.script(number))
         except SlurmError as error:
             self._session.progress.message(f"sandbox server {number}: {error}")
-            node.job, node.asked_s = JobState(Queue.UNKNOWN), asyncio.get_running_loop().time()  # not at once again
+            # It is not asked again at once.
+            node.job = JobState(Queue.UNKNOWN)
+            node.asked_s = asyncio.get_running_loop().time()
             return
         self._meeting.note_jobs(**{job_key(number): new})
-        node.job, node.asked_s = None, float("-inf")
+        node.job = None
+        node.asked_s = float("-inf")
         self._session.record("runtime_restarted", {"node": number, "job": new, "reason": node.decision.words})
         self._session.progress.message(
             f"sandbox server {number} is started again as job {new} "
             f"({node.watch.restarts} of {self._config.runtime.max_restarts}): {node.decision.words}"
         )
 
-    def _say(self, number: int, node: _Node) -> None:
-        """Each state once: a lasting line of the console and of run.log."""
-        words, record = node.decision.words, node.record
+    def _say(self, number: int, node: _ServerNode) -> None:
+        """Says each state once: a lasting line of the console and of run.log."""
+        words = node.decision.words
+        record = node.record
         if node.decision.act is Act.USE and record is not None:
             job = f" (job {record.job_id})" if record.job_id else ""
             words = f"sandbox server {number}: {record.url}, {record.slots} places on {record.host}{job}"
@@ -336,18 +374,18 @@ class RuntimeKeeper:
 
     def _lost(self) -> RuntimeLost:
         words = "; ".join(node.decision.words for node in self._nodes)
-        again = f"sbatch {self._meeting.script(0)}" if self._can_submit(0) else self._by_hand()
+        again = f"sbatch {shlex.quote(str(self._meeting.script(0)))}" if self._can_submit(0) else self._by_hand()
         return RuntimeLost(
             f"No sandbox server is left: {words}. What they said last is in {self._meeting.folder} "
             f"({self._meeting.log(0).name}). Start one with `{again}` and go on with trainer.resume=auto."
         )
 
     def _by_hand(self) -> str:
-        return f"python -m swe_rl job=runtime runtime=job runtime.shared_dir={self._meeting.folder}"
+        return f"python -m swe_rl job=runtime runtime=job {paste_override('runtime.shared_dir', self._meeting.folder)}"
 
 
-def _record(run: str) -> TrainerRecord:
-    here = allocation(os.environ)
+def _trainer_record(run: str) -> TrainerRecord:
+    here = current_allocation(os.environ)
     return TrainerRecord(
         trainer=secrets.token_hex(8),
         run=run,

@@ -1,4 +1,4 @@
-"""A run's frame: its folder, lock, status, log, events and progress, whatever becomes of it.
+"""Frames a run with its folder, lock, status, log, events and progress, whatever becomes of it.
 
 Invariants:
 - `status.json` says how it ended, also for an exception and for Ctrl-C; after SIGKILL it says `running` and nobody
@@ -10,25 +10,24 @@ import asyncio
 import os
 import resource
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from swe_rl.config.choices import JobName
-from swe_rl.config.compose import config_hash, flatten
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.compose import config_hash, flatten_config
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.hardware.gpu_watch import watched_gpus
-from swe_rl.hardware.slurm.jobs import allocation
-from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict, take_warning
-from swe_rl.hardware.sync import Rounds, synced
+from swe_rl.hardware.slurm.jobs import current_allocation
+from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
+from swe_rl.hardware.sync import Rounds, keep_synced
+from swe_rl.host.ending import LAST_WORDS_S, last_words
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
@@ -41,76 +40,17 @@ from swe_rl.logger.wandb import WandbLogger
 from swe_rl.plan import sizes
 from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
-from swe_rl.run import event_loop
-from swe_rl.run.which_folder import acquire, copy_folder
-
-# The signals that tell a run to end: heard once, answered as Ctrl-C is, which saves the state and stops everything.
-# - SIGTERM ends a run everywhere; the warnings of a scheduler (SIGUSR1, SIGUSR2) end it inside a SLURM job only.
-# - A second signal does not hurry the first: a scheduler sends several while the state is saved. Ctrl-C twice does.
-# - Handlers of the job's launcher are put back at the end; outside a job they are left alone.
-_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(slots=True)
-class EndSignal:
-    """`by`: the name of the first signal, once there was one. `waits`: the run cannot answer yet, and calls `answer`
-    once it can. `deaf`: the run has ended, and writes down how."""
-
-    by: str | None = None
-    waits: bool = False
-    deaf: bool = False
-
-    def answer(self) -> None:
-        self.waits = False
-        if self.by is not None:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def listening(*, in_slurm: bool, waits: bool = False) -> Iterator[EndSignal]:
-    """Does nothing in another thread than the main one, nor where somebody else handles SIGTERM outside a job."""
-    end_signal = EndSignal(waits=waits)
-    if threading.current_thread() is not threading.main_thread():
-        yield end_signal
-        return
-    numbers: tuple[signal.Signals, ...] = ()
-    if in_slurm:
-        numbers = (signal.SIGTERM, signal.SIGCONT, *_WARNINGS)  # SIGCONT comes before SIGTERM, and means nothing
-    elif signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        numbers = (signal.SIGTERM,)
-    before = {number: signal.signal(number, _handler(end_signal)) for number in numbers}
-    end_signal.by = end_signal.by or (take_warning() if waits and in_slurm else None)
-    try:
-        yield end_signal
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _handler(end_signal: EndSignal) -> Callable[[int, FrameType | None], Any]:
-    def hear(number: int, _: FrameType | None) -> None:
-        if end_signal.by is None and not end_signal.deaf and number != signal.SIGCONT:
-            end_signal.by = signal.Signals(number).name
-            if not end_signal.waits:
-                _interrupt()
-
-    return hear
-
-
-def _interrupt() -> None:
-    """As Ctrl-C, also where that is ignored because a shell started the run in the background."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.raise_signal(signal.SIGINT)
-    elif not event_loop.interrupt():
-        raise KeyboardInterrupt
-
+from swe_rl.run.end_signal import EndSignal, LastWords, listen_for_end
+from swe_rl.run.which_folder import copy_folder, lock_folder
 
 _BYTES_PER_GB = 1024**3
+# Where the run hangs, this part of job.end_within_s is for having the job queued again.
+_ASKING_SLURM_S = 4.0
 
 
 @dataclass(slots=True)
-class Session:
-    """What a job writes to."""
+class RunSession:
+    """The things that a job writes to."""
 
     config: Config
     folder: RunFolder
@@ -121,14 +61,21 @@ class Session:
     mirrors: Mirrors
     resumed: bool
     started_s: float
-    reports: bool = True  # whether it ends in a summary and a report
+    # It ends in a summary and a report then.
+    reports: bool = True
     summary: dict[str, Any] = field(default_factory=dict)
-    engine_restarts: dict[str, int] = field(default_factory=dict)  # of each of our servers that was up once
+    # It counts restarts of each of our servers that was up once.
+    engine_restarts: dict[str, int] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
-    survival: Survival | None = None  # inside a SLURM job
-    copies: Rounds | None = None  # with paths.sync_to
+    # It is set inside a SLURM job.
+    survival: Survival | None = None
+    # It is set with paths.sync_to.
+    copies: Rounds | None = None
     report: FreshReport = field(init=False)
-    caveats: list[str] = field(default_factory=list)  # what has to be known beside the result, a line each
+    # These have to be known beside the result, a line each.
+    caveats: list[str] = field(default_factory=list)
+    # SLURM is asked once.
+    asking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.report = FreshReport(self.folder)
@@ -144,11 +91,11 @@ class Session:
         self.report.step_done()
 
     def record(self, event: str, fields: Mapping[str, object]) -> None:
-        """A line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
+        """Writes a line of `events.jsonl`, for parts that know of no events log. Raises DiskError."""
         self.events.write(event, **fields)
 
     def warn(self, text: str) -> None:
-        """A lasting line or more; the first one is said again at the run's end where it begins with `warning: `."""
+        """Says a lasting line or more; the first one is said again at the run's end if it begins with `warning: `."""
         self.progress.message(text)
         first = text.partition("\n")[0]
         if first.startswith("warning: ") and first not in self.caveats:
@@ -158,21 +105,22 @@ class Session:
         return read_evals(self.folder)
 
     def evaluated(self, numbers: Mapping[str, Any]) -> None:
-        """An evaluation has ended: on disk, then to the loggers. Raises DiskError."""
+        """Records that an evaluation has ended: on disk, then to the loggers. Raises DiskError."""
         self.steps.append_eval(numbers)
         self.mirrors.evaluated(numbers)
 
     def state_is_saved(self) -> Verdict | None:
-        """What comes next for a job that was told to end: asked early, before what may take longer than is left.
+        """Returns what comes next for a job that was told to end; it is asked early, before what may take longer.
 
-        None outside a job, and where nobody told it. Raises DiskError.
+        None stands for no job, and for nobody who told it. Raises DiskError.
         """
         if self.survival is None or self.end_signal.by is None:
             return None
-        return self.survival.told_to_end(self.end_signal.by, self.copies.now if self.copies else None)
+        with self.asking:
+            return self.survival.told_to_end(self.end_signal.by, self.copies.now if self.copies else None)
 
     def finish(self, ending: RunStatus | None = None) -> None:
-        """Summary and report of what the folder holds; the last lines that a person sees. `ending`: see the report."""
+        """Writes summary and report of what the folder holds, with `ending` in the report."""
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
         self.events.write("stopped", wall_s=wall_s)
@@ -184,8 +132,9 @@ class Session:
         self.summary = summary
 
     def print_end(self) -> None:
-        """The last lines of a run: what came of it, and where to read on."""
-        before, after = self.summary.get("resolved_rate_before"), self.summary.get("resolved_rate_after")
+        """Prints the last lines of a run: what came of it, and where to read on."""
+        before = self.summary.get("resolved_rate_before")
+        after = self.summary.get("resolved_rate_after")
         if before is not None and after is not None:
             paired = self.summary.get("resolved_gain")
             gain = f"{100 * (after - before if paired is None else paired):+.1f} points"
@@ -201,16 +150,16 @@ class Session:
             print(f"report:     {_from_here(self.folder.report_html)}", flush=True)
 
 
-def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> list[str]:
-    """What a run says first: what it is, how much there is to do, where its files go, how to watch it; a line each.
+def banner_lines(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Sequence[str] = ()) -> list[str]:
+    """Returns what a run says first, a line each: what it is, how much there is to do, where files go, how to watch it.
 
-    `plan`: of plan.json; `overrides`: what this run was given, which tells it from others of its sweep.
-    A time is named only where the plan's estimate covers all of a step.
+    `plan` is that of plan.json; `overrides` are what this run was given, which tells it from others of its sweep. A
+    time is named only where the plan's estimate covers all of a step.
     """
     rows = {
-        config.job.name.value: _what(config),
+        config.job.name.value: _describe_run(config),
         "with": " ".join(overrides),
-        "plan": _work(config, plan.get("time", {})),
+        "plan": _describe_work(config, plan.get("time", {})),
         "folder": _from_here(folder),
         "watch": f"tail -f {_from_here(folder / 'run.log')}",
     }
@@ -218,14 +167,15 @@ def banner(config: Config, plan: Mapping[str, Any], folder: Path, overrides: Seq
 
 
 def _from_here(path: Path) -> str:
-    """Relative to the working directory where it lies below it."""
+    """Returns a path relative to the working directory where it lies below it."""
     try:
         return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-    except OSError:  # it was removed
+    # The working directory was removed.
+    except OSError:
         return str(path)
 
 
-def _what(config: Config) -> str:
+def _describe_run(config: Config) -> str:
     if config.job.name is JobName.sft:
         return f"{config.model.name} on demonstrations of {config.env.name}: layout {config.layout.name}"
     parts = [f"agent {config.agent.name}", f"engine {config.engine.kind.value}"]
@@ -236,7 +186,7 @@ def _what(config: Config) -> str:
     return f"{config.model.name} on {config.env.name}: {', '.join(parts)}"
 
 
-def _work(config: Config, time: Mapping[str, Any]) -> str:
+def _describe_work(config: Config, time: Mapping[str, Any]) -> str:
     rollout = config.rollout
     if config.job.name is JobName.sft:
         sft = config.sft
@@ -254,43 +204,49 @@ _LABEL_COLUMNS = 8
 
 
 def peak_memory_gb() -> float:
-    """Of this process since its start (Linux counts in KiB)."""
+    """Returns the peak memory of this process since its start (Linux counts in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _BYTES_PER_GB
 
 
 @contextmanager
-def session(
+def open_session(
     config: Config, fresh: Path, *, total_steps: int, reports: bool = True, state: ProgressState | None = None
-) -> Iterator[Session]:
+) -> Iterator[RunSession]:
     """Holds a run's folder. Whatever leaves the block is written to `status.json` and raised on.
 
-    `state`: what the live line shows where there are no steps.
+    `state` is what the live line shows where there are no steps.
     """
-    here = allocation(os.environ)
-    folder, resumed = acquire(config, fresh, here)
+    here = current_allocation(os.environ)
+    folder, resumed = lock_folder(config, fresh, here)
     with ExitStack() as stack:
         stack.callback(folder.release)
-        end_signal = stack.enter_context(listening(in_slurm=here is not None, waits=True))
-        mirrors = _mirrors(config, folder)
+        end_signal = stack.enter_context(listen_for_end(in_slurm=here is not None, waits=True))
+        mirrors = _make_mirrors(config, folder)
         before = folder.status()
         step = before.step if before and resumed else 0
         status = StatusWriter(folder.status_json, config_hash=config_hash(config), job=config.job.name, step=step)
+        words = LastWords(status, end_signal)
+        of_these_s = _ASKING_SLURM_S if here is not None else LAST_WORDS_S
+        stack.enter_context(last_words(words, config.job.end_within_s, of_these_s))
         kill_point("status_written")
         stack.enter_context(RunLog(folder.run_log))
         events = stack.enter_context(EventLog(folder.events_jsonl))
         steps = stack.enter_context(StepLog(folder))
-        verbosity, on_phase = config.logger.verbosity, _phases_to(events)
+        verbosity = config.logger.verbosity
+        on_phase = _phases_to(events)
         progress = stack.enter_context(Progress(total_steps, state=state, verbosity=verbosity, on_phase=on_phase))
-        run_session = Session(
+        run_session = RunSession(
             config, folder, status, events, steps, progress, mirrors, resumed, time.monotonic(), reports
         )
         run_session.end_signal = end_signal
-        if here is not None and reports:  # a server has no step to go on after: whoever needs it starts another
+        words.save = run_session.state_is_saved
+        # A server has no step to go on after: whoever needs it starts another.
+        if here is not None and reports:
             run_session.survival = Survival(folder.requeue_json, here, max_requeues=config.hardware.max_requeues)
         copy = copy_folder(config, here, folder.path)
         if copy is not None:
             run_session.copies = stack.enter_context(
-                synced(
+                keep_synced(
                     folder.path,
                     copy,
                     every_s=config.paths.sync_every_s,
@@ -302,7 +258,7 @@ def session(
             stack.enter_context(watched_gpus(progress.message))
         restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
         if reports:
-            for line in banner(config, read_json(folder.plan_json), folder.path, folder.overrides()):
+            for line in banner_lines(config, read_json(folder.plan_json), folder.path, folder.overrides()):
                 progress.message(line)
         events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
         try:
@@ -320,11 +276,13 @@ def session(
             _end_early(run_session, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
             raise
         else:
-            _close(run_session, RunState.done, None, 0)
+            _close_session(run_session, RunState.done, None, 0)
 
 
 def _phases_to(events: EventLog) -> Callable[[str, float], None]:
-    """Each phase that has ended, as an event: a full disk is said by what needs it."""
+    """Returns a function that writes each phase that has ended as an event: what needs the disk says that
+    it is full.
+    """
 
     def on_phase(name: str, took_s: float) -> None:
         with suppress(DiskError):
@@ -333,17 +291,17 @@ def _phases_to(events: EventLog) -> Callable[[str, float], None]:
     return on_phase
 
 
-def _mirrors(config: Config, folder: RunFolder) -> Mirrors:
-    """None of a job that has no figures: a server of an engine or of sandboxes. Raises UserError."""
-    if Part.logger not in starts(config):
+def _make_mirrors(config: Config, folder: RunFolder) -> Mirrors:
+    """Returns the loggers; none for a job without figures: a server of an engine or of sandboxes. Raises UserError."""
+    if Part.logger not in started_parts(config):
         return Mirrors(())
-    flat = flatten(config)
+    flat = flatten_config(config)
     wandb = WandbLogger(config.logger, folder.name, folder, flat)
     return Mirrors((wandb, *make_loggers(config.logger, folder.path, folder.name, flat)))
 
 
 def _num_evaluated(config: Config, folder: RunFolder) -> int:
-    """How far an evaluation is, which has no steps: its trajectories on the disk."""
+    """Returns how far an evaluation is, which has no steps: the number of its trajectories on the disk."""
     path = folder.eval_trajectories(0)
     if config.job.name is not JobName.eval or not path.exists():
         return 0
@@ -351,7 +309,7 @@ def _num_evaluated(config: Config, folder: RunFolder) -> int:
         return sum(1 for _ in file)
 
 
-def _end_early(session: Session, state: RunState, reason: str, exit_status: int) -> None:
+def _end_early(session: RunSession, state: RunState, reason: str, exit_status: int) -> None:
     """Raises Requeued where the job goes on in another start: then nothing is lost but time.
 
     What fails after the signal does so because everything in the job got it; the newest checkpoint is whole.
@@ -362,17 +320,17 @@ def _end_early(session: Session, state: RunState, reason: str, exit_status: int)
     except DiskError as error:
         session.progress.message(f"not queued again: {error}")
     if verdict is None:
-        return _close(session, state, reason, exit_status)
+        return _close_session(session, state, reason, exit_status)
     reason = f"{verdict.reason}; and then {reason}" if state is RunState.failed else verdict.reason
     session.progress.message(reason)
     if not verdict.requeued:
-        return _close(session, state, reason, exit_status)
-    _close(session, RunState.requeued, reason, EXIT_STATUS)
+        return _close_session(session, state, reason, exit_status)
+    _close_session(session, RunState.requeued, reason, EXIT_STATUS)
     raise Requeued
 
 
-def _close(session: Session, state: RunState, reason: str | None, exit_status: int) -> None:
-    """Best effort where the run failed already: its own error must not be hidden by a full disk.
+def _close_session(session: RunSession, state: RunState, reason: str | None, exit_status: int) -> None:
+    """Writes the end; it does its best where the run failed already: its own error must not be hidden by a full disk.
 
     A run is not done before its report is there: killed in between, it is resumed and writes one.
     """

@@ -1,4 +1,4 @@
-"""The rollouts of `rollout.mode=stream`: groups that flow, under the names of nominal steps, and their queue on disk.
+"""Runs the rollouts of `rollout.mode=stream`: groups flow under names of nominal steps, with a queue on disk.
 
 Invariants:
 - A complete group is a file of the run's queue before anybody learns from it, and after all its traces are committed. A
@@ -7,8 +7,8 @@ Invariants:
 - Group k has the names of step k // prompts + 1, whichever step trains it. With `rollout.instances=informative` its
   instance depends on what was known when it began; a complete group keeps its own over a resume.
 - An evaluation goes on beside all of it, in the places of the rollouts, before any that begin later. The engines keep
-  the weights that it names until it ends; what is trained meanwhile takes room in the flow, so that staleness stays
-  bounded: at most `1 + ahead` steps are.
+  the weights that it names until it ends; what is trained meanwhile takes room in the flow, so that at most `1 + ahead`
+  steps are trained until then.
 """
 
 import asyncio
@@ -24,37 +24,49 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import INFRA_STATUSES, DynamicSampling, InstanceChoice
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine
-from swe_rl.engine.watch import watched
+from swe_rl.engine.watch import watch_engines
 from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import Redactor, disk_error, encode_json, write_bytes_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.batch import groups_of
-from swe_rl.rollout.collect import Collected, Place, RolloutError, require_few_failures, require_some_in_time
+from swe_rl.rollout.collect import (
+    AttemptPlace,
+    Collected,
+    RolloutError,
+    require_few_failures,
+    require_some_in_time,
+    require_some_understood,
+)
 from swe_rl.rollout.flow import Attempted, Flow, Pace
-from swe_rl.rollout.sampler import Begun, GroupOrder, SamplerState
-from swe_rl.rollout.trajectory import OUR_WORDS, Prefix, Status, Trajectory, TrajectoryId
-from swe_rl.run.rollouts import Rollouts, Sampled
+from swe_rl.rollout.sampler import Begun, GroupOrder
+from swe_rl.rollout.sampler_state import SamplerState
+from swe_rl.rollout.trajectory import OUR_WORDS, Status, Trajectory, TrajectoryId
+from swe_rl.run.rollouts import Rollouts, SampledStep
 
-_LOOK_S = 0.1  # between two looks at the engines' load
+# So much time is between two looks at the engines' load.
+_LOOK_S = 0.1
 
 
 class GroupQueue:
-    """Complete groups, a file each."""
+    """The queue of complete groups, a file each."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._redactor = folder, Redactor.from_environ()
+        self._folder = folder
+        self._redactor = Redactor.from_environ()
 
     def put(self, number: int, collected: Collected) -> None:
-        """Raises DiskError."""
+        """Writes a group. Raises DiskError."""
         head: dict[str, Any] = {"trajectories": len(collected.trajectories)}
         records = [trajectory.to_record() for trajectory in (*collected.trajectories, *collected.retried)]
         lines = [self._redactor.json(encode_json(record), OUR_WORDS) for record in (head, *records)]
         write_bytes_atomic(self._folder.queued_group(number), b"".join(line + b"\n" for line in lines))
 
     def find(self, number: int) -> Collected | None:
-        """None where there is none, nothing that can be read, or one in which infrastructure failed: that is sampled
-        again by whoever goes on, as it may have ended the run."""
+        """Returns a group; None where there is none, nothing that can be read, or one in which infrastructure failed.
+
+        Such a group is sampled again by whoever goes on, as it may have ended the run.
+        """
         try:
             head, *records = read_jsonl(self._folder.queued_group(number))
             ended = [Trajectory.from_record(record) for record in records]
@@ -69,7 +81,7 @@ class GroupQueue:
         return sorted(int(path.stem.partition("_")[2]) for path in self._folder.queue.glob("group_*.jsonl"))
 
     def remove_failed(self) -> None:
-        """Those in which infrastructure or time failed a trajectory. Raises DiskError."""
+        """Removes groups in which infrastructure or time failed a trajectory. Raises DiskError."""
         groups = {number: self.find(number) for number in self.numbers()}
         self.remove(
             number
@@ -78,7 +90,7 @@ class GroupQueue:
         )
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """Raises DiskError."""
+        """Removes groups. Raises DiskError."""
         for number in numbers:
             path = self._folder.queued_group(number)
             try:
@@ -88,24 +100,34 @@ class GroupQueue:
             kill_point("queue_pruned")
 
 
-class Stream:
-    """Of one start of a run; `rollouts` are its parts. `first` is the step that is trained next."""
+class GroupStream:
+    """The stream of one start of a run; `rollouts` are its parts."""
 
     def __init__(self, config: Config, rollouts: Rollouts, *, ahead: int) -> None:
-        self._config, self._rollouts = config, rollouts
+        self._config = config
+        self._rollouts = rollouts
         self._order = GroupOrder(rollouts.sampler, config.rollout.prompts_per_step)
         self._queue = GroupQueue(rollouts.session.folder)
         self._ahead = ahead
         self._flow: Flow | None = None
-        self._before: SamplerState | None = None  # the order of the checkpoint before the newest
-        self._prefixes: dict[int, Prefix | None] = {}  # of groups that are under way, by number
+        # It is the order of the checkpoint before the newest.
+        self._before: SamplerState | None = None
         self._taken_s = 0.0
-        self._sampling = 0  # the step whose timeline the engines' loads belong to
+        # The engines' loads belong to the timeline of this step.
+        self._sampling = 0
         self._engines_idle_s = 0.0
-        self._earlier: set[str] = set()  # ids of groups that an earlier start sampled
+        # These are ids of groups that an earlier start sampled.
+        self._earlier: set[str] = set()
 
     def restored(self, order: SamplerState | None, step: int) -> SamplerState:
-        """Goes back to where `step` left the order, or to the start; that order."""
+        """Goes back to where `step` left the order, or to the start. Returns that order. Raises DiskError.
+
+        Complete groups of instances that are gone are forgotten.
+        """
+        there = {instance.instance_id for instance in self._rollouts.instances}
+        self._queue.remove(
+            number for number, group in self._whole().items() if group.trajectories[0].instance_id not in there
+        )
         if order is not None:
             self._order.restore(order, step)
         if self._config.rollout.instances is InstanceChoice.informative:
@@ -115,18 +137,19 @@ class Stream:
         return self._order.state([])
 
     def whole_groups(self) -> set[str]:
-        """The ids of the groups whose traces a resumed run goes on with."""
+        """Returns the ids of the groups whose traces a resumed run goes on with."""
         return {trajectory.group_id for group in self._whole().values() for trajectory in group.trajectories}
 
     def _whole(self) -> dict[int, Collected]:
-        """By number."""
+        """Returns the complete groups by number."""
         groups = {number: self._queue.find(number) for number in self._queue.numbers()}
         return {number: group for number, group in groups.items() if group is not None}
 
     @asynccontextmanager
     async def flowing(self, step: int) -> AsyncIterator[None]:
-        """Groups are sampled inside the block, for the steps after `step`."""
-        rollout, algo = self._config.rollout, self._config.algo
+        """Samples groups inside the block, for the steps after `step`."""
+        rollout = self._config.rollout
+        algo = self._config.algo
         replaces = algo.dynamic_sampling is DynamicSampling.resample
         pace = Pace(
             n=rollout.n,
@@ -135,7 +158,8 @@ class Stream:
             ahead=self._ahead,
             max_rounds=algo.max_resample_rounds if replaces else None,
         )
-        parts, session = self._rollouts.parts, self._rollouts.session
+        parts = self._rollouts.parts
+        session = self._rollouts.session
         steps = self._config.trainer.steps - step
 
         def left(begun: Begun, trajectories: int) -> None:
@@ -152,24 +176,29 @@ class Stream:
             if self._sampling <= self._config.trainer.steps:
                 session.steps.append_programs(self._sampling, event, [{**fields, "step": self._sampling}])
 
-        async with watched(parts.engines, record), self._flow.flowing(*beside):
+        async with watch_engines(parts.engines, record), self._flow.flowing(*beside):
             yield
 
-    async def take(self, step: int) -> Sampled:
-        """What `step` trains. Raises RolloutError."""
-        rollout, waited_s = self._config.rollout, time.monotonic()
+    async def take(self, step: int) -> SampledStep:
+        """Returns what `step` trains. Raises RolloutError."""
+        rollout = self._config.rollout
+        waited_s = time.monotonic()
         with self._rollouts.session.progress.phase("generate", trajectories=rollout.prompts_per_step * rollout.n):
             taken = await self.flow.take()
-            await asyncio.to_thread(self._rollouts.keep_sources, taken.collected)
         now_s = time.monotonic()
         times_s = {"generate_s": now_s - self._taken_s, "trainer_idle_s": now_s - waited_s}
-        times_s["engines_idle_s"], self._engines_idle_s, self._taken_s = self._engines_idle_s, 0.0, now_s
-        self._sampling = step + 1  # nobody else writes into that step's files yet
+        times_s["engines_idle_s"] = self._engines_idle_s
+        self._engines_idle_s = 0.0
+        self._taken_s = now_s
+        # Nobody else writes into that step's files yet.
+        self._sampling = step + 1
         kill_point("groups_taken")
         try:
             require_few_failures(taken.collected.trajectories, rollout)
             require_some_in_time(taken.collected.trajectories, rollout)
-        except RolloutError:  # whoever goes on samples them again
+            require_some_understood(taken.collected.trajectories)
+        # Whoever goes on samples them again.
+        except RolloutError:
             await asyncio.to_thread(self._queue.remove_failed)
             raise
         facts: dict[str, Any] = {
@@ -179,30 +208,33 @@ class Stream:
             "open_groups": taken.under_way,
             **taken.foreseen,
         }
-        if self._earlier.intersection(facts["groups"]):  # this start spent no time on them
+        # This start spent no time on them, so a rate would be wrong.
+        if self._earlier.intersection(facts["groups"]):
             facts |= {"tokens_per_s": None, "sampled_tokens_per_s": None}
-        return Sampled(taken.collected, taken.order, times_s, facts)
+        return SampledStep(taken.collected, taken.order, times_s, facts)
 
     @property
     def flow(self) -> Flow:
-        """Of the block that the run is in."""
+        """The flow of the block that the run is in."""
         assert self._flow is not None
         return self._flow
 
     def saved(self, order: SamplerState) -> None:
-        """A checkpoint has `order`. Raises DiskError."""
-        before, self._before = self._before, order
+        """Notes that a checkpoint has `order`. Raises DiskError."""
+        before = self._before
+        self._before = order
         if before is not None and (flow := before.get("flow")) is not None:
             needed = {number for number, _ in flow["begun"]}
             gone = [number for number in self._queue.numbers() if number < flow["next"] and number not in needed]
             self._queue.remove(gone)
 
     def ended(self) -> None:
-        """Nothing comes after the newest checkpoint. Raises DiskError."""
+        """Empties the queue: nothing comes after the newest checkpoint. Raises DiskError."""
         self._queue.remove(self._queue.numbers())
 
     def known(self, begun: Begun) -> Collected | None:
-        collected, name = self._queue.find(begun.number), self._name(begun, 0).group_id
+        collected = self._queue.find(begun.number)
+        name = self._name(begun, 0).group_id
         if collected is None or len(collected.trajectories) != self._config.rollout.n:
             return None
         if any(trajectory.group_id != name for trajectory in collected.trajectories):
@@ -212,13 +244,12 @@ class Stream:
         self._earlier.add(name)
         return collected
 
-    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: Place) -> Attempted:
-        collector, instance = self._rollouts.parts.collector, self._rollouts.instances[begun.index]
-        temperature, name = self._config.rollout.temperature, self._name(begun, sample)
-        if begun.number not in self._prefixes:  # a small file, once a group
-            self._prefixes[begun.number] = self._rollouts.prefix(begun.index)
-        prefix = self._prefixes[begun.number]
-        trajectory, result = await collector.attempts(instance, name, temperature, retried, place, prefix)
+    async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: AttemptPlace) -> Attempted:
+        collector = self._rollouts.parts.collector
+        instance = self._rollouts.instances[begun.index]
+        temperature = self._config.rollout.temperature
+        name = self._name(begun, sample)
+        trajectory, result = await collector.attempts(instance, name, temperature, retried, place)
         self._rollouts.ended(trajectory)
         return trajectory, result
 
@@ -226,7 +257,6 @@ class Stream:
         await self._rollouts.parts.store.flush()
         kill_point("group_complete")
         await asyncio.to_thread(self._queue.put, begun.number, collected)
-        self._prefixes.pop(begun.number, None)
         kill_point("group_queued")
 
     def _name(self, begun: Begun, sample: int) -> TrajectoryId:
@@ -238,13 +268,14 @@ class Stream:
         looked_s = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_S)
-            before_s, looked_s = looked_s, time.monotonic()
+            before_s = looked_s
+            looked_s = time.monotonic()
             if all(stats.running + stats.waiting == 0 for stats in (engine.stats() for engine in engines)):
                 self._engines_idle_s += looked_s - before_s
 
 
 def _by_beginning(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """How many there are, what they sampled and how long their commands took, by the step of their names."""
+    """Returns how many there are, what they sampled and how long their commands took, by the step of their names."""
     table: dict[str, dict[str, float]] = {}
     for ended in trajectories:
         sums = table.setdefault(str(ended.step), {"trajectories": 0, "sampled_tokens": 0, "command_s": 0.0})
@@ -255,8 +286,10 @@ def _by_beginning(trajectories: Sequence[Trajectory]) -> dict[str, dict[str, flo
 
 
 def token_staleness(rows: Sequence[Row], version: int) -> dict[str, Any]:
-    """How many versions the trainer's weights were ahead of those that sampled a token, over all sampled tokens of a
-    step that trains weights of `version`; `token_staleness` counts tokens by it."""
+    """Returns by how many versions the trainer's weights were ahead of those that sampled a token.
+
+    It is over all sampled tokens of a step that trains weights of `version`; `token_staleness` counts tokens by it.
+    """
     ages: Counter[int] = Counter()
     for row in rows:
         sampled_by, counts = np.unique(row.weight_versions, return_counts=True)

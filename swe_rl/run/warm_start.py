@@ -1,4 +1,4 @@
-"""The steps of `job=sft`, one after another: demonstrations, an update, its record, checkpoints between them.
+"""Runs the steps of `job=sft` one after another: demonstrations, an update, its record, checkpoints between them.
 
 Invariants:
 - A step is recorded before its checkpoint is written, as in `loop`: the newest checkpoint counts.
@@ -20,16 +20,17 @@ import numpy as np
 from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.agent.prompts import system_prompt
 from swe_rl.algo.row import Row
-from swe_rl.config.compose import flatten
+from swe_rl.config.compose import flatten_config
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstration, Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.model.tiny import IdsAndMask, Messages, batch
-from swe_rl.run.event_loop import uninterrupted
+from swe_rl.model.tiny import IdsAndMask, Messages, draw_batch
+from swe_rl.run.event_loop import run_uninterrupted
 from swe_rl.run.learner import load_newest
-from swe_rl.run.session import Session
+from swe_rl.run.session import RunSession
 from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.schedule import Schedule
 
 if TYPE_CHECKING:
     from swe_rl.model.chat import ChatRenderer
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 _REPORT_EVERY_STEPS = 50
 
 
-def conversation(demonstration: Demonstration, prompt: str) -> Messages:
-    """As `agent=bash` would have had it."""
+def demonstrate_conversation(demonstration: Demonstration, prompt: str) -> Messages:
+    """Returns the conversation that `agent=bash` would have had."""
     messages = [{"role": "system", "content": prompt}, {"role": "user", "content": demonstration.statement}]
     for number, command in enumerate(demonstration.replies):
         messages.append({"role": "assistant", "content": f"```bash\n{command}\n```"})
@@ -48,7 +49,7 @@ def conversation(demonstration: Demonstration, prompt: str) -> Messages:
 
 
 def rows_of(drawn: Sequence[IdsAndMask], version: int) -> list[Row]:
-    """One group, whose masked tokens all have the advantage 1."""
+    """Returns one group of rows, whose masked tokens all have the advantage 1."""
     return [
         Row(
             trajectory_id=f"{number:06d}",
@@ -65,45 +66,49 @@ def rows_of(drawn: Sequence[IdsAndMask], version: int) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The steps after `before`, so many as `steps`."""
+    """A stage: the steps after `before`, so many as `steps`."""
 
     number: int
     before: int
     steps: int
     lr: float
-    warmup_steps: int
+    schedule: Schedule
     right_fraction: float
 
     def lr_of(self, step: int) -> float:
-        from swe_rl.trainer.optimizer import cosine_factor
-
-        return self.lr * cosine_factor(step - self.before - 1, self.warmup_steps, self.steps)
+        return self.lr * self.schedule.factor(step - self.before - 1)
 
 
-def stages(config: Config) -> tuple[Stage, Stage]:
+def sft_stages(config: Config) -> tuple[Stage, Stage]:
     sft = config.sft
+    skill = Schedule(sft.lr_schedule, sft.warmup_steps, sft.steps, sft.lr_final_fraction)
+    habits = Schedule(sft.lr_schedule, 0, sft.beginner_steps, sft.lr_final_fraction)
     return (
-        Stage(1, 0, sft.steps, sft.lr, sft.warmup_steps, right_fraction=1.0),
-        Stage(2, sft.steps, sft.beginner_steps, sft.beginner_lr, 0, sft.right_fraction),
+        Stage(1, 0, sft.steps, sft.lr, skill, right_fraction=1.0),
+        Stage(2, sft.steps, sft.beginner_steps, sft.beginner_lr, habits, sft.right_fraction),
     )
 
 
 class WarmStart:
-    """`config`: the run's own, with `model.path` the model that it begins with."""
+    """The loop of `job=sft`. `config` is the run's own, with `model.path` the model that it begins with."""
 
     def __init__(
-        self, config: Config, session: Session, renderer: "ChatRenderer", trainer: TrainsPolicy, hash_of_config: str
+        self, config: Config, session: RunSession, renderer: "ChatRenderer", trainer: TrainsPolicy, hash_of_config: str
     ) -> None:
-        self._config, self._session, self._renderer, self._trainer = config, session, renderer, trainer
+        self._config = config
+        self._session = session
+        self._renderer = renderer
+        self._trainer = trainer
         self._hash = hash_of_config
-        self._stages = stages(config)
+        self._stages = sft_stages(config)
         self._prompt = system_prompt(config.agent.system_prompt)
         self._demonstrators = [Demonstrator(PACKAGES / "train", stage.right_fraction) for stage in self._stages]
         self._rng = random.Random()
         self.step = self.saved_step = self._began = 0
         self._losses: dict[int, float] = {}
         self._turn = threading.RLock()
-        self._began_s, self._tokens = time.monotonic(), 0
+        self._began_s = time.monotonic()
+        self._tokens = 0
         self.done_at_s: dict[int, float] = {}
 
     @property
@@ -111,28 +116,29 @@ class WarmStart:
         return sum(stage.steps for stage in self._stages)
 
     def resume(self) -> None:
-        """To the newest checkpoint, or to the start. Raises CorruptCheckpointError."""
+        """Goes to the newest checkpoint, or to the start. Raises CorruptCheckpointError."""
         session = self._session
-        self.step, order = load_newest(self._trainer, session.folder, self._hash, self._config.trainer.keep_checkpoints)
+        self.step, order = load_newest(self._trainer, session, self._hash, self._config.trainer.keep_checkpoints)
         if order is not None:
             version, internal, gauss = order
             self._rng.setstate((version, tuple(internal), gauss))
         session.steps.truncate_after(self.step)
         losses = ((record["step"], record["loss"]) for record in iter_jsonl(session.folder.steps_jsonl))
-        self._losses = {step: float("nan") if loss is None else loss for step, loss in losses}  # JSON has no NaN
+        # JSON has no NaN.
+        self._losses = {step: float("nan") if loss is None else loss for step, loss in losses}
         self.saved_step = self._began = session.progress.state.done_steps = self.step
         session.progress.message(f"continues after step {self.step}: {session.folder.path}")
 
     async def run(self) -> None:
-        """To the last step; an interruption waits for the end of the one that is under way."""
+        """Runs to the last step; an interruption waits for the end of the one that is under way."""
         while self.step < self.total_steps:
-            await uninterrupted(asyncio.to_thread(self._one_step))
+            await run_uninterrupted(asyncio.to_thread(self._one_step))
         await asyncio.to_thread(self._trainer.wait)
 
     def save(self) -> None:
-        """A checkpoint of the last step, unless it has one. Raises CheckpointWriteError.
+        """Saves a checkpoint of the last step, unless it has one. Raises CheckpointWriteError.
 
-        Waits for the end of a step that is under way: the end of the loop does not end the thread of a step.
+        It waits for the end of a step that is under way: the end of the loop does not end the thread of a step.
         """
         with self._turn:
             if self.step != self.saved_step:
@@ -145,14 +151,14 @@ class WarmStart:
             step=self.step,
             weight_version=self.step,
             data_order=[version, list(internal), gauss],
-            config=flatten(self._config),
+            config=flatten_config(self._config),
             hash_of_config=self._hash,
             keep=self._config.trainer.keep_checkpoints,
         )
         self.saved_step = self.step
 
     def figures(self) -> dict[str, Any]:
-        """Seed, and each stage's mean loss over its last steps."""
+        """Returns the seed, and each stage's mean loss over its last steps."""
         skill, beginner = (self._mean_loss(stage, stage.before + stage.steps) for stage in self._stages)
         return {"seed": self._config.sft.seed, "loss_skill": skill, "loss_beginner": beginner}
 
@@ -161,20 +167,25 @@ class WarmStart:
             self._learn()
 
     def _learn(self) -> None:
-        step, began_s = self.step + 1, time.monotonic()
+        step = self.step + 1
+        began_s = time.monotonic()
         stage = next(stage for stage in self._stages if step <= stage.before + stage.steps)
         if step == stage.before + 1:
             self._rng = random.Random(f"warm start/{self._config.sft.seed + stage.number - 1}")
             if stage.before:
+                # Moments of the stage before would push the weights in the first steps of this one.
                 self._trainer.forget_moments()
         demonstrate = self._demonstrators[stage.number - 1].demonstrate
-        drawn = batch(
-            lambda rng: conversation(demonstrate(rng), self._prompt),
-            *(self._renderer, self._rng, self._config.sft.tokens_per_batch),
+        drawn = draw_batch(
+            lambda rng: demonstrate_conversation(demonstrate(rng), self._prompt),
+            self._renderer,
+            self._rng,
+            self._config.sft.tokens_per_batch,
         )
         metrics = self._trainer.train_step(rows_of(drawn, step - 1), step, stage.lr_of(step))
         self.step = step
-        fed_tokens, step_s = sum(len(ids) for ids, _ in drawn), time.monotonic() - began_s
+        fed_tokens = sum(len(ids) for ids, _ in drawn)
+        step_s = time.monotonic() - began_s
         record = {"stage": stage.number, "fed_tokens": fed_tokens, "trained_tokens_per_s": fed_tokens / step_s}
         measured = {key: value for key, value in asdict(metrics).items() if value is not None}
         self._record(stage, measured | record | {"step_s": step_s})
@@ -183,7 +194,8 @@ class WarmStart:
             self.save()
 
     def _record(self, stage: Stage, record: dict[str, Any]) -> None:
-        session, step = self._session, self.step
+        session = self._session
+        step = self.step
         session.steps.append(record)
         session.mirrors.log(record, step)
         session.status.heartbeat(step)
@@ -202,7 +214,7 @@ class WarmStart:
         session.report.step_done()
 
     def _mean_loss(self, stage: Stage, last: int) -> float:
-        """Since the report before; NaN of a stage without steps."""
+        """Returns the mean loss since the report before; NaN for a stage without steps."""
         first = stage.before + 1 + (last - stage.before - 1) // _REPORT_EVERY_STEPS * _REPORT_EVERY_STEPS
         losses = [self._losses[step] for step in range(max(first, stage.before + 1), last + 1)]
         return sum(losses) / len(losses) if losses else float("nan")

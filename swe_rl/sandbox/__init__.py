@@ -1,1 +1,1 @@
-"""Where commands run: isolated working copies behind one interface."""
+"""This package makes sandboxes: isolated working copies, behind one interface, in which commands run."""

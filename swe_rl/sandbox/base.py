@@ -1,4 +1,4 @@
-"""What sandboxes of every kind have in common: how they open and close, and what a command may be, sees and prints.
+"""This module has what sandboxes of every kind share: how they open and close, and what a command may be and prints.
 
 Invariants:
 - Closing is idempotent; whoever is cancelled while a sandbox closes leaves that to go on.
@@ -26,9 +26,10 @@ from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 from swe_rl.sandbox.working_copy import remove_tree
 
-TIMEOUT_EXIT = 124  # as `timeout` of coreutils
-MAX_COMMAND_BYTES = 120_000  # Linux: 128 KiB for one argument
+TIMEOUT_EXIT = 124  # The command `timeout` of coreutils ends with the same status.
+MAX_COMMAND_BYTES = 120_000  # Linux takes at most 128 KiB for one argument.
 _log = logging.getLogger(__name__)
+# An owner's name may have any characters. These are not safe in the name of a folder or container.
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 Result = TypeVar("Result")
@@ -36,7 +37,10 @@ Opened = TypeVar("Opened")
 
 
 def clear_away(path: Path, sandbox_id: str) -> None:
-    """Removes what is left of a sandbox on this machine. Raises SandboxError: it spoils one attempt, not a run."""
+    """Removes what is left of a sandbox on this machine.
+
+    Raises SandboxError where that fails, so that it spoils one attempt and not a run.
+    """
     try:
         remove_tree(path)
     except OSError as error:
@@ -44,7 +48,7 @@ def clear_away(path: Path, sandbox_id: str) -> None:
 
 
 class BaseSandbox(ABC):
-    """`doorway`: open, and closed with the sandbox."""
+    """This is a sandbox of any kind. Its `doorway` is open already, and is closed with the sandbox."""
 
     def __init__(
         self,
@@ -55,36 +59,41 @@ class BaseSandbox(ABC):
         door_url: str | None = None,
         doorway: Doorway | None = None,
     ) -> None:
-        self.sandbox_id, self.workdir, self._config, self._doorway = sandbox_id, workdir, config, doorway
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
+        self._config = config
+        self._doorway = doorway
         self.door_url = doorway.url if doorway else door_url
         self._running: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Raises SandboxError when something of it cannot be removed, to whoever closes it first; others wait.
+        """Closes the sandbox once. Whoever closes it first does so; others wait for the end of that.
 
-        Who is being cancelled hears nothing of it.
+        Raises SandboxError to the first one when something cannot be removed. A caller that is being cancelled does not
+        get this error.
         """
         if self._closing is not None:
             await asyncio.wait([self._closing])
             return
         self._closing = asyncio.ensure_future(self._close())
-        self._closing.add_done_callback(_heard)
+        self._closing.add_done_callback(_take_error)
         try:
             await asyncio.shield(self._closing)
         except SandboxError as error:
             caller = asyncio.current_task()
             if not (caller and caller.cancelling()):
                 raise
-            _log.warning("%s", error)  # an error in place of the cancellation would let the caller go on
+            # An error in place of the cancellation would let the caller go on.
+            _log.warning("%s", error)
 
     @abstractmethod
     async def _close(self) -> None:
-        """Called once. Raises SandboxError."""
+        """Ends all that runs and removes the sandbox; it is called once. Raises SandboxError."""
 
     @property
     def _max_bytes(self) -> int:
-        """Of a file."""
+        """Returns the largest size of a file in bytes."""
         return self._config.max_file_mb * 1024**2
 
     def _check_open(self) -> None:
@@ -96,7 +105,7 @@ class BaseSandbox(ABC):
             raise SandboxError(f"sandbox {self.sandbox_id} was closed while a command ran in it")
 
     async def _until_closed(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What `work` returns. Raises SandboxError where `_end_running` ended it."""
+        """Returns what `work` returns. Raises SandboxError where `_end_running` ended it."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         try:
@@ -116,14 +125,14 @@ class BaseSandbox(ABC):
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
-def _heard(closing: "asyncio.Task[None]") -> None:
-    """Takes the error where the caller was cancelled meanwhile: asyncio prints a traceback of what nobody takes."""
+def _take_error(closing: "asyncio.Task[None]") -> None:
+    """Takes the error where the caller was cancelled meanwhile, as asyncio prints a traceback of what nobody takes."""
     if not closing.cancelled():
         closing.exception()
 
 
 class LocalSandbox(BaseSandbox):
-    """Whose commands are started from here, and what they print is read here."""
+    """The commands of such a sandbox are started by this process, which also reads what they print."""
 
     async def exec(
         self,
@@ -134,6 +143,7 @@ class LocalSandbox(BaseSandbox):
         max_output_bytes: int | None = None,
         waited: Waited = no_wait,
     ) -> ExecResult:
+        """Runs a command as the protocol says. One that bash cannot be handed at all has bash's own words as output."""
         self._check_open()
         # A model can write half of a surrogate pair, as a JSON escape: no argument and no line can hold that.
         command = command.encode("utf-8", "replace").decode()
@@ -150,11 +160,17 @@ class LocalSandbox(BaseSandbox):
     async def _run(
         self, command: str, output: "HeadTail", timeout_s: float, env: Mapping[str, str], waited: Waited
     ) -> tuple[int | None, float]:
-        """The exit status, or None after the timeout, and its seconds. Raises SandboxError."""
+        """Runs a command and feeds what it prints to `output`. Raises SandboxError where the sandbox is broken.
+
+        Returns the exit status, or None after the timeout, and the seconds that the command took.
+        """
 
 
 class BaseProvider(ABC, Generic[Opened]):
-    """At most `sandbox.concurrency` sandboxes are open; a caller waits. `places`: of several providers together."""
+    """Such a provider keeps at most `sandbox.concurrency` sandboxes open, and a caller waits for a place.
+
+    Several providers may share their `places`.
+    """
 
     def __init__(self, config: SandboxConfig, places: asyncio.Semaphore | None = None) -> None:
         self._config = config
@@ -162,7 +178,10 @@ class BaseProvider(ABC, Generic[Opened]):
         self._closed = False
 
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Opened:
-        """Raises UserError for what does not exist here, SandboxError when it cannot be made."""
+        """Returns a new sandbox, once there is a place for it.
+
+        Raises UserError for a workspace or door that does not work here, and SandboxError when it cannot be made.
+        """
         self._check_open()
         await self._prepare(workspace, owner, door)
         await self._places.acquire()
@@ -174,11 +193,11 @@ class BaseProvider(ABC, Generic[Opened]):
             raise
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
-        """Before a place is waited for. Raises UserError for what does not exist here."""
+        """Looks at a request before a place is waited for. Raises UserError for what does not work here."""
 
     @abstractmethod
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> Opened:
-        """Whoever closes the sandbox gives its place back."""
+        """Returns a new sandbox, in a place that is taken already. Whoever closes the sandbox gives the place back."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -186,7 +205,10 @@ class BaseProvider(ABC, Generic[Opened]):
 
 
 def image_of(workspace: Workspace, config: SandboxConfig, owner: str, local: bool = False) -> str:
-    """Its own, else that for folders. Raises UserError: there is none, or it lacks the workspace's programs."""
+    """Returns the workspace's own image, or else the base image for folders.
+
+    Raises UserError where there is none, or where the image would lack the workspace's programs.
+    """
     if not workspace.image and workspace.toolchain is not None:
         or_image = "" if local else ", or let the environment name an image that has the programs"
         raise UserError(
@@ -202,12 +224,12 @@ def image_of(workspace: Workspace, config: SandboxConfig, owner: str, local: boo
 
 
 def safe_name(owner: str) -> str:
-    """Of an owner, for folders and containers."""
+    """Returns the name of an owner as folders and containers may have it."""
     return _UNSAFE.sub("_", owner).strip(".")[:80] or "sandbox"
 
 
 def refused_result(command: str) -> ExecResult | None:
-    """What bash would say to a command that cannot be handed to it at all."""
+    """Returns what bash would say to a command that cannot be handed to it at all, or None where it can be."""
     if "\0" in command:
         return ExecResult(126, "bash: the command contains a NUL byte\n", False, 0, 0.0)
     size_bytes = len(command.encode("utf-8", "replace"))
@@ -218,16 +240,19 @@ def refused_result(command: str) -> ExecResult | None:
 
 
 class HeadTail:
-    """Collects a stream; the first half of the limit is kept from its start, the second half from its end."""
+    """This collects a stream. The first half of the limit is kept from its start, the second half from its end."""
 
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes < 2:
             raise ValueError(f"limit_bytes must be at least 2, not {limit_bytes}")
         self._head_bytes = limit_bytes // 2
         self._tail_bytes = limit_bytes - self._head_bytes
-        self._head, self._tail, self._total_bytes = bytearray(), bytearray(), 0
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._total_bytes = 0
 
     def feed(self, data: bytes) -> None:
+        """Adds the next bytes of the stream."""
         self._total_bytes += len(data)
         room = self._head_bytes - len(self._head)
         if room > 0:
@@ -237,23 +262,30 @@ class HeadTail:
             self._tail[:] = data[len(data) - self._tail_bytes :]
             return
         self._tail += data
-        if len(self._tail) > 2 * self._tail_bytes:  # trimmed now and then only, so that feeding stays linear
+        # The tail is trimmed only now and then, so that feeding takes time in proportion to the data.
+        if len(self._tail) > 2 * self._tail_bytes:
             del self._tail[: len(self._tail) - self._tail_bytes]
 
     @property
     def truncated_bytes(self) -> int:
+        """Returns how many bytes are left out of the middle."""
         return max(0, self._total_bytes - self._head_bytes - self._tail_bytes)
 
     def text(self) -> str:
+        """Returns what is kept as text, with a marker line in the place of what is left out."""
         if not self.truncated_bytes:
             return bytes(self._head + self._tail).decode("utf-8", "replace")
-        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))  # a cut end stays inside it
+        # An incremental decoder keeps the begun character at a cut end to itself, so that nothing garbled is shown.
+        head = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(self._head))
         tail = _without_cut_start(bytes(self._tail[-self._tail_bytes :])).decode("utf-8", "replace")
         return f"{head}\n... [{self.truncated_bytes} bytes left out] ...\n{tail}"
 
 
 def _without_cut_start(data: bytes) -> bytes:
-    """Drops up to three leading continuation bytes: the rest of a character whose start was left out."""
+    """Returns the data without leading continuation bytes, which end a character whose start was left out.
+
+    A character has at most three such bytes.
+    """
     start = 0
     while start < min(3, len(data)) and data[start] & 0xC0 == 0x80:
         start += 1
@@ -261,7 +293,7 @@ def _without_cut_start(data: bytes) -> bytes:
 
 
 def clean_environment(search_path: str, home: str, cpus: float) -> dict[str, str]:
-    """What every command sees; `home` is also its temporary folder."""
+    """Returns the variables that every command sees; `home` is also its temporary folder."""
     threads = str(max(1, math.ceil(cpus)))
     return {
         "PATH": search_path,
@@ -281,7 +313,8 @@ def clean_environment(search_path: str, home: str, cpus: float) -> dict[str, str
     }
 
 
-# No system or user configuration, no prompt, no pager; the copy's owner may differ from the command's user.
+# With these variables git reads no configuration of the system or user, and asks nothing. It takes every folder for
+# safe, because the owner of the working copy may differ from the command's user.
 _GIT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",

@@ -1,4 +1,4 @@
-"""One command as a process group: started, bounded in time and output, and always ended.
+"""This module runs one command as a process group: it is started, bounded in time and output, and always ended.
 
 Invariants:
 - When `run_command` returns or raises (also on cancellation, however often), the command and all it started have been
@@ -23,18 +23,22 @@ from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
 from swe_rl.sandbox.protocol import Waited, ends_within, no_wait
 
+# A process that got away may keep the output open; this long the rest of the output is waited for.
 _DRAIN_S = 1.0
 _READ_BYTES = 2**18
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
+    """This says what is run, where, with which variables and for how long."""
+
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     timeout_s: float
     pass_fds: tuple[int, ...] = ()
-    waited: Waited = no_wait  # what of its time does not count for `timeout_s`
+    waited: Waited = no_wait  # Time that this counts is not part of `timeout_s`.
+    on_cpu_s: Callable[[float], None] | None = None  # It is called with the command's CPU seconds at its end.
 
 
 async def run_command(
@@ -43,34 +47,34 @@ async def run_command(
     sweep: Callable[[int], None],
     watch: "Callable[[int], asyncio.Future[str]] | None" = None,
 ) -> int | None:
-    """The exit status (negative: killed by that signal), or None after the timeout.
+    """Returns the exit status (negative where a signal of that number killed the command), or None after the timeout.
 
     `sweep(leader_pid)` ends what a kill of the process group does not reach; it is called after the leader's end.
-    When the future of `watch(leader_pid)` resolves, the command is ended.
-    Raises OSError when the command cannot be started.
+    When the future of `watch(leader_pid)` resolves, the command is ended. Raises OSError when the command cannot be
+    started.
     """
     loop = asyncio.get_running_loop()
     read_fd, write_fd = os.pipe()
     capture = _Capture(read_fd, output, loop)
     try:
-        process = _start(spec, write_fd)
+        process = _start_process(spec, write_fd)
     except BaseException:
         capture.close()
         raise
     finally:
         os.close(write_fd)
     over = watch(process.pid) if watch else asyncio.get_running_loop().create_future()
-    return await _finish(process, spec, capture, sweep, over)
+    return await _finish_process(process, spec, capture, sweep, over)
 
 
-async def _finish(
+async def _finish_process(
     process: "subprocess.Popen[bytes]",
     spec: CommandSpec,
     capture: "_Capture",
     sweep: Callable[[int], None],
     over: "asyncio.Future[str]",
 ) -> int | None:
-    exited = _exit_of(process)
+    exited = _exit_of(process, spec.on_cpu_s)
     timed_out = False
     try:
         ends: set[asyncio.Future[Any]] = {exited, over}
@@ -82,7 +86,7 @@ async def _finish(
     finally:
         if not exited.done():
             kill_group(process.pid)
-        ending = asyncio.ensure_future(_end(process.pid, exited, capture, sweep))
+        ending = asyncio.ensure_future(_end_process(process.pid, exited, capture, sweep))
         await until_done(ending)
     return None if timed_out else exited.result()
 
@@ -99,17 +103,20 @@ async def until_done(task: "asyncio.Task[None]") -> None:
         raise cancelled
 
 
-async def _end(pid: int, exited: "asyncio.Future[int]", capture: "_Capture", sweep: Callable[[int], None]) -> None:
+async def _end_process(
+    pid: int, exited: "asyncio.Future[int]", capture: "_Capture", sweep: Callable[[int], None]
+) -> None:
     try:
         await exited
-        await asyncio.to_thread(sweep, pid)  # it may have to wait for processes to die
+        # It runs in a thread, because it may have to wait for processes to die.
+        await asyncio.to_thread(sweep, pid)
         await asyncio.wait([capture.closed], timeout=_DRAIN_S)
     finally:
         capture.close()
 
 
 class _Capture:
-    """Feeds a pipe's read end, which it owns, to `output`; `closed` resolves when nobody holds the other end."""
+    """This feeds a pipe's read end, which it owns, to `output`; `closed` resolves when nobody holds the other end."""
 
     def __init__(self, fd: int, output: HeadTail, loop: asyncio.AbstractEventLoop) -> None:
         self.closed: asyncio.Future[None] = loop.create_future()
@@ -120,8 +127,9 @@ class _Capture:
         loop.add_reader(fd, self._read, fd)
 
     def close(self) -> None:
-        """What was not read yet is lost; closing again does nothing."""
-        fd, self._fd = self._fd, None
+        """Closes the read end, so that what was not read yet is lost. Closing again does nothing."""
+        fd = self._fd
+        self._fd = None
         if fd is not None:
             self._loop.remove_reader(fd)
             os.close(fd)
@@ -129,7 +137,8 @@ class _Capture:
             self.closed.set_result(None)
 
     def _read(self, fd: int) -> None:
-        if fd != self._fd:  # closed by a callback of the same round
+        if fd != self._fd:
+            # Another callback of the same round has closed it.
             return
         try:
             data = os.read(fd, _READ_BYTES)
@@ -143,8 +152,11 @@ class _Capture:
             self.close()
 
 
-def _start(spec: CommandSpec, write_fd: int) -> "subprocess.Popen[bytes]":
-    """Without a preexec function, so that Python can use vfork: a fork of a large process takes tens of ms."""
+def _start_process(spec: CommandSpec, write_fd: int) -> "subprocess.Popen[bytes]":
+    """Starts the process, with the pipe as its output. Raises OSError where that is impossible.
+
+    There is no preexec function, so that Python can use vfork: a fork of a large process takes tens of milliseconds.
+    """
     return subprocess.Popen(
         list(spec.argv),
         stdin=subprocess.DEVNULL,
@@ -157,11 +169,17 @@ def _start(spec: CommandSpec, write_fd: int) -> "subprocess.Popen[bytes]":
     )
 
 
-def _exit_of(process: "subprocess.Popen[bytes]") -> "asyncio.Future[int]":
-    """Resolves with the exit status once the process has been reaped."""
+def _exit_of(
+    process: "subprocess.Popen[bytes]", on_cpu_s: Callable[[float], None] | None = None
+) -> "asyncio.Future[int]":
+    """Returns a future of the exit status, which resolves once the process has been reaped.
+
+    `on_cpu_s` is called just before.
+    """
     loop = asyncio.get_running_loop()
     exited: asyncio.Future[int] = loop.create_future()
-    if not hasattr(os, "pidfd_open"):  # not Linux
+    if not hasattr(os, "pidfd_open"):
+        # Only Linux tells of a process's end by a descriptor.
         threading.Thread(target=_wait_in_thread, args=(process, loop, exited), daemon=True).start()
         return exited
     pidfd = os.pidfd_open(process.pid)
@@ -171,21 +189,38 @@ def _exit_of(process: "subprocess.Popen[bytes]") -> "asyncio.Future[int]":
         os.close(pidfd)
         # Whoever killed the leader may have left its group. The group's number is its own until the leader is reaped.
         kill_group(process.pid)
-        _settle(exited, process.wait())
+        if on_cpu_s is not None:
+            on_cpu_s(cpu_s_of(process.pid))
+        _settle_status(exited, process.wait())
 
     loop.add_reader(pidfd, reap)
     return exited
+
+
+def cpu_s_of(pid: int) -> float:
+    """Returns the CPU seconds of a process and of those that it waited for, or 0 where /proc does not tell.
+
+    The process may have ended already, as long as it was not reaped.
+    """
+    try:
+        # The name of the program is in brackets and may hold anything. Behind it the state is field 3.
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        ticks = sum(map(int, fields[11:15]))  # These fields are utime, stime, cutime and cstime.
+    except (OSError, ValueError):
+        return 0.0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _wait_in_thread(
     process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventLoop, exited: "asyncio.Future[int]"
 ) -> None:
     status = process.wait()
-    with contextlib.suppress(RuntimeError):  # the loop was closed
-        loop.call_soon_threadsafe(_settle, exited, status)
+    # The loop may have been closed, and then nobody waits for the status.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle_status, exited, status)
 
 
-def _settle(exited: "asyncio.Future[int]", status: int) -> None:
-    """Where a loop ends, it cancels whoever waits."""
+def _settle_status(exited: "asyncio.Future[int]", status: int) -> None:
+    """Gives the status to whoever waits for it; a loop that ends may have cancelled the wait."""
     if not exited.done():
         exited.set_result(status)

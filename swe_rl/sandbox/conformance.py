@@ -1,4 +1,4 @@
-"""`swe_rl.testing.check_sandbox`: a class that makes sandboxes, against all that `swe_rl.api.Sandboxes` says.
+"""This module is `swe_rl.testing.check_sandbox`: it holds a class to all that `swe_rl.api.Sandboxes` says.
 
 Invariants:
 - Real commands run in it: bash, coreutils and grep are all that an image needs.
@@ -22,28 +22,31 @@ from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.foreign import ForeignProvider, make_own
 from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, Workspace
 
-_LATE_S = 10.0  # beyond its time, within which a command has to be ended
-_BEAT_S = 0.05
-_STALL_S = 1.0  # for which a method may keep the event loop from others
+_LATE_S = 10.0  # A command has to be ended so many seconds after its time at the latest.
+_BEAT_S = 0.05  # So often it is looked whether somebody keeps the event loop.
+_STALL_S = 1.0  # A method may keep the event loop from others for so long.
+# This variable of the process must not be seen by any command.
 _PLANTED = "SWE_RL_CONFORMANCE_SECRET"
+# A file has to come back as it was written, whatever bytes are in it.
 _BINARY = bytes(range(256)) * 64
 
 
 def check_sandbox(
     sandboxes: type, scratch: Path, params: Params = NONE, *, image: str | None = None, lease_s: float = 60.0
 ) -> None:
-    """`scratch`: an empty folder, empty again at the end. `image`: where it takes no folders, one with bash.
+    """Checks a class that makes sandboxes. Raises ConformanceError.
 
-    `lease_s`: within which a killed run's sandbox has to be gone, where the class says that it goes.
+    The folder `scratch` is empty, and has to be empty again at the end. A class that takes no folders needs an `image`
+    with bash. A killed run's sandbox has to be gone within `lease_s`, where the class says that it goes.
     """
     os.environ[_PLANTED] = "planted"
     try:
-        asyncio.run(_check(sandboxes, scratch, params, image, lease_s))
+        asyncio.run(_try_provider(sandboxes, scratch, params, image, lease_s))
     finally:
         del os.environ[_PLANTED]
 
 
-async def _check(sandboxes: type, scratch: Path, params: Params, image: str | None, lease_s: float) -> None:
+async def _try_provider(sandboxes: type, scratch: Path, params: Params, image: str | None, lease_s: float) -> None:
     config = SandboxConfig(kind=SandboxKind.custom, network=True, max_file_mb=1)
     given = {"config": config, "scratch": scratch, "warn": print}
     made, maker = made_of(ExtensionKind.sandbox, sandboxes, params, given)
@@ -61,7 +64,7 @@ async def _check(sandboxes: type, scratch: Path, params: Params, image: str | No
             raise ConformanceError(str(error)) from error
         finally:
             await provider.close()
-        left = [path.name for path in await asyncio.to_thread(_children, Path(folder))]
+        left = [path.name for path in await asyncio.to_thread(_list_children, Path(folder))]
         require(left == ["given.txt"], maker, "a workspace must be left as it is")
     stalls.end()
     require(not said, maker, "; ".join(said))
@@ -70,15 +73,15 @@ async def _check(sandboxes: type, scratch: Path, params: Params, image: str | No
         maker,
         f"it kept the event loop for {stalls.longest_s:.1f} s: await what takes long",
     )
-    require(not await asyncio.to_thread(_children, scratch), maker, f"close must leave nothing in {scratch}")
+    require(not await asyncio.to_thread(_list_children, scratch), maker, f"close must leave nothing in {scratch}")
 
 
-def _children(folder: Path) -> list[Path]:
+def _list_children(folder: Path) -> list[Path]:
     return list(folder.iterdir())
 
 
 class _Stalls:
-    """How long somebody kept the event loop at most, until `end`."""
+    """This measures how long somebody kept the event loop at most, until `end`."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -95,7 +98,7 @@ class _Stalls:
 
 
 async def _check_provider(provider: ForeignProvider, maker: Foreign, made: object, workspace: Workspace) -> None:
-    async with await asyncio.start_server(_hear, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(_hang_up, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         door = Door("127.0.0.1", port, "/v1") if getattr(made, "has_door", False) else None
         first = await provider.create(workspace, owner="conformance/one", door=door)
@@ -118,7 +121,7 @@ async def _check_provider(provider: ForeignProvider, maker: Foreign, made: objec
     raise ConformanceError(f"{maker}: exec must fail after close")
 
 
-async def _hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
@@ -176,13 +179,13 @@ async def _check_files(sandbox: Sandbox, maker: Foreign) -> None:
 
 _KILLED = """
 import asyncio, json, sys
-from swe_rl.sandbox.conformance import killed
-asyncio.run(killed(json.loads(sys.argv[1])))
+from swe_rl.sandbox.conformance import wait_to_be_killed
+asyncio.run(wait_to_be_killed(json.loads(sys.argv[1])))
 """
 
 
-async def killed(facts: dict[str, object]) -> None:
-    """In a process of its own: makes a sandbox, says its id, and waits to be killed."""
+async def wait_to_be_killed(facts: dict[str, object]) -> None:
+    """Makes a sandbox, prints its id, and waits to be killed; it runs in a process of its own."""
     config = SandboxConfig(kind=SandboxKind.custom, network=True)
     config = replace(config, name=str(facts["name"]), _target_=str(facts["target"]), params=dict(facts["params"]))  # type: ignore[call-overload]
     provider = make_own(config, Path(str(facts["scratch"])), print)
@@ -217,7 +220,8 @@ async def _check_killed(
     finally:
         process.kill()
         await process.wait()
-    sandbox_id, began_s = json.loads(line), time.monotonic()
+    sandbox_id = json.loads(line)
+    began_s = time.monotonic()
     while await made.is_there(sandbox_id):  # type: ignore[attr-defined]
         late = time.monotonic() - began_s > lease_s
         require(not late, maker, f"a killed run's sandbox is there after {lease_s:g} s (its ends_when_killed)")

@@ -1,9 +1,9 @@
-"""The one way out of a sandbox without network: a Unix socket that leads to one session of the gateway.
+"""This module is the one way out of a sandbox without network: a Unix socket that leads to one gateway session.
 
 Invariants:
-- Of what a program sends, FORWARDED leaves, and only with a path that is exactly so. The request to the gateway is
-  written anew: nothing of the program's own target is in it, and few of its headers. Everything else is answered here,
-  replies by their id among it: an agent has its own.
+- Of what a program sends, only the requests in FORWARDED leave, and only with a path that is exactly so. The request to
+  the gateway is written anew: nothing of the program's own target is in it, and few of its headers. Everything else is
+  refused here, also a request for an earlier reply by its id, because an agent has its own.
 - The sandbox sees `http://127.0.0.1:PORT/v1` with the gateway's own port; the session's address, which has its secret,
   stays outside. A tiny forwarder there, started with each command, carries it to the socket. It needs python3 or node
   in the sandbox and no network of any engine.
@@ -26,28 +26,30 @@ from yarl import URL
 from swe_rl.host.http_log import http_logger
 from swe_rl.sandbox.protocol import Door, SandboxError
 
+# These are the requests to a model in all dialects. Nothing else is sent on to the gateway.
 _ASKED = ("/chat/completions", "/messages", "/messages/count_tokens", "/responses")
 FORWARDED = frozenset({*(("POST", path) for path in _ASKED), ("GET", "/models"), ("HEAD", "/models")})
 SOCKET_NAME = "door.sock"
-_BASE = "/v1"
+_BASE = "/v1"  # Clients of a model expect its base URL to end so.
 _INSIDE = Path(__file__).parent / "inside"
 _FORWARDERS = ("door.py", "door.js")
+# Only these headers go on, because a request and its answer are written anew.
 _PASSED_IN = ("Authorization", "X-Api-Key", "Content-Type", "Accept")
 _PASSED_OUT = ("Content-Type", "Cache-Control", "Retry-After")
-_MAX_CONNECTIONS = 64  # at once, of one sandbox: each is a descriptor of this process
+_MAX_CONNECTIONS = 64  # One sandbox may have so many at once, because each is a descriptor of this process.
 _CONNECT_S = 10.0
-_KEPT_S = 60.0  # a connection without a request
-_END_S = 0.1  # for calls that are in flight at the end
+_KEPT_S = 60.0  # A connection without a request is kept for so long.
+_END_S = 0.1  # Calls that are in flight at the end get so long.
 
 
 def direct_url(door: Door) -> str:
-    """The address of a door's session for commands that share this machine's network."""
+    """Returns the address of a door's session for commands that share this machine's network."""
     host = f"[{door.host}]" if ":" in door.host else door.host
     return f"http://{host}:{door.port}{door.path}"
 
 
 class Doorway:
-    """The outer end, on this machine: listens in `folder`, which the sandbox sees as `seen_as`."""
+    """This is the outer end, on this machine: it listens in `folder`, which the sandbox sees as `seen_as`."""
 
     def __init__(self, door: Door, folder: Path, seen_as: str) -> None:
         self._door = door
@@ -57,21 +59,26 @@ class Doorway:
 
     @property
     def url(self) -> str:
+        """Returns the model's base URL as the sandbox sees it."""
         return f"http://127.0.0.1:{self._door.port}{_BASE}"
 
     async def open(self) -> None:
-        """Raises SandboxError when there can be no socket in the folder."""
+        """Begins to listen. Raises SandboxError when there can be no socket in the folder."""
         try:
             prepare_folder(self._folder)
-            listener = _listener(self._folder)
+            listener = _open_listener(self._folder)
         except OSError as error:
             raise SandboxError(f"no door to {self._door.host}:{self._door.port} in {self._folder}: {error}") from error
-        self._closing.callback(_unlink, self._folder / SOCKET_NAME)
+        self._closing.callback(_unlink_quietly, self._folder / SOCKET_NAME)
         await self._serve(listener)
 
     def prefix(self) -> str:
-        """What a command line starts with, so that the address answers in it. One line: line numbers stay."""
-        port, inside = self._door.port, shlex.quote(self._seen_as)
+        """Returns what a command line starts with, so that the address answers in it.
+
+        It is no line of its own, so that the command's line numbers stay.
+        """
+        port = self._door.port
+        inside = shlex.quote(self._seen_as)
         return (
             f"if command -v python3 >/dev/null; then python3 -I -S {inside}/door.py {port} {inside}/{SOCKET_NAME}; "
             f"elif command -v node >/dev/null; then node {inside}/door.js {port} {inside}/{SOCKET_NAME}; "
@@ -80,12 +87,12 @@ class Doorway:
         )
 
     async def close(self) -> None:
-        """May be called at any time and again."""
+        """Ends the listener and all connections. It may be called at any time, and again."""
         await self._closing.aclose()
 
     async def _serve(self, listener: socket.socket) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        # No connection is used twice: the gateway may be closing it just then.
+        # No connection is used twice, because the gateway may be closing it just then.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._client = aiohttp.ClientSession(
             timeout=timeout, connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
@@ -107,16 +114,19 @@ class Doorway:
         assert made is not None
 
         def accept() -> asyncio.Protocol:
-            return made() if len(made.connections) < _MAX_CONNECTIONS else _TurnedAway()
+            if len(made.connections) < _MAX_CONNECTIONS:
+                return made()
+            return _TurnedAway()
 
         server = await asyncio.get_running_loop().create_unix_server(accept, sock=listener)
         self._closing.callback(server.close)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        path = request.raw_path.partition("?")[0]  # as it was sent: not decoded, not made simple
+        # The path is compared as it was sent: it is not decoded and not made simple.
+        path = request.raw_path.partition("?")[0]
         asked = (request.method, path.removeprefix(_BASE))
         if not path.startswith(_BASE) or asked not in FORWARDED:
-            return _refusal(404, "Nothing but the model is behind this address.", "not_found")
+            return _refuse_request(404, "Nothing but the model is behind this address.", "not_found")
         url = URL(direct_url(self._door) + asked[1], encoded=True)
         headers = {name: request.headers[name] for name in _PASSED_IN if name in request.headers}
         body = request.content if request.can_read_body else None
@@ -134,33 +144,36 @@ class Doorway:
                 await response.write_eof()
         except (aiohttp.ClientError, OSError):
             if response is None:
-                return _refusal(502, "The gateway does not answer.", "gateway_unreachable")
+                return _refuse_request(502, "The gateway does not answer.", "gateway_unreachable")
             if request.transport is not None:
                 request.transport.abort()
         return response
 
 
 class _TurnedAway(asyncio.Protocol):
-    """What a connection too many meets."""
+    """A connection too many meets this, and is ended at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
 
 
-def _refusal(status: int, message: str, code: str) -> web.Response:
-    """In a form that clients of each dialect read."""
+def _refuse_request(status: int, message: str, code: str) -> web.Response:
+    """Returns a refusal in a form that clients of each dialect read."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return web.json_response({"type": "error", "error": error}, status=status)
 
 
-def _unlink(path: Path) -> None:
+def _unlink_quietly(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def prepare_folder(folder: Path) -> None:
-    """Makes the folder that a sandbox sees: open to every user in it, written by none. Raises OSError."""
+    """Makes the folder that a sandbox sees, with the forwarders in it. Raises OSError.
+
+    Every user in the sandbox may read the folder, and none may write to it.
+    """
     folder.mkdir(mode=0o755, exist_ok=True)
     folder.chmod(0o755)
     for name in _FORWARDERS:
@@ -168,8 +181,11 @@ def prepare_folder(folder: Path) -> None:
         (folder / name).chmod(0o644)
 
 
-def _listener(folder: Path) -> socket.socket:
-    """Bound by way of an open folder: a socket's path may have 107 bytes only."""
+def _open_listener(folder: Path) -> socket.socket:
+    """Returns a listening socket in the folder, which every user may connect to. Raises OSError.
+
+    It is bound by way of the open folder, because a socket's path may have 107 bytes only.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,10 +1,10 @@
-"""Sandboxes that somebody else wrote, held to what rollout and grading rely on.
+"""This module holds sandboxes that somebody else wrote to what rollouts and grading rely on.
 
 Invariants:
-- Whatever a method raises, returns that is none, or takes too long for is a SandboxError that names the class: a
-  failure of infrastructure, never a reward. A UserError of `create` keeps its type.
-- A command has its time, counted here as for any sandbox, and `_GRACE_S` to be ended; a file, an end and a start are
-  bounded as well. What is cancelled gets `_CANCEL_S` to stop. Nothing can end code that blocks the event loop.
+- A method that raises, returns what it must not, or takes too long makes a SandboxError that names the class. That is a
+  failure of infrastructure, and never a reward. A UserError of `create` keeps its type.
+- A command has its time, counted here as for any sandbox, and `_GRACE_S` to be ended. Reading, writing, starts and ends
+  are bounded as well. What is cancelled gets `_CANCEL_S` to stop. Nothing can end code that blocks the event loop.
 - Every sandbox that was made is closed with its provider, whatever became of it.
 """
 
@@ -23,7 +23,7 @@ from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import failure, make
+from swe_rl.extension.make import describe_failure, make_extension
 from swe_rl.sandbox.base import BaseProvider, HeadTail, LocalSandbox
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import (
@@ -37,68 +37,76 @@ from swe_rl.sandbox.protocol import (
     no_wait,
 )
 
-_GRACE_S = 30.0  # beyond a command's time, to end it and to say what it printed
-_CANCEL_S = 5.0
-_FILE_S = 120.0
-_CLOSE_S = 60.0
-_ANY_S = 86_400.0  # for a command whose waiting does not count: its end is decided here
+_GRACE_S = 30.0  # A command gets so long beyond its time, to be ended and to say what it printed.
+_CANCEL_S = 5.0  # A call that is cancelled gets so long to stop; then it is left to itself.
+_FILE_S = 120.0  # To read or to write a file may take so long.
+_CLOSE_S = 60.0  # To close a sandbox or the provider may take so long.
+# A command whose waiting does not count is given a day, because its end is decided here.
+_ANY_S = 86_400.0
 
 
 class OwnSandbox(Protocol):
-    """Of one trajectory or one grading. Calls come one after another, but for `close`."""
+    """This is the sandbox of one trajectory or one grading. Calls come one after another, but for `close`."""
 
     sandbox_id: str
-    workdir: str  # where commands begin, as they see it
+    workdir: str  # Commands begin in this folder, as they see it.
 
     @abstractmethod
     async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
         """Runs `bash -c command` in `workdir`, with `env` over an environment that has nothing of this process.
 
-        Never raises for what the command did. When it returns, and when it is cancelled, everything that the command
-        started is ended. After `timeout_s` seconds: `ExecResult(124, OUTPUT, timed_out=True)`.
+        It never raises for what the command did. When it returns, and when it is cancelled, everything that the command
+        started is ended. After `timeout_s` seconds it returns `ExecResult(124, OUTPUT, timed_out=True)`.
         """
         ...
 
     @abstractmethod
     async def write_file(self, path: str, content: bytes) -> None:
-        """`path` is relative to `workdir`, and its folders are made. Through a link out of it: a SandboxError."""
+        """Writes a file; `path` is relative to `workdir`, and missing folders are made.
+
+        Raises SandboxError where a link leads out of `workdir`.
+        """
         ...
 
     @abstractmethod
     async def read_file(self, path: str) -> bytes:
-        """As `write_file`; FileNotFoundError where it is not there."""
+        """Returns a file's content; `path` is as for `write_file`. Raises FileNotFoundError where there is no file."""
         ...
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends all that runs and removes all files. Called once."""
+        """Ends all that runs and removes all files. It is called once."""
         ...
 
 
 class Sandboxes(Protocol):
-    """Where commands run. A sandbox with a `door_url` besides (`has_door`) takes agents that are programs."""
+    """This makes the sandboxes in which commands run. Where they have a `door_url`, agents may be programs in them."""
 
-    takes_folders: bool = True  # a Workspace with `path`: a folder of this machine, to be copied
-    takes_images: bool = False  # a Workspace with `image`
-    has_network: bool = False  # commands reach a network: has to be allowed by sandbox.network=true
-    has_door: bool = False  # `create` takes a Door, and its sandboxes have a `door_url`: the model's address inside
-    ends_when_killed: bool = False  # a run that is killed leaves no sandbox behind; then `is_there(sandbox_id)` says so
+    takes_folders: bool = True  # `create` takes a Workspace with a `path`, a folder of this machine, and copies it.
+    takes_images: bool = False  # `create` takes a Workspace with an `image`.
+    has_network: bool = False  # Commands reach a network, which sandbox.network=true has to allow.
+    has_door: bool = False  # `create` takes a Door. Its sandboxes have a `door_url`: the model's address inside.
+    # A run that is killed leaves no sandbox behind. Then the method `is_there(sandbox_id)` tells whether one is left.
+    ends_when_killed: bool = False
 
     @abstractmethod
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> OwnSandbox:
-        """A fresh copy of `workspace`, within sandbox.start_timeout_s. `owner` names the trajectory or the grading.
+        """Returns a sandbox with a fresh copy of `workspace`, within sandbox.start_timeout_s.
 
-        At most sandbox.concurrency are open at once. Where it fails or is cancelled it leaves nothing behind.
+        `owner` names the trajectory or the grading. At most sandbox.concurrency sandboxes are open at once. Where this
+        fails or is cancelled, it leaves nothing behind.
         """
         ...
 
     @abstractmethod
     async def close(self) -> None:
-        """The end of the run: all its sandboxes are closed already."""
+        """Ends the provider with the run, when all its sandboxes are closed already."""
         ...
 
 
 class ForeignSandbox(LocalSandbox):
+    """This holds one of somebody else's sandboxes to its times, and checks what its methods return."""
+
     def __init__(
         self, made: OwnSandbox, maker: Foreign, config: SandboxConfig, gone: Callable[["ForeignSandbox"], None]
     ) -> None:
@@ -122,7 +130,7 @@ class ForeignSandbox(LocalSandbox):
         limit_s = timeout_s if waited is no_wait else _ANY_S
         patience_s = timeout_s + (_GRACE_S if waited is no_wait else 0.0)
         call = partial(self._made.exec, command, limit_s, dict(env))
-        answer = await bounded(self._maker, "exec", call, patience_s, waited)
+        answer = await await_bounded(self._maker, "exec", call, patience_s, waited)
         took_s = time.monotonic() - began_s
         if answer is None and waited is no_wait:
             raise SandboxError(f"{self._maker}: its method exec did not end within {patience_s:g} s")
@@ -155,7 +163,7 @@ class ForeignSandbox(LocalSandbox):
 
     async def _file(self, method: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         async with self._turn:
-            done = await self._until_closed(bounded(self._maker, method, call, _FILE_S))
+            done = await self._until_closed(await_bounded(self._maker, method, call, _FILE_S))
         if done is None:
             raise SandboxError(f"{self._maker}: its method {method} did not end within {_FILE_S:g} s")
         return done
@@ -163,13 +171,15 @@ class ForeignSandbox(LocalSandbox):
     async def _close(self) -> None:
         await self._end_running()
         try:
-            if await bounded(self._maker, "close", self._made.close, _CLOSE_S) is None:
+            if await await_bounded(self._maker, "close", self._made.close, _CLOSE_S) is None:
                 raise SandboxError(f"{self._maker}: its method close did not end within {_CLOSE_S:g} s")
         finally:
             self._gone(self)
 
 
 class ForeignProvider(BaseProvider[ForeignSandbox]):
+    """This makes sandboxes by somebody else's class; `warn` hears of what goes wrong at the end of the run."""
+
     def __init__(self, made: Sandboxes, maker: Foreign, config: SandboxConfig, warn: Callable[[str], None]) -> None:
         super().__init__(config)
         self._made = made
@@ -188,24 +198,25 @@ class ForeignProvider(BaseProvider[ForeignSandbox]):
         limit_s = self._config.start_timeout_s
         async with self._starts:
             call = partial(self._made.create, workspace, owner, door)
-            made = await bounded(self._maker, "create", call, limit_s, late=self._close_late)
+            made = await await_bounded(self._maker, "create", call, limit_s, late=self._close_late)
         if made is None:
             raise SandboxError(f"{owner}: {self._maker}: its method create did not end within {limit_s:g} s")
         missing = [name for name in ("exec", "write_file", "read_file", "close", "workdir", "sandbox_id")
                    if not hasattr(made, name)]  # fmt: skip
         if missing:
             if "close" not in missing:
-                with suppress(SandboxError):  # what is missing is said, and comes first
-                    await bounded(self._maker, "close", made.close, _CLOSE_S)
+                # An error of `close` would hide the message about what is missing.
+                with suppress(SandboxError):
+                    await await_bounded(self._maker, "close", made.close, _CLOSE_S)
             raise SandboxError(f"{self._maker}: its method create must return what has {', '.join(missing)}")
         sandbox = ForeignSandbox(made, self._maker, self._config, self._left)
         self._open.add(sandbox)
         return sandbox
 
     def _close_late(self, made: "asyncio.Future[OwnSandbox]") -> None:
-        """One that was made when nobody waited for it any more."""
+        """Closes a sandbox that was made when nobody waited for it any more."""
         if not made.cancelled() and made.exception() is None and hasattr(made.result(), "close"):
-            closing = asyncio.ensure_future(bounded(self._maker, "close", made.result().close, _CLOSE_S))
+            closing = asyncio.ensure_future(await_bounded(self._maker, "close", made.result().close, _CLOSE_S))
             self._late.add(closing)
             closing.add_done_callback(self._late.discard)
 
@@ -214,17 +225,17 @@ class ForeignProvider(BaseProvider[ForeignSandbox]):
         self._places.release()
 
     async def close(self) -> None:
-        """What its own `close` does wrong is a warning: the run has ended."""
+        """Closes all sandboxes, then the provider. Its own `close` may fail with a warning, as the run has ended."""
         self._closed = True
         await close_all(list(self._open), self._warn)
         try:
-            if await bounded(self._maker, "close", self._made.close, _CLOSE_S) is None:
+            if await await_bounded(self._maker, "close", self._made.close, _CLOSE_S) is None:
                 self._warn(f"{self._maker}: its method close did not end within {_CLOSE_S:g} s")
         except SandboxError as error:
             self._warn(str(error))
 
 
-async def bounded(
+async def await_bounded(
     maker: Foreign,
     method: str,
     call: Callable[[], Coroutine[Any, Any, Any]],
@@ -232,9 +243,10 @@ async def bounded(
     waited: Waited = no_wait,
     late: "Callable[[asyncio.Future[Any]], None] | None" = None,
 ) -> Any:
-    """What it returns, `()` in the place of None; None when its time is over. Raises SandboxError and UserError.
+    """Returns what the method returns, with `()` in the place of None, or None when its time is over.
 
-    `late` hears of what did not stop when it was cancelled, once it ends.
+    `late` hears of a call that did not stop when it was cancelled, once it ends. Raises SandboxError for all that goes
+    wrong, but a UserError of the method as it is.
     """
     running: asyncio.Future[Any] | None = None
     try:
@@ -251,9 +263,9 @@ async def bounded(
     except FileNotFoundError as error:
         if method == "read_file":
             raise MissingFileError(str(error)) from error
-        raise SandboxError(failure(maker, method, error)) from error
+        raise SandboxError(describe_failure(maker, method, error)) from error
     except Exception as error:
-        raise SandboxError(failure(maker, method, error)) from error
+        raise SandboxError(describe_failure(maker, method, error)) from error
     finally:
         if running is not None and not running.done():
             running.cancel()
@@ -263,9 +275,12 @@ async def bounded(
 
 
 def make_own(config: SandboxConfig, scratch: Path, warn: Callable[[str], None]) -> ForeignProvider:
-    """Raises ExtensionError, and UserError for a name that nobody has."""
+    """Returns the provider around the class that the configuration names.
+
+    Raises ExtensionError where the class cannot be used, and UserError for a name that nobody has.
+    """
     given = {"config": config, "scratch": scratch, "warn": warn}
-    made, maker = make(ExtensionKind.sandbox, config, given, {})
+    made, maker = make_extension(ExtensionKind.sandbox, config, given, {})
     if maker is None:
         raise UserError("sandbox.kind=custom needs sandbox._target_=MODULE.CLASS, or an option of an installed package")
     return ForeignProvider(made, maker, config, warn)

@@ -1,10 +1,11 @@
-"""Who owns a scratch folder, so that the leftovers of a killed run are found and removed.
+"""This module says who owns a scratch folder, so that the leftovers of a killed run are found and removed.
 
 Invariants:
 - A lease names a process for good (`ProcessIdentity`): a pid that was given to another process does not count.
-- Only folders of this user that hold a lease of this host whose owner is gone are removed; anything else is left alone,
+- Only folders of this user that hold a lease of this host whose owner is gone are removed. Anything else is left alone,
   links above all.
-- A folder is locked against others while one is made in it: an empty one of ours without a lease is a killed process's.
+- A folder is locked against others while another is made in it. So an empty folder of ours without a lease there is
+  that of a killed process.
 - What cannot be read or removed stops nobody's start.
 """
 
@@ -24,15 +25,16 @@ from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import LEASE_NAME, remove_tree
 
-_HALF_LEASE = f".{LEASE_NAME}.new"
-_OURS = re.compile(r"\.?[a-z]+-\d+-[0-9a-f]{8,}")  # as `make_leased` names them
+_HALF_LEASE = f".{LEASE_NAME}.new"  # A lease is written under this name, then renamed, so that no half of one is read.
+_OURS = re.compile(r"\.?[a-z]+-\d+-[0-9a-f]{8,}")  # `make_leased` makes names like this.
+# A lease is much shorter. Others may put anything there, and no more than this is read of it.
 _LONGEST_LEASE_CHARS = 10_000
 
 
 def make_leased(root: Path, kind: str) -> Path:
-    """A new folder of this process below `root`, which is there already. Raises OSError."""
+    """Returns a new folder of this process, with a lease, below `root`, which is there already. Raises OSError."""
     folder = root / f"{kind}-{os.getpid()}-{secrets.token_hex(4)}"
-    with _locked(root):
+    with _lock_root(root):
         folder.mkdir(mode=0o700)
         kill_point("scratch_made")
         write_lease(folder)
@@ -40,7 +42,10 @@ def make_leased(root: Path, kind: str) -> Path:
 
 
 def make_scratch(root: Path, kind: str) -> Path:
-    """As `make_leased`, below a folder that may be missing; what killed processes left there goes. Raises OSError."""
+    """Returns a new folder of this process, with a lease, below `root`, which is made where it is missing.
+
+    What killed processes left there is removed first. Raises OSError.
+    """
     root = root.absolute()
     root.mkdir(parents=True, exist_ok=True)
     reap_stale(root)
@@ -49,9 +54,10 @@ def make_scratch(root: Path, kind: str) -> Path:
 
 @contextlib.contextmanager
 def made_aside(destination: Path) -> Iterator[Path]:
-    """Where to build what gets the name `destination` at the end; what a killed process built there before goes away.
+    """Yields a path at which to build what gets the name `destination` at the end.
 
-    Where another process made the same one meanwhile, that one stays. Raises OSError.
+    What a killed process built there before is removed. Where another process has made the same thing meanwhile, that
+    one stays. Raises OSError.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     _reap_once(destination.parent)
@@ -65,7 +71,8 @@ def made_aside(destination: Path) -> Iterator[Path]:
             if not destination.is_dir():
                 raise
     finally:
-        with contextlib.suppress(OSError):  # whoever makes the next one finds it by its lease
+        # Whoever makes the next one finds what is left by its lease.
+        with contextlib.suppress(OSError):
             remove_tree(folder)
 
 
@@ -77,9 +84,12 @@ def write_lease(folder: Path) -> None:
 
 
 def reap_stale(scratch_root: Path) -> list[Path]:
-    """Removes the folders right below `scratch_root` whose owner is gone, with what still runs there; returns them."""
+    """Removes the folders right below `scratch_root` whose owner is gone, and ends what still runs there.
+
+    Returns the removed folders. What cannot be read or removed is left alone.
+    """
     removed = _remove_unleased(scratch_root)
-    for folder in _folders(scratch_root):
+    for folder in _own_folders(scratch_root):
         if _owner_is_gone(folder / LEASE_NAME):
             kill_marked(f"{folder}{os.sep}")
             with contextlib.suppress(OSError):
@@ -90,15 +100,18 @@ def reap_stale(scratch_root: Path) -> list[Path]:
 
 @cache
 def _reap_once(root: Path) -> None:
-    """Once a process: there may be ten thousand folders to look at, and one is made after the other."""
+    """Reaps a folder once in a process: many are made there one by one, and ten thousand may have to be looked at."""
     reap_stale(root)
 
 
 def _remove_unleased(root: Path) -> list[Path]:
-    """What a process left that was killed between a folder and its lease: nothing is in there yet."""
+    """Removes the folders of processes that were killed before they wrote a lease, and returns them.
+
+    Nothing is in such a folder yet.
+    """
     removed = []
-    with contextlib.suppress(OSError), _locked(root) as alone:
-        for folder in _folders(root) if alone else []:
+    with contextlib.suppress(OSError), _lock_root(root) as alone:
+        for folder in _own_folders(root) if alone else []:
             if not _OURS.fullmatch(folder.name) or {path.name for path in folder.iterdir()} - {_HALF_LEASE}:
                 continue
             (folder / _HALF_LEASE).unlink(missing_ok=True)
@@ -108,10 +121,10 @@ def _remove_unleased(root: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _locked(root: Path) -> Iterator[bool]:
-    """Nobody else makes a leased folder in `root` meanwhile; False where its file system has no such locks.
+def _lock_root(root: Path) -> Iterator[bool]:
+    """Keeps others from making a leased folder in `root` for the time of the block.
 
-    Raises OSError where `root` cannot be opened.
+    Yields False where the file system has no such locks. Raises OSError where `root` cannot be opened.
     """
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -124,8 +137,8 @@ def _locked(root: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _folders(root: Path) -> list[Path]:
-    """This user's own, no links."""
+def _own_folders(root: Path) -> list[Path]:
+    """Returns the folders right below `root` that belong to this user, without links."""
     try:
         with os.scandir(root) as scanned:
             entries = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in scanned]

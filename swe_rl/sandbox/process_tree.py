@@ -1,4 +1,4 @@
-"""Finding and killing what a command started where no pid namespace does it.
+"""This module finds and kills what a command started, where no pid namespace does so.
 
 Invariants:
 - A process belongs to a command when its environment carries the command's marker, when it is in the command's
@@ -16,26 +16,29 @@ from pathlib import Path
 
 import psutil
 
-MARKER = "SWE_RL_SANDBOX"  # its value starts with the sandbox's folder
+from swe_rl.host.lines import lines_of
+
+MARKER = "SWE_RL_SANDBOX"  # The value of this variable starts with the sandbox's folder.
+# A process may start others while it is being killed, so rounds go on until one finds nobody.
 _ROUNDS = 40
-_ROUND_S = 0.005
+_ROUND_S = 0.005  # Processes get so long to die before the next round.
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process group led by `pid`, which must not have been reaped yet."""
+    """Sends SIGKILL to the process group led by `pid`, which must not have been reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def group_members(leader: int) -> list[int]:
-    """Who is left of the process group that `leader` led, zombies not counted."""
-    return [process.pid for process in _alive(psutil.pids()) if _group(process.pid) == leader]
+    """Returns the pids that are left of the process group that `leader` led, without zombies."""
+    return [process.pid for process in _living_processes(psutil.pids()) if _process_group(process.pid) == leader]
 
 
 def kill_command(leader: int, marker: str, before: frozenset[int]) -> None:
     """Kills all that the command led by `leader` started; `before` are the pids from before it."""
     for _ in range(_ROUNDS):
-        if not _kill(_members(leader, marker, _alive(set(psutil.pids()) - before))):
+        if not _kill_processes(_find_members(leader, marker, _living_processes(set(psutil.pids()) - before))):
             return
         time.sleep(_ROUND_S)
 
@@ -46,13 +49,16 @@ def kill_marked(prefix: str) -> None:
     A bwrap whose starter was killed while it set up waits for ever, before it has run anything.
     """
     for _ in range(_ROUNDS):
-        if not _kill([process for process in psutil.process_iter() if _is_below(process, prefix)]):
+        if not _kill_processes([process for process in psutil.process_iter() if _is_below(process, prefix)]):
             return
         time.sleep(_ROUND_S)
 
 
 def first_inside(pid: int) -> int | None:
-    """The first process of the pid namespace that `pid` or what it started has made; None where there is none (yet)."""
+    """Returns the first process of the pid namespace that `pid`, or a process below it, has made.
+
+    It is None where there is no such process, or none yet.
+    """
     try:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -61,14 +67,14 @@ def first_inside(pid: int) -> int | None:
 
 
 def _own_number(pid: int) -> int | None:
-    """Of a process in its innermost pid namespace."""
+    """Returns the number of a process in its innermost pid namespace, or None where that is not known."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        return int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
+        return int(lines_of(status.partition("NSpid:")[2], ends=False)[0].split()[-1])
     return None
 
 
-def _alive(pids: Iterable[int]) -> list[psutil.Process]:
+def _living_processes(pids: Iterable[int]) -> list[psutil.Process]:
     living = []
     for pid in pids:
         if pid == os.getpid():
@@ -82,19 +88,19 @@ def _alive(pids: Iterable[int]) -> list[psutil.Process]:
     return living
 
 
-def _members(leader: int, marker: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+def _find_members(leader: int, marker: str, processes: list[psutil.Process]) -> list[psutil.Process]:
     folder = marker.rpartition(os.sep)[0] + os.sep
-    members = {p.pid: p for p in processes if _session(p.pid) == leader or _is_its_own(p, marker, folder)}
+    members = {p.pid: p for p in processes if _session_id(p.pid) == leader or _is_its_own(p, marker, folder)}
     grown = True
     while grown:
-        children = {p.pid: p for p in processes if p.pid not in members and _parent(p) in members}
+        children = {p.pid: p for p in processes if p.pid not in members and _parent_pid(p) in members}
         members |= children
         grown = bool(children)
     return list(members.values())
 
 
-def _kill(processes: list[psutil.Process]) -> bool:
-    """True when there was something to kill."""
+def _kill_processes(processes: list[psutil.Process]) -> bool:
+    """Kills the processes. Returns True when there was something to kill."""
     for process in processes:
         try:
             process.kill()
@@ -104,18 +110,20 @@ def _kill(processes: list[psutil.Process]) -> bool:
 
 
 def _is_its_own(process: psutil.Process, marker: str, folder: str) -> bool:
-    marked = _marker(process)
-    return marked == marker if marked else _workdir(process).startswith(folder)
+    marked = _read_marker(process)
+    if marked:
+        return marked == marker
+    return _read_workdir(process).startswith(folder)
 
 
-def _workdir(process: psutil.Process) -> str:
+def _read_workdir(process: psutil.Process) -> str:
     try:
         return str(process.cwd()) + os.sep
     except (psutil.Error, OSError):
         return ""
 
 
-def _marker(process: psutil.Process) -> str:
+def _read_marker(process: psutil.Process) -> str:
     try:
         return str(process.environ().get(MARKER, ""))
     except (psutil.Error, OSError):
@@ -123,7 +131,7 @@ def _marker(process: psutil.Process) -> str:
 
 
 def _is_below(process: psutil.Process, prefix: str) -> bool:
-    if _marker(process).startswith(prefix):
+    if _read_marker(process).startswith(prefix):
         return True
     try:
         return process.name() == "bwrap" and any(word.startswith(prefix) for word in process.cmdline())
@@ -131,21 +139,21 @@ def _is_below(process: psutil.Process, prefix: str) -> bool:
         return False
 
 
-def _group(pid: int) -> int:
+def _process_group(pid: int) -> int:
     try:
         return os.getpgid(pid)
     except OSError:
         return -1
 
 
-def _session(pid: int) -> int:
+def _session_id(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
         return -1
 
 
-def _parent(process: psutil.Process) -> int:
+def _parent_pid(process: psutil.Process) -> int:
     try:
         return int(process.ppid())
     except psutil.Error:

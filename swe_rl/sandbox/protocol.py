@@ -1,11 +1,11 @@
-"""The sandbox interface.
+"""This module is the interface of sandboxes, and has what all their users need.
 
 Invariants:
 - A sandbox belongs to one trajectory (or one grading) and starts from a fresh copy of its workspace.
 - `exec` never raises for what the command did (exit status, timeout, output); it raises SandboxError only
   when the sandbox itself is broken. An infrastructure failure never becomes a reward.
 - Closing is idempotent, kills the whole process tree and removes the working copy.
-- Time that is waited right now does not count either, and never ends the wait for what has it.
+- Time that a command waits for others does not count for its limit, also while it still waits.
 - Beyond its limit nothing runs for longer than `_GRAIN_S`, unless it waits.
 """
 
@@ -20,11 +20,13 @@ from typing import Any, Protocol
 
 from swe_rl.errors import RunError
 
-Waited = Callable[[], float]  # seconds so far that were waited for others; only grows
+Waited = Callable[[], float]  # It returns the seconds that were waited for others so far, a number that only grows.
+# Waited time moves the end of a limit. The last bit of one is looked at only so often, and not in a busy loop.
 _GRAIN_S = 0.05
 
 
 def no_wait() -> float:
+    """Returns the waited time of work that never waits for others."""
     return 0.0
 
 
@@ -34,8 +36,9 @@ async def ends_within(
     waited: Waited = no_wait,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Whether `work` is done before its own time is over. It is left alone, also on cancellation."""
-    began_s, before_s = clock(), waited()
+    """Tells whether `work` is done before its own time is over. The work is left alone, also on cancellation."""
+    began_s = clock()
+    before_s = waited()
     left_s = limit_s
     while not work.done() and left_s > 0:
         await asyncio.wait({work}, timeout=left_s)
@@ -44,31 +47,33 @@ async def ends_within(
     return work.done()
 
 
-# What the output of a command says that the sandbox's own bounds ended: its agent used too much, nothing here broke.
+# The output of a command has these words where the sandbox's bounds ended it: its agent used too much, nothing broke.
 USED_TOO_MUCH = "The command was ended: this sandbox used"
-
-# Of a command that sees the processes of its sandbox alone, whose process numbers are its own.
-ALONE = "SWE_RL_ALONE"
-# Of a command of the guard (inside/guard.sh): the process that hears its stop and its owner's beats.
-LISTENER = "SWE_RL_LISTENER"
 
 
 class SandboxError(RunError):
     """A sandbox could not be made, or died, or cannot run commands any more."""
 
 
+class OutsideError(SandboxError):
+    """The sandbox broke from outside: what runs it cannot be reached, or somebody ended it.
+
+    Nothing that runs inside of a sandbox can bring that about.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """Programs that belong to a prepared folder: its own Python with its own packages, say."""
+    """These programs belong to a prepared folder; they are its own Python with its own packages, for example."""
 
-    folder: Path  # of this machine; each sandbox has a copy
-    seen_as: str  # where commands see it
-    variables: tuple[tuple[str, str], ...] = ()  # of every command, over the sandbox's own
+    folder: Path  # The programs are in this folder of this machine, and each sandbox has a copy.
+    seen_as: str  # Commands see the folder under this path.
+    variables: tuple[tuple[str, str], ...] = ()  # Every command has these variables over the sandbox's own.
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a sandbox starts from: a prepared folder on this machine (copied), or a container image.
+    """A sandbox starts from this: a prepared folder on this machine, which is copied, or a container image.
 
     With a `toolchain`, commands of process sandboxes see it in the place of the Python that runs swe_rl, whose packages
     they then do not see. A container shows none: its workspace has to name an `image` that has such programs.
@@ -78,31 +83,37 @@ class Workspace:
     image: str | None = None
     workdir: str = "/testbed"
     toolchain: Toolchain | None = None
-    places: tuple[str, ...] = ()  # further folders that begin empty, each sandbox's own; an image has its own
+    # These further folders begin empty, and each sandbox has its own. An image brings them along.
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """The one thing that a sandbox without network may reach: a session of the gateway."""
+    """This is the one thing that a sandbox without network may reach: a session of the gateway."""
 
     host: str
     port: int
-    path: str = field(repr=False)  # of the session's base URL, quoted; secret
+    path: str = field(repr=False)  # This is the quoted path of the session's base URL. It has the session's secret.
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    exit_code: int  # 124 after a timeout, 128 + signal when killed
-    output: str  # stdout and stderr as they came, head and tail kept when too long, invalid UTF-8 replaced
+    """This is the result of one command."""
+
+    exit_code: int  # It is 124 after a timeout, and 128 plus the signal's number where a signal ended the command.
+    # These are stdout and stderr as they came. Of a long output head and tail are kept, and invalid UTF-8 is replaced.
+    output: str
     timed_out: bool = False
     truncated_bytes: int = 0
     duration_s: float = 0.0
 
 
 class Sandbox(Protocol):
+    """This is the isolated place where the commands of one trajectory, or of one grading, run."""
+
     sandbox_id: str
-    workdir: str  # as the commands see it
-    door_url: str | None  # the model's base URL (/v1) as the commands see it; None without a door
+    workdir: str  # Commands see the working folder under this path.
+    door_url: str | None  # Commands reach the model under this base URL (/v1). It is None without a door.
 
     async def exec(
         self,
@@ -113,23 +124,33 @@ class Sandbox(Protocol):
         max_output_bytes: int | None = None,
         waited: Waited = no_wait,
     ) -> ExecResult:
-        """Runs `bash -c command` in `workdir`. `waited`: what of its time does not count for `timeout_s`."""
+        """Runs `bash -c command` in `workdir` and returns its result.
+
+        Time that `waited` counts is not part of `timeout_s`. Raises SandboxError only where the sandbox is broken.
+        """
         ...
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """`path` is relative to `workdir`; a path that leaves it, also through a link, is a SandboxError."""
+        """Writes a file; `path` is relative to `workdir`.
+
+        Raises SandboxError where the path leaves `workdir`, also through a link.
+        """
         ...
 
-    async def read_file(self, path: str) -> bytes: ...
+    async def read_file(self, path: str) -> bytes:
+        """Returns a file's content. Raises SandboxError as `write_file` does, and where there is no such file."""
+        ...
 
     async def close(self) -> None:
-        """Raises SandboxError when something of it cannot be removed."""
+        """Ends all that runs and removes the sandbox. Raises SandboxError when something of it cannot be removed."""
         ...
 
 
 class SandboxProvider(Protocol):
+    """This makes the sandboxes of one run."""
+
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Sandbox:
-        """`owner` names the trajectory or grading in labels, folder names and messages.
+        """Returns a new sandbox; `owner` names the trajectory or grading in labels, folder names and messages.
 
         With a `door`, commands reach that session as `sandbox.door_url`, also where they have no network otherwise.
         """
@@ -141,7 +162,10 @@ class SandboxProvider(Protocol):
 
 
 async def close_all(sandboxes: Iterable[Sandbox], say: Callable[[str], None]) -> None:
-    """At the end of a provider: `say` hears of what cannot be removed, and the end goes on."""
+    """Closes all sandboxes of a provider that ends; `say` hears of what cannot be removed, and the end goes on.
+
+    Raises any other error than a SandboxError once all are closed.
+    """
     results = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
     for result in results:
         if isinstance(result, SandboxError):
@@ -151,11 +175,14 @@ async def close_all(sandboxes: Iterable[Sandbox], say: Callable[[str], None]) ->
 
 
 async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
-    """Writes `files` through the working folder into one outside of it; returns that folder. Raises SandboxError."""
+    """Writes `files` through the working folder into a folder outside of it, and returns that folder.
+
+    Raises SandboxError where that is impossible.
+    """
     aside = f".swe_rl_{secrets.token_hex(8)}"
     for name, content in files.items():
         await sandbox.write_file(f"{aside}/{name}", content)
-    # Not below the working folder: the harness cleans that up with git between its tries.
+    # The files cannot stay below the working folder, because the harness cleans that up with git between its tries.
     move = f'd=$(mktemp -d) && mv {aside}/* "$d" && rmdir {aside} && printf %s "$d"'
     moved = await sandbox.exec(move, timeout_s=60.0)
     if moved.exit_code or not moved.output.startswith("/"):
@@ -163,8 +190,11 @@ async def put_files(sandbox: Sandbox, files: Mapping[str, bytes]) -> str:
     return moved.output
 
 
-async def run_whole(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:
-    """`script` of any size, which no command has: as a file that is gone before it runs. Raises SandboxError."""
+async def run_whole(sandbox: Sandbox, script: str, timeout_s: float, **options: Any) -> ExecResult:
+    """Runs a `script` of any size, while a command's size is limited, and returns its result.
+
+    The script comes as a file, which is gone before it runs. `options` are those of `exec`. Raises SandboxError.
+    """
     folder = shlex.quote(await put_files(sandbox, {"script.sh": script.encode("utf-8", "replace")}))
     command = f'unset script; script=$(cat {folder}/script.sh) && rm -r {folder} || exit; eval "$script"'
-    return await sandbox.exec(command, timeout_s=timeout_s)
+    return await sandbox.exec(command, timeout_s=timeout_s, **options)

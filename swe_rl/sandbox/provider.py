@@ -1,4 +1,4 @@
-"""The one place that turns `sandbox.kind` into a provider."""
+"""This module is the one place that turns `sandbox.kind` into a provider."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +12,16 @@ from swe_rl.sandbox.protocol import SandboxProvider
 def make_provider(
     config: SandboxConfig, scratch: Path, warn: Callable[[str], None], *, run: str = ""
 ) -> SandboxProvider:
-    """`run` names the run in labels. Raises UserError for a kind that does not work on this host."""
+    """Returns the provider that the configuration names; `run` names the run in labels.
+
+    Raises UserError for a kind that does not work on this host.
+    """
     if config.kind is SandboxKind.process:
         from swe_rl.sandbox.process.provider import ProcessProvider
 
         return ProcessProvider(config, scratch, warn=warn)
     if config.kind in (SandboxKind.docker, SandboxKind.podman):
-        _need("docker", f"sandbox.kind={config.kind}", "the SDK of both engines")
+        _require_module("docker", f"sandbox.kind={config.kind}", "the SDK of both engines")
         from swe_rl.sandbox.container.provider import ContainerProvider
 
         return ContainerProvider(config, scratch, warn=warn, run=run)
@@ -40,12 +43,12 @@ def make_provider(
 
 
 def speaks_ours(config: SandboxConfig) -> bool:
-    """Whether sandboxes are on a server of job=runtime."""
+    """Tells whether sandboxes are on a server of job=runtime."""
     return config.kind is SandboxKind.remote and config.runtime_protocol is RuntimeProtocol.swe_rl
 
 
-async def greeted(config: SandboxConfig) -> None:
-    """Asks that server once, and goes. Raises UserError where it is not well or wants another key."""
+async def greet_server(config: SandboxConfig) -> None:
+    """Asks the server of job=runtime once if it is well. Raises UserError where it is not, or wants another key."""
     from swe_rl.sandbox.remote.client import RemoteProvider
 
     provider = RemoteProvider(config)
@@ -55,7 +58,7 @@ async def greeted(config: SandboxConfig) -> None:
         await provider.close()
 
 
-def _need(module: str, what: str, why: str) -> None:
+def _require_module(module: str, what: str, why: str) -> None:
     import importlib.util
 
     if importlib.util.find_spec(module) is None:

@@ -1,12 +1,15 @@
-"""`sandbox=swe_rex`: deployments of SWE-ReX, by its own library: local, docker, modal, fargate, daytona, remote.
+"""This module is `sandbox=swe_rex`: it runs sandboxes as deployments of SWE-ReX, by that project's own library.
+
+A deployment may be local, docker, modal, fargate, daytona or remote.
 
 Invariants:
-- One deployment for each sandbox, stopped with it. A folder goes there as one archive, an image is the deployment's.
+- Each sandbox has a deployment, which is stopped with it. A folder goes there as one archive. An image is the
+  deployment's.
 - Its server answers one request at a time: a command runs beside it, and each request waits a second for its end. So a
   command can be stopped, may take longer than a request, and the run's sign of life gets through.
 - A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
 - A container of docker that hears nothing from its run for sandbox.lease_s ends by itself, from its start on.
-- The library is imported when the first of them is made; no call of it runs on this event loop that blocks it.
+- The library is imported when the provider is made. No call of it that blocks its event loop runs on this one.
 """
 
 import asyncio
@@ -29,13 +32,14 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.base import TIMEOUT_EXIT, image_of
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
 
-_KILLED = 137
-_MARGIN_S = 20.0  # beyond a command's own time, for its end
+_KILLED = 137  # A command that SIGKILL ended has this status, so that of `timeout -s KILL`, too.
+_MARGIN_S = 20.0  # A command gets so long beyond its own time, for its end.
+# The run gives so many signs of life within a lease, so that a late one does not end a sandbox.
 _BEATS_IN_A_LEASE = 4
-_CONTAINERS = ("docker", "podman")
-_OF_SERVER = 32  # processes and threads of SWE-ReX's own, beside sandbox.max_processes
-# $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, then NAME=VALUE. `timeout` leads a process
-# group of its own; what left the group is found by a variable of this command.
+_CONTAINERS = ("docker", "podman")  # These deployments take options of a container engine's command line.
+_OF_SERVER = 32  # SWE-ReX's own server needs so many processes and threads beside sandbox.max_processes.
+# The arguments are $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, then NAME=VALUE. `timeout`
+# leads a process group of its own. What left the group is found by a variable of this command.
 _RUN = r"""
 cd -- "$1" && mkdir -m 700 -- "$5" || { echo 125; exit; }
 seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5; shift 5
@@ -55,7 +59,7 @@ echo "$status" > "$place/ended"; mv "$place/ended" "$place/status"
 echo $! > "$place/pid"
 set -- "$place"
 """
-# $1: the folder. The first line is the status; it is empty while the command runs.
+# The argument $1 is the command's folder. The first line of output is the status, which is empty while it runs.
 _WAIT = r"""
 for pause in .01 .01 .02 .04 .08 .1 .1 .1 .1 .1 .1 .1 .1; do
   [ -e "$1/status" ] && break
@@ -71,18 +75,19 @@ else
 fi
 rm -rf -- "$1"
 """
-# $1: the mark, $2: the folder
+# The arguments are $1: the command's mark, $2: its folder.
 _END = r"""
 kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc '0-9\n') 2> /dev/null
 rm -rf -- "$2"
 """
-_BEAT = "/tmp/swe_rl-beat"  # its time: the run's last sign of life
-# What docker runs in a container again and again, from its start on. Its first process gets no signal from inside: it
-# ends when all others have.
+_BEAT = "/tmp/swe_rl-beat"  # The time of this file is that of the run's last sign of life.
+# Docker runs this in a container again and again, from its start on. The container's first process gets no signal from
+# inside: it ends when all others have.
 _LEASE = (
     "grep -qa swerex-remote /proc/1/cmdline || exit 0; [ -e {beat} ] || touch {beat}; "
     "[ $(($(date +%s) - $(stat -c %Y {beat}))) -le {seconds} ] || while :; do kill -KILL -1; sleep 0.2; done"
 )
+# The arguments are $1: workdir, $2: a path. The scripts that begin so end with status 4 where it leaves the workdir.
 _INSIDE = r"""
 cd -- "$1" || exit 125
 path=$(realpath -m -- "$2"); here=$(realpath -- .)
@@ -94,17 +99,21 @@ _UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
 
 
 class SweRex:
-    """`deployment`: local, docker, podman, modal, fargate, daytona or remote; `options`: of its configuration."""
+    """This makes sandboxes by SWE-ReX. `options` are those of the deployment's own configuration."""
 
     takes_images = True
-    has_network = True  # each deployment has a server that is reached over one
+    has_network = True  # Each deployment has a server that is reached over one.
 
     def __init__(
         self, config: SandboxConfig, scratch: Path, deployment: str = "docker", options: dict[str, Any] | None = None
     ) -> None:
-        self._config, self._scratch, self._options = config, scratch, dict(options or {})
-        self._deployment, self._local = deployment, deployment == "local"
-        os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "WARNING")  # below it, it prints its servers' keys
+        self._config = config
+        self._scratch = scratch
+        self._options = dict(options or {})
+        self._deployment = deployment
+        self._local = deployment == "local"
+        # Below this level the library prints the keys of its servers.
+        os.environ.setdefault("SWE_REX_LOG_STREAM_LEVEL", "WARNING")
         try:
             self._kinds = importlib.import_module("swerex.deployment.config")
             importlib.import_module(f"swerex.deployment.{'local' if self._local else 'docker'}")
@@ -112,6 +121,7 @@ class SweRex:
             raise UserError(f"sandbox=swe_rex needs {error.name}: pip install 'swe_rl[swe_rex]'") from error
 
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> "Deployed":
+        """Returns a new sandbox. Raises UserError for an image or an option that the deployment does not take."""
         if self._local and workspace.image:
             raise UserError(f"{owner}: deployment=local has no images, and this is {workspace.image}; use docker")
         is_bare = self._local and workspace.toolchain is None
@@ -148,7 +158,7 @@ class SweRex:
             raise UserError(f"sandbox.params.options of deployment={self._deployment}: {error}") from error
 
     def _limits(self) -> list[str]:
-        """As words of the engine's command line."""
+        """Returns the limits and mounts as words of the engine's command line. Raises UserError for `sandbox.host`."""
         config = self._config
         if config.host is not None:
             raise UserError(
@@ -170,7 +180,7 @@ class SweRex:
 
 
 class Deployed:
-    """`lease_s`: 0 where nothing there ends a deployment that its run left."""
+    """This is a sandbox in one deployment. `lease_s` is 0 where nothing there ends a deployment that its run left."""
 
     def __init__(
         self, sandbox_id: str, workdir: str, deployment: Any, scratch: Path, lease_s: float, *, local: bool
@@ -186,21 +196,22 @@ class Deployed:
         self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None) -> None:
-        """Raises SandboxError."""
-        self._starting = asyncio.ensure_future(_aside(self._deployment.start()))
+        """Starts the deployment, and unpacks `folder` there as the working folder. Raises SandboxError."""
+        self._starting = asyncio.ensure_future(_run_aside(self._deployment.start()))
         await asyncio.shield(self._starting)
         if self._lease_s:
             self._beating = asyncio.ensure_future(self._beat())
         if folder is not None:
             with tempfile.TemporaryDirectory(dir=self._scratch) as place:
                 archive = Path(place) / "folder.tar"
-                await asyncio.to_thread(_pack, folder, archive)
+                await asyncio.to_thread(_pack_folder, folder, archive)
                 there = await self._upload(archive)
             await self._script(_UNPACK, self.workdir, there)
 
     async def _beat(self) -> None:
         while True:
-            with contextlib.suppress(Exception):  # the next command says what is wrong
+            # What is wrong here is said by the next command.
+            with contextlib.suppress(Exception):
                 await self._ran('touch -- "$1"', (_BEAT,), _MARGIN_S)
             await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
 
@@ -240,10 +251,11 @@ class Deployed:
     async def close(self) -> None:
         if self._beating is not None:
             self._beating.cancel()
-        await _aside(self._deployment.stop())
-        if self._starting is not None and not self._starting.done():  # it was given up: what it starts now ends, too
+        await _run_aside(self._deployment.stop())
+        # The start was given up before its end. What it starts from now on is stopped, too.
+        if self._starting is not None and not self._starting.done():
             await asyncio.wait({self._starting})
-            await _aside(self._deployment.stop())
+            await _run_aside(self._deployment.stop())
         if self._local:
             await asyncio.to_thread(shutil.rmtree, self.workdir, ignore_errors=True)
 
@@ -255,7 +267,10 @@ class Deployed:
         return target
 
     async def _script(self, script: str, *words: str) -> str:
-        """Raises FileNotFoundError and SandboxError."""
+        """Runs a script there and returns its output.
+
+        Raises FileNotFoundError for the script's own status of a missing file, and SandboxError for any other failure.
+        """
         status, output = await self._ran(script, words, 120.0)
         if status == 3:
             raise FileNotFoundError(words[1])
@@ -269,15 +284,16 @@ class Deployed:
         argv = ["bash", "-c", script, "swe_rl", *words]
         command = Command(command=argv, timeout=limit_s, merge_output_streams=True)
         call = self._deployment.runtime.execute(command)
-        done = await (_aside(call) if self._local else call)  # the local one blocks its loop
+        # A local deployment blocks the loop that it runs on.
+        done = await (_run_aside(call) if self._local else call)
         return int(done.exit_code or 0), str(done.stdout)
 
 
-async def _aside(call: Coroutine[Any, Any, Any]) -> Any:
-    """What blocks its loop, on one of its own."""
+async def _run_aside(call: Coroutine[Any, Any, Any]) -> Any:
+    """Returns what `call` returns; it runs in a thread, on a loop of its own, because it blocks its loop."""
     return await asyncio.to_thread(asyncio.run, call)
 
 
-def _pack(folder: Path, archive: Path) -> None:
+def _pack_folder(folder: Path, archive: Path) -> None:
     with tarfile.open(archive, "w") as packed:
         packed.add(folder, ".")

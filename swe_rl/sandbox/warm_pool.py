@@ -1,4 +1,4 @@
-"""Sandboxes kept ready: the next trajectory of an instance does not wait for its container to start.
+"""This module keeps sandboxes ready, so that the next trajectory of an instance does not wait for its container.
 
 Invariants:
 - At most `per_recipe` are ready or on their way for one recipe, and `total` over all; the recipe that was asked for
@@ -28,7 +28,7 @@ class _Shelf(Generic[Made]):
 
 
 class WarmPool(Generic[Recipe, Made]):
-    """`start` makes one, `discard` ends one, `alive` looks at one."""
+    """This pool makes sandboxes by `start` and ends them by `discard`; `alive` tells whether one still lives."""
 
     def __init__(
         self,
@@ -50,13 +50,15 @@ class WarmPool(Generic[Recipe, Made]):
 
     @property
     def ready(self) -> int:
+        """Returns how many sandboxes are ready."""
         return sum(len(shelf.ready) for shelf in self._shelves.values())
 
     def everyone(self) -> list[Made]:
+        """Returns the sandboxes that are ready."""
         return [made for shelf in self._shelves.values() for made in shelf.ready]
 
     def take(self, recipe: Recipe) -> Made | None:
-        """A living one of this recipe, or None; either way more of it are made ready."""
+        """Returns a living sandbox of this recipe, or None where none is ready. Either way more are made ready."""
         if self._closed or not self._per_recipe:
             return None
         shelf = self._shelves.setdefault(recipe, _Shelf())
@@ -72,6 +74,7 @@ class WarmPool(Generic[Recipe, Made]):
         return living
 
     async def close(self) -> None:
+        """Ends the starts that go on, and discards all that is ready."""
         self._closed = True
         starting = [task for shelf in self._shelves.values() for task in shelf.starting]
         for task in starting:

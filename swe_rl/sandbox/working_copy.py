@@ -1,12 +1,12 @@
-"""Fast copies of small folder trees, and the removal of any.
+"""This module copies small folder trees fast, and removes trees of any kind.
 
 Invariants:
 - Links are copied as links, never followed; sockets, pipes and devices are left out.
 - Permissions (plus owner read/write) and modification times are kept, so that git and Python caches stay valid.
 - `remove_tree` never follows a link, also where somebody swaps a folder for one meanwhile, and gives up only after
-  several tries (a dying process may still be writing). How deep a tree is plays no part: a command makes 1,500 nested
-  folders in a blink, more than Python may recurse, a path may be long, and a process may hold open.
-- A lease (see `lease`) goes last: what a process leaves that is killed meanwhile is still known for what it is.
+  several tries (a dying process may still be writing). It removes trees of any depth: a command makes 1,500 nested
+  folders in a blink, which is more than Python may recurse, a path may be long, and a process may hold open.
+- A lease (see `lease`) goes last, so that what a process leaves that is killed meanwhile is still known for what it is.
 """
 
 import contextlib
@@ -20,7 +20,9 @@ from pathlib import Path
 from swe_rl.host.kill_point import kill_point
 
 LEASE_NAME = "lease.json"
+# Files up to this size are read and written in one piece here, without the costs of `shutil.copyfile`.
 _SMALL_BYTES = 1 << 20
+# With these flags a folder is opened itself: a link in its place is an error.
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -28,17 +30,20 @@ def copy_tree(source: Path, target: Path, *, uid: int | None = None) -> None:
     """Copies the folder `source` to the new folder `target`, owned by `uid` where given. Raises OSError."""
     target.mkdir(mode=0o700)
     made = [(os.fspath(source), os.fspath(target), source.stat())]
-    for folder, copy, _ in made:  # which grows meanwhile
+    # The list grows meanwhile, by the folders that are found.
+    for folder, copy, _ in made:
         with os.scandir(folder) as entries:
             for entry in entries:
-                to, status = f"{copy}/{entry.name}", entry.stat(follow_symlinks=False)
+                to = f"{copy}/{entry.name}"
+                status = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     os.mkdir(to, 0o700)  # noqa: PTH102
                     made.append((entry.path, to, status))
                 else:
                     _copy_entry(entry.path, to, status, uid)
-    for _, copy, status in reversed(made):  # a folder's time is its last entry's, until it is set
-        _finish(copy, status, uid, 0o700)
+    # Each new entry changes its folder's time, so the times of folders are set last.
+    for _, copy, status in reversed(made):
+        _finish_entry(copy, status, uid, 0o700)
 
 
 def _copy_entry(path: str, to: str, status: os.stat_result, uid: int | None) -> None:
@@ -48,7 +53,7 @@ def _copy_entry(path: str, to: str, status: os.stat_result, uid: int | None) -> 
             os.lchown(to, uid, uid)
     elif stat.S_ISREG(status.st_mode):
         _copy_file(path, to, status.st_size)
-        _finish(to, status, uid, 0o600)
+        _finish_entry(to, status, uid, 0o600)
 
 
 def _copy_file(source: str, to: str, size_bytes: int) -> None:
@@ -60,7 +65,7 @@ def _copy_file(source: str, to: str, size_bytes: int) -> None:
             writer.write(data)
 
 
-def _finish(path: str, status: os.stat_result, uid: int | None, at_least: int) -> None:
+def _finish_entry(path: str, status: os.stat_result, uid: int | None, at_least: int) -> None:
     if uid is not None:
         os.chown(path, uid, uid)
     os.chmod(path, stat.S_IMODE(status.st_mode) & 0o777 | at_least)  # noqa: PTH101
@@ -71,7 +76,7 @@ def remove_tree(path: Path, *, tries: int = 5) -> None:
     """Removes `path` with all below it; a path that is gone is fine. Raises OSError after the last try."""
     for left in reversed(range(tries)):
         try:
-            _remove(path)
+            _remove_path(path)
             return
         except OSError:
             if not left:
@@ -80,43 +85,44 @@ def remove_tree(path: Path, *, tries: int = 5) -> None:
 
 
 def remove_or_say(path: Path, say: Callable[[str], None]) -> None:
-    """`remove_tree` for the end of a run, which does not fail for what it leaves: `say` hears of it."""
+    """Removes `path` at the end of a run, which does not fail for what is left: `say` hears of it."""
     try:
         remove_tree(path)
     except OSError as error:
         say(f"{path} cannot be removed: {error}")
 
 
-def _remove(path: Path) -> None:
+def _remove_path(path: Path) -> None:
     try:
         status = path.lstat()
     except FileNotFoundError:
         return
     if stat.S_ISDIR(status.st_mode):
-        _empty(path)
+        _empty_folder(path)
         path.rmdir()
     else:
         path.unlink()
 
 
-def _empty(path: Path) -> None:
-    """Removes all below a folder, with two descriptors and no recursion.
+def _empty_folder(path: Path) -> None:
+    """Removes all below a folder, with two descriptors and no recursion. Raises OSError.
 
-    The way back up is "..", which must be the folder that we came from: a process may move folders meanwhile.
+    The way back up is "..", which must be the folder that we came from, because a process may move folders meanwhile.
     """
-    above: list[tuple[os.stat_result, str, list[str]]] = []  # a folder, the one in it that we are in, what waits there
+    # Each entry has a folder above, the name of the one in it that we went into, and the folders that wait there.
+    above: list[tuple[os.stat_result, str, list[str]]] = []
     fd = _open_folder(path)
     try:
-        waiting = _strip(fd, but=LEASE_NAME)
+        waiting = _remove_files(fd, but=LEASE_NAME)
         while waiting or above:
             if waiting:
                 name = waiting.pop()
                 above.append((os.fstat(fd), name, waiting))
-                fd = _moved(fd, _open_folder(name, fd))
-                waiting = _strip(fd)
+                fd = _move_descriptor(fd, _open_folder(name, fd))
+                waiting = _remove_files(fd)
             else:
                 status, name, waiting = above.pop()
-                fd = _moved(fd, os.open("..", os.O_RDONLY | _FOLDER, dir_fd=fd))
+                fd = _move_descriptor(fd, os.open("..", os.O_RDONLY | _FOLDER, dir_fd=fd))
                 if not os.path.samestat(os.fstat(fd), status):
                     raise OSError(f"folder {name!r} was moved while it was removed")
                 os.rmdir(name, dir_fd=fd)
@@ -128,13 +134,13 @@ def _empty(path: Path) -> None:
         os.close(fd)
 
 
-def _moved(fd: int, to: int) -> int:
+def _move_descriptor(fd: int, to: int) -> int:
     os.close(fd)
     return to
 
 
-def _strip(fd: int, but: str = "") -> list[str]:
-    """Removes what is no folder from an open folder, all `but` one name; the folders in it."""
+def _remove_files(fd: int, but: str = "") -> list[str]:
+    """Removes all files from an open folder, `but` one of this name. Returns the names of the folders in it."""
     with os.scandir(fd) as scanned:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in scanned]
     for name, is_folder in entries:
@@ -144,7 +150,10 @@ def _strip(fd: int, but: str = "") -> list[str]:
 
 
 def _open_folder(path: Path | str, within: int | None = None) -> int:
-    """A folder itself, never through a link; its owner may do all in it: a command may have taken that off."""
+    """Returns a descriptor of a folder, never through a link. Raises OSError.
+
+    Its owner is allowed to do everything in it, because a command may have taken that permission off.
+    """
     with contextlib.suppress(PermissionError):
         fd = os.open(path, os.O_RDONLY | _FOLDER, dir_fd=within)
         with contextlib.suppress(PermissionError):

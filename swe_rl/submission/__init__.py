@@ -1,1 +1,2 @@
-"""Jobs handed to SLURM: scripts written, submitted, watched, and their results read from the disk."""
+"""This package hands jobs to SLURM: it writes scripts, submits and watches them, and reads their results from the
+disk."""

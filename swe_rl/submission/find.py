@@ -1,7 +1,8 @@
-"""Which sweep `job=status` and `job=logs` are about (`job.runs`, or else the newest), and the runs of a SLURM job.
+"""This module finds the sweep that `job=status` and `job=logs` are about (`job.runs`, or else the newest), and the runs
+of a SLURM job.
 
 Invariants:
-- Reads only, and does not ask SLURM: `submission.json` of a sweep, `requeue.json` of a run.
+- It reads only, and does not ask SLURM: `submission.json` of a sweep, `requeue.json` of a run.
 - A sweep that nobody submitted, and the folder of one run, are looked at all the same.
 """
 
@@ -20,12 +21,13 @@ from swe_rl.submission.record import NAME, NoSubmission, Submission, read_submis
 from swe_rl.submission.rows import JobRow, plain_rows, sweep_rows
 
 _NUMBER = re.compile(r"\d+(_\d+)?")
-_DEEPEST = 5  # outputs/project/multirun/name/time/number
+# A run may be as deep as outputs/project/multirun/name/time/number.
+_DEEPEST = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """`submission`: None for jobs that were not submitted."""
+    """Names a sweep's folder. `submission` is None for jobs that were not submitted."""
 
     folder: Path
     submission: Submission | None
@@ -37,8 +39,10 @@ class Sweep:
 
 
 def find_sweep(config: Config) -> Sweep:
-    """Raises NoSubmission."""
-    folder = Path(config.job.runs).absolute() if config.job.runs else _newest(Path(config.paths.outputs).absolute())
+    """Returns the sweep that the configuration means. Raises NoSubmission."""
+    folder = (
+        Path(config.job.runs).absolute() if config.job.runs else _newest_sweep(Path(config.paths.outputs).absolute())
+    )
     if (folder / NAME).is_file():
         return Sweep(folder, read_submission(folder))
     if folder.is_dir() and (is_run(folder) or runs_below(folder)):
@@ -49,7 +53,7 @@ def find_sweep(config: Config) -> Sweep:
     )
 
 
-def _newest(outputs: Path) -> Path:
+def _newest_sweep(outputs: Path) -> Path:
     sweeps = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
     if not sweeps:
         raise NoSubmission(f"There is no sweep below {outputs / 'multirun'}. Name one: job.runs=FOLDER.")
@@ -61,35 +65,36 @@ def _has_runs(path: Path) -> bool:
 
 
 def _begun_s(path: Path) -> float:
-    """What was frozen at the start does not change any more; the sweep's own folder does."""
+    """Returns when a sweep began. What was frozen at the start does not change any more; the sweep's own folder
+    does."""
     frozen = path / FROZEN
     return (frozen if frozen.is_dir() else path).stat().st_mtime
 
 
 def is_slurm_id(text: str) -> bool:
-    """`25609`, or `25609_3` of an array, where no file or folder has that name."""
+    """Tells whether a text is `25609`, or `25609_3` of an array, and no file or folder has that name."""
     return bool(_NUMBER.fullmatch(text)) and not Path(text).exists()
 
 
 def runs_of(slurm_id: str, outputs: Path) -> list[Path]:
-    """Folders of the job's runs, each once; of an array's bare number those of all its elements."""
-    folders = [folder for known, folder in _known(outputs) if slurm_id in (known, known.partition("_")[0])]
+    """Returns folders of the job's runs, each once. An array's bare number means those of all its elements."""
+    folders = [folder for known, folder in _known_jobs(outputs) if slurm_id in (known, known.partition("_")[0])]
     return sorted({folder.resolve(): folder for folder in folders}.values())
 
 
-def _known(outputs: Path) -> Iterator[tuple[str, Path]]:
-    """SLURM's numbers and the folders that belong to them."""
-    for path in _below(outputs, NAME):
+def _known_jobs(outputs: Path) -> Iterator[tuple[str, Path]]:
+    """Yields SLURM's numbers and the folders that belong to them."""
+    for path in _paths_below(outputs, NAME):
         try:
             jobs = read_submission(path.parent).jobs
         except NoSubmission:
             continue
         yield from ((job.slurm_id, path.parent / job.folder) for job in jobs if job.slurm_id)
-    for path in _below(outputs, RunFolder(outputs).requeue_json.name):
+    for path in _paths_below(outputs, RunFolder(outputs).requeue_json.name):
         if (record := read_record(path)) is not None:
             yield record.job.rpartition(":")[2], path.parent
 
 
-def _below(folder: Path, name: str) -> Iterator[Path]:
+def _paths_below(folder: Path, name: str) -> Iterator[Path]:
     for depth in range(_DEEPEST):
         yield from folder.glob("*/" * depth + name)

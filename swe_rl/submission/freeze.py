@@ -1,4 +1,5 @@
-"""What a sweep's jobs run is what there was when they were submitted: code, conf/, and each job's configuration.
+"""This module freezes what a sweep's jobs run, as it was when they were submitted: code, conf/, and each job's
+configuration.
 
 Invariants:
 - Jobs compose from the frozen conf/ and import the frozen package; an edit after the submission changes no job.
@@ -15,35 +16,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.check.findings import Finding, warning
-from swe_rl.config.compose import Composed, flatten
+from swe_rl.config.compose import Composed, flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.extension.code import copy_code
 from swe_rl.logger.disk import write_text_atomic
-from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, versions
+from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, package_versions
 
 FOLDER = "frozen"
 _VERSIONS = "versions.json"
 _CODE = "code.json"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+# A message names so many keys that differ, and counts the others.
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """`config_dir` is the copy of the user's own options, where there were any."""
+    """Names a frozen folder. `config_dir` is the copy of the user's own options, if there were any."""
 
     folder: Path
     config_dir: Path | None
-    code: tuple[Path, ...] = ()  # the copies of job.code, of all jobs together
+    # Has the copies of job.code, of all jobs together.
+    code: tuple[Path, ...] = ()
 
     @property
     def conf(self) -> Path:
         return self.folder / "conf"
 
 
-def freeze(
+def freeze_jobs(
     sweep_dir: Path,
     jobs: Sequence[Composed],
     config_dir: Path | None,
@@ -51,11 +54,11 @@ def freeze(
     code: bool,
     shared_code: Sequence[str] = (),
 ) -> Frozen:
-    """Copies what jobs need below `sweep_dir`; `code`: the package too, for jobs in processes of their own.
+    """Copies what jobs need below `sweep_dir`. With `code` it copies the package too, for jobs in processes of their
+    own.
 
-    `shared_code`: `job.code` of jobs that nobody knows yet, the trials of a sweeper.
-
-    Raises ConfigError where another sweep has that folder.
+    `shared_code` is `job.code` of jobs that nobody knows yet, the trials of a sweeper. Raises ConfigError if another
+    sweep has that folder.
     """
     folder = sweep_dir / FOLDER
     try:
@@ -73,7 +76,7 @@ def freeze(
     if code:
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=_IGNORED)
     write_text_atomic(folder / SNAPSHOT, json.dumps(git_state(PACKAGE), indent=2) + "\n")
-    write_text_atomic(folder / _VERSIONS, json.dumps(versions(), indent=2) + "\n")
+    write_text_atomic(folder / _VERSIONS, json.dumps(package_versions(), indent=2) + "\n")
     if difference := git_difference(PACKAGE.parent):
         write_text_atomic(folder / "uncommitted.diff", mask_text(difference))
     folders = dict.fromkeys([*shared_code, *(part for job in jobs for part in job.config.job.code)])
@@ -81,12 +84,12 @@ def freeze(
     table = {part: copy.name for part, copy in copies.items()}
     write_text_atomic(folder / _CODE, json.dumps(table, indent=2) + "\n")
     for number, job in enumerate(jobs):
-        write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten(job.config), indent=1) + "\n")
+        write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten_config(job.config), indent=1) + "\n")
     return Frozen(folder, copy, tuple(copies.values()))
 
 
 def frozen_exports(frozen: Frozen) -> dict[str, str]:
-    """Environment variables with which a process imports the frozen package, wherever modules point.
+    """Returns environment variables with which a process imports the frozen package, wherever modules point.
 
     Not even the folder where it starts comes before it (PYTHONSAFEPATH).
     """
@@ -96,18 +99,21 @@ def frozen_exports(frozen: Frozen) -> dict[str, str]:
 
 
 def use_frozen_code(frozen: Frozen) -> None:
-    """Processes that this one starts, and batch jobs that inherit its environment, import the frozen package."""
+    """Makes processes that this one starts, and batch jobs that inherit its environment, import the frozen package."""
     os.environ.update(frozen_exports(frozen))
 
 
-def _record(job_folder: Path, number: int | None) -> Path | None:
-    """A job's folder may be several levels below its sweep's (`hydra.sweep.subdir`)."""
+def _find_record(job_folder: Path, number: int | None) -> Path | None:
+    """Returns the record of a job, or None. A job's folder may be several levels below its sweep's
+    (`hydra.sweep.subdir`)."""
     records = [parent / FOLDER / "jobs" / f"{number}.json" for parent in job_folder.absolute().parents]
-    return next((record for record in records if record.is_file()), None) if number is not None else None
+    if number is not None:
+        return next((record for record in records if record.is_file()), None)
+    return None
 
 
 def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[Path]:
-    """Where a job's own code is: in its sweep's frozen folder, else where `job.code` says."""
+    """Returns where a job's own code is: in its sweep's frozen folder, else where `job.code` says."""
     tables = [parent / FOLDER / _CODE for parent in job_folder.absolute().parents]
     table = next((table for table in tables if table.is_file()), None) if number is not None else None
     if table is None:
@@ -117,12 +123,13 @@ def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[P
 
 
 def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
-    """A warning where this job's packages are not of the versions that were there at submission."""
-    record = _record(job_folder, number)
+    """Returns a warning if this job's packages are not of the versions that were there at submission."""
+    record = _find_record(job_folder, number)
     frozen = record.parents[1] / _VERSIONS if record is not None else None
     if frozen is None or not frozen.is_file():
         return []
-    then, now = json.loads(frozen.read_text(encoding="utf-8")), versions()
+    then = json.loads(frozen.read_text(encoding="utf-8"))
+    now = package_versions()
     differ = sorted(key for key in then.keys() & now.keys() if then[key] != now[key])
     if not differ:
         return []
@@ -140,11 +147,12 @@ def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
 
 
 def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> None:
-    """Raises ConfigError where this job's configuration is not the one that was checked at submission."""
-    record = _record(job_folder, number)
+    """Raises ConfigError if this job's configuration is not the one that was checked at submission."""
+    record = _find_record(job_folder, number)
     if record is None:
         return
-    then, now = json.loads(record.read_text(encoding="utf-8")), json.loads(json.dumps(flatten(composed.config)))
+    then = json.loads(record.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(flatten_config(composed.config)))
     differ = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     if differ:
         shown = "; ".join(f"{key}={now.get(key)}, then {then.get(key)}" for key in differ[:_SHOWN])

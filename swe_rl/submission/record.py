@@ -1,7 +1,8 @@
-"""`submission.json`: which jobs a sweep has, what each was told, where it writes, and what SLURM calls it.
+"""`submission.json` says which jobs a sweep has, what each was told, where it writes, and what SLURM calls it.
 
 Invariants:
-- Written before anything is submitted, and again with the ids; whoever watches needs this file and the disk alone.
+- It is written before anything is submitted, and again with the ids; whoever watches needs this file and the disk
+  alone.
 - Overrides hold no secret. Paths of jobs are relative to the sweep's folder, which may be moved.
 """
 
@@ -16,18 +17,19 @@ from swe_rl.hardware.slurm.batch_script import job_key
 from swe_rl.logger.disk import decode_json, write_json_atomic
 
 NAME = "submission.json"
-LOGS = "slurm"  # scripts, and what jobs print
+# This folder has the scripts, and what jobs print.
+LOGS = "slurm"
 
 
 class NoSubmission(UserError):
-    """A folder that is no sweep's, or whose record cannot be read."""
+    """A folder is no sweep's, or its record cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """`slurm_id` as SLURM shows it, `12_3` in an array; None before it was submitted.
+    """Describes a job of a sweep. `slurm_id` is as SLURM shows it, `12_3` in an array; None before it was submitted.
 
-    `beside`: ids of its servers, by name, as they were submitted; `meeting`: the folder where it meets them.
+    `beside` has the ids of its servers, by name, as they were submitted; `meeting` is the folder where it meets them.
     """
 
     number: int
@@ -38,12 +40,12 @@ class SubmittedJob:
     meeting: str | None = None
 
     def servers(self) -> dict[str, str]:
-        """Their ids of now: a run submits a server again that it has lost."""
+        """Returns the servers' ids of now: a run submits a server again that it has lost."""
         known = Meeting(Path(self.meeting)).jobs() if self.meeting else {}
         return {**self.beside, **{name: server_id for name, server_id in known.items() if name in self.beside}}
 
     def server_logs(self) -> dict[str, Path]:
-        """What its servers print, by their names."""
+        """Returns what its servers print, by their names."""
         if not self.meeting:
             return {}
         meeting = Meeting(Path(self.meeting))
@@ -53,7 +55,8 @@ class SubmittedJob:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """`scripts` are relative to the folder; `config_dir` is the frozen copy of the user's own options."""
+    """Describes a submitted sweep. `scripts` are relative to the folder; `config_dir` is the frozen copy of the user's
+    own options."""
 
     launcher: str
     jobs: tuple[SubmittedJob, ...]
@@ -62,7 +65,7 @@ class Submission:
 
     @property
     def slurm_ids(self) -> list[str]:
-        """What `scancel` takes: an array once, companions too."""
+        """Returns what `scancel` takes: an array once, companions too."""
         ids = [job.slurm_id.partition("_")[0] for job in self.jobs if job.slurm_id]
         return list(dict.fromkeys([*ids, *(server_id for job in self.jobs for server_id in job.servers().values())]))
 
@@ -72,21 +75,21 @@ class Submission:
 
 
 def write_submission(folder: Path, submission: Submission) -> None:
-    """Raises DiskError."""
+    """Writes the record. Raises DiskError."""
     write_json_atomic(folder / NAME, asdict(submission))
 
 
 def read_submission(folder: Path) -> Submission:
-    """Raises NoSubmission."""
+    """Reads the record. Raises NoSubmission."""
     try:
         values = decode_json((folder / NAME).read_bytes())
-        jobs = tuple(_job(entry) for entry in values["jobs"])
+        jobs = tuple(_parse_job(entry) for entry in values["jobs"])
         return Submission(str(values["launcher"]), jobs, tuple(values["scripts"]), values["config_dir"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NoSubmission(f"{folder} has no readable {NAME}: it is not the folder of a submitted sweep") from error
 
 
-def _job(values: Mapping[str, Any]) -> SubmittedJob:
+def _parse_job(values: Mapping[str, Any]) -> SubmittedJob:
     return SubmittedJob(
         number=int(values["number"]),
         folder=str(values["folder"]),

@@ -1,4 +1,5 @@
-"""A sweep becomes batch scripts, and the scripts become jobs of SLURM's, watched until the last one has ended.
+"""This module turns a sweep into batch scripts, and the scripts into jobs of SLURM's, and watches them until the last
+one has ended.
 
 Invariants:
 - Everything that a job needs is below the sweep's folder before the first script is submitted.
@@ -9,6 +10,7 @@ Invariants:
   the watching; it says what is left and how to watch or cancel it.
 """
 
+import shlex
 import signal
 import sys
 import threading
@@ -22,22 +24,23 @@ from typing import Any
 
 from swe_rl.check.sweep import job_folders
 from swe_rl.config.compose import Composed
-from swe_rl.config.launcher import told
+from swe_rl.config.launcher import merge_slurm_settings, paste_override
 from swe_rl.errors import UserError
 from swe_rl.hardware.rendezvous import meeting_of
 from swe_rl.hardware.slurm.batch_script import Array, Companion, batch_script, companion_jobs
-from swe_rl.hardware.slurm.jobs import Run, SlurmError, cancel, has_slurm
-from swe_rl.hardware.slurm.jobs import submit as sbatch
+from swe_rl.hardware.slurm.jobs import DIVIDE, Run, SlurmError, array_problem, cancel_job, has_slurm
+from swe_rl.hardware.slurm.jobs import submit_script as sbatch
 from swe_rl.host.program import run_program
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.failure import INTERRUPTED
 from swe_rl.submission.freeze import Frozen, frozen_exports
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission
-from swe_rl.submission.rows import JobRow, Outcome, sweep_rows
-from swe_rl.submission.table import failures, watch
+from swe_rl.submission.rows import JobOutcome, JobRow, sweep_rows
+from swe_rl.submission.table import describe_failures, watch_rows
 
 _SCRIPT = "jobs.sh"
-_PARALLEL = 256  # as the launcher has it
+# This is the launcher's own default.
+_PARALLEL = 256
 _PERHAPS = "It may have taken the job all the same: look at `squeue --me` before you submit it again."
 _OF_SUBMISSION = frozenset({"job.dry_run", "job.detach"})
 
@@ -48,7 +51,8 @@ class SubmissionError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`beside[n]` are the companions of job n. `parallel`: how many jobs of the array at once; 0: no array."""
+    """Describes a sweep whose scripts are written. `beside[n]` are the companions of job n. `parallel` says how many
+    jobs of the array run at once; 0 means that there is no array."""
 
     folder: Path
     submission: Submission
@@ -61,25 +65,27 @@ class Prepared:
         return [self.script, *(companion.path for companions in self.beside for companion in companions)]
 
 
-def prepare(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> Prepared:
+def prepare_submission(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> Prepared:
     """Writes scripts and record below `folder`; `given` are the command line's overrides. Raises ConfigError."""
     first = jobs[0]
-    settings = told(first.config, first.launcher_settings, given)
+    settings = merge_slurm_settings(first.config, first.launcher_settings, given)
     logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     array = Array(len(jobs), int(settings.get("array_parallelism") or _PARALLEL)) if len(jobs) > 1 else None
     exports = frozen_exports(frozen)
     text = batch_script(
-        settings, _command(settings, folder, array), logs=logs, chdir=Path.cwd(), exports=exports, array=array
+        settings, _task_command(settings, folder, array), logs=logs, chdir=Path.cwd(), exports=exports, array=array
     )
     script = logs / _SCRIPT
     write_text_atomic(script, text)
     folders = job_folders(jobs)
-    beside = tuple(_companions(job, folder / name, frozen, exports) for job, name in zip(jobs, folders, strict=True))
+    beside = tuple(
+        _make_companions(job, folder / name, frozen, exports) for job, name in zip(jobs, folders, strict=True)
+    )
     submission = Submission(
         launcher=first.launcher,
         jobs=tuple(
-            SubmittedJob(number, name, tuple(job.overrides), meeting=_meeting(companions))
+            SubmittedJob(number, name, tuple(job.overrides), meeting=_meeting_folder(companions))
             for number, (job, name, companions) in enumerate(zip(jobs, folders, beside, strict=True))
         ),
         scripts=(f"{LOGS}/{_SCRIPT}",),
@@ -89,24 +95,26 @@ def prepare(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Seque
     return Prepared(folder, submission, script, beside, array.at_once if array else 0)
 
 
-def submit(prepared: Prepared, run: Run = run_program) -> Submission:
+def submit_prepared(prepared: Prepared, run: Run = run_program) -> Submission:
     """Hands everything to SLURM and notes the ids. Raises SubmissionError; then nothing is left in the queue."""
     if not has_slurm():
         raise SubmissionError(
             "sbatch and squeue were not found here: submit from a login node of the cluster. "
             f"The scripts are in {prepared.script.parent}; job.dry_run=true prints them."
         )
+    if problem := array_problem(len(prepared.submission.jobs), run):
+        raise SubmissionError(f"{problem[0].upper()}{problem[1:]}. Nothing was submitted: {DIVIDE}.")
     taken: list[str] = []
     try:
         return _submit_all(prepared, run, taken)
     except BaseException:
         for job_id in reversed(taken):
-            cancel(job_id, run)
+            cancel_job(job_id, run)
         raise
 
 
-def _sbatch(script: Path, run: Run, taken: list[str], options: Sequence[str] = ()) -> str:
-    """The job's id, which is in `taken` then. Raises SubmissionError."""
+def _submit_script(script: Path, run: Run, taken: list[str], options: Sequence[str] = ()) -> str:
+    """Submits a script and returns the job's id, which is in `taken` then. Raises SubmissionError."""
     try:
         with _no_ctrl_c():
             taken.append(sbatch(script, run, options=options))
@@ -119,7 +127,7 @@ def _sbatch(script: Path, run: Run, taken: list[str], options: Sequence[str] = (
 
 @contextmanager
 def _no_ctrl_c() -> Iterator[None]:
-    """It comes after the block: a job whose number nobody has read stays in the queue."""
+    """Delays Ctrl-C to the end of the block: a job whose number nobody has read would stay in the queue."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,7 +148,7 @@ def _no_ctrl_c() -> Iterator[None]:
 
 
 def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
-    main = _sbatch(prepared.script, run, taken)
+    main = _submit_script(prepared.script, run, taken)
     jobs = prepared.submission.jobs
     ids = [f"{main}_{job.number}" for job in jobs] if len(jobs) > 1 else [main]
     beside: list[dict[str, str]] = []
@@ -148,7 +156,7 @@ def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
         waits = [f"--dependency=after:{job_id}"] if prepared.parallel and number >= prepared.parallel else []
         beside.append({})
         for companion in companions:
-            beside[-1][companion.job_key] = _sbatch(companion.path, run, taken, waits)
+            beside[-1][companion.job_key] = _submit_script(companion.path, run, taken, waits)
         if companions:
             companions[0].meeting.note_jobs(trainer=job_id, **beside[-1])
     submission = prepared.submission.with_ids(ids, beside)
@@ -156,8 +164,8 @@ def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
     return submission
 
 
-def _companions(job: Composed, folder: Path, frozen: Frozen, exports: Mapping[str, str]) -> tuple[Companion, ...]:
-    """Their scripts are written where they say. They are jobs of their own, which nobody submits once more."""
+def _make_companions(job: Composed, folder: Path, frozen: Frozen, exports: Mapping[str, str]) -> tuple[Companion, ...]:
+    """Makes the companions and writes their scripts. They are jobs of their own, which nobody submits once more."""
     overrides = [override for override in job.overrides if override.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
     meeting = meeting_of(job.config, folder)
     made = companion_jobs(job.config, overrides, meeting, exports=exports, config_dir=frozen.config_dir)
@@ -167,34 +175,36 @@ def _companions(job: Composed, folder: Path, frozen: Frozen, exports: Mapping[st
     return tuple(made)
 
 
-def _meeting(companions: Sequence[Companion]) -> str | None:
-    return str(companions[0].meeting.folder) if companions else None
+def _meeting_folder(companions: Sequence[Companion]) -> str | None:
+    if companions:
+        return str(companions[0].meeting.folder)
+    return None
 
 
-def _command(settings: Mapping[str, Any], folder: Path, array: Array | None) -> list[str]:
+def _task_command(settings: Mapping[str, Any], folder: Path, array: Array | None) -> list[str]:
     python = str(settings.get("python") or sys.executable)
     return [python, "-u", "-m", "swe_rl.cli.slurm_task", str(folder), "$SLURM_ARRAY_TASK_ID" if array else "0"]
 
 
 def submit_sweep(folder: Path, jobs: Sequence[Composed], frozen: Frozen, given: Sequence[str]) -> int:
-    """Returns the exit status: 0 where all jobs are done, 1 where one is not, 130 after Ctrl-C.
+    """Submits and watches a sweep. Returns the exit status: 0 if all jobs are done, 1 if one is not, 130 after Ctrl-C.
 
     Raises ConfigError, SubmissionError, DiskError.
     """
     config = jobs[0].config.job
-    prepared = prepare(folder, jobs, frozen, given)
+    prepared = prepare_submission(folder, jobs, frozen, given)
     if config.dry_run:
         _print_scripts(prepared, len(jobs))
         return 0
-    submission = submit(prepared)
+    submission = submit_prepared(prepared)
     _print_ids(folder, submission)
     if config.detach:
         print("\n".join(ways_on(folder, submission)), flush=True)
         return 0
-    return _wait(folder, submission)
+    return _wait_for_jobs(folder, submission)
 
 
-def _wait(folder: Path, submission: Submission) -> int:
+def _wait_for_jobs(folder: Path, submission: Submission) -> int:
     rows: list[JobRow] = []
 
     def look() -> list[JobRow]:
@@ -202,7 +212,7 @@ def _wait(folder: Path, submission: Submission) -> int:
         return rows
 
     try:
-        watch(look, sys.stdout)
+        watch_rows(look, sys.stdout)
     except KeyboardInterrupt:
         left = sum(not row.outcome.is_end for row in rows) if rows else len(submission.jobs)
         print(
@@ -210,17 +220,20 @@ def _wait(folder: Path, submission: Submission) -> int:
         )
         print("\n".join(ways_on(folder, submission)), flush=True)
         return INTERRUPTED
-    print("\n".join(failures(rows)), flush=True)
-    return 0 if all(row.outcome is Outcome.done for row in rows) else 1
+    print("\n".join(describe_failures(rows)), flush=True)
+    if all(row.outcome is JobOutcome.done for row in rows):
+        return 0
+    return 1
 
 
 def ways_on(folder: Path, submission: Submission) -> list[str]:
-    """What can be done about jobs that nobody waits for."""
+    """Says what can be done about jobs that nobody waits for."""
+    runs = paste_override("job.runs", folder)
     return [
-        f"watch:   python -m swe_rl job=status job.runs={folder}",
-        f"logs:    python -m swe_rl job=logs job.runs={folder}",
+        f"watch:   python -m swe_rl job=status {runs}",
+        f"logs:    python -m swe_rl job=logs {runs}",
         f"cancel:  scancel {' '.join(submission.slurm_ids)}",
-        f"compare: python -m swe_rl job=compare job.runs={folder}",
+        f"compare: python -m swe_rl job=compare {runs}",
     ]
 
 
@@ -238,4 +251,4 @@ def _print_scripts(prepared: Prepared, count: int) -> None:
     what = f"an array of {count} jobs, {prepared.parallel} at once" if prepared.parallel else "one job"
     beside = len(prepared.scripts) - 1
     print(f"Nothing was submitted: {what}{f' and {beside} beside' if beside else ''}. By hand:", flush=True)
-    print("\n".join(f"  sbatch {path}" for path in prepared.scripts), flush=True)
+    print("\n".join(f"  sbatch {shlex.quote(str(path))}" for path in prepared.scripts), flush=True)

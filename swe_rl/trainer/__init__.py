@@ -1,1 +1,1 @@
-"""From rows to new weights: the policy, its ranks, its checkpoints."""
+"""Turns rows into new weights: it has the policy, its ranks and its checkpoints."""

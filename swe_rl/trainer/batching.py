@@ -1,11 +1,11 @@
-"""From sequences of uneven length to padded micro-batches.
+"""Turns sequences of uneven length into padded micro-batches.
 
 Invariants:
 - Everything is deterministic: the same sequences in the same order give the same micro-batches.
 - Padding is on the right, so plain causal attention needs no mask: a real token never sees a padded one.
 - What cannot influence a trained token (the last token as input, anything after the last trained token) is not fed.
-- Every trained token is predicted from the hidden state one position before it; the first token of a sequence has
-  none and cannot be trained.
+- Every trained token is predicted from the hidden state one position before it; the first token of a sequence has none
+  and cannot be trained.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,18 @@ from torch import Tensor
 
 # Below this many padded tokens a micro-batch stays open for shorter rows: small matrices waste more than padding does.
 MIN_MICRO_BATCH_TOKENS = 4096
+# A sequence shorter than this share of its micro-batch's width opens a new one, because more than 15 % of its row would
+# be computed for nothing.
 MIN_FILL = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`members` are indices into the caller's sequences; the per-token tensors follow them in order.
+    """A micro-batch of padded rows. `members` are indices into the caller's sequences; per-token tensors follow them.
 
-    input_ids [rows, length]; hidden_index, targets, member_of_token [trained tokens], all int64. `hidden_index`
-    points into the hidden states flattened to [rows * length, hidden]. `routes` [rows * length, layers, experts] as
-    `routing.Routing.of` makes them.
+    The shapes are: input_ids [rows, length]; hidden_index, targets and member_of_token [trained tokens], all int64.
+    `hidden_index` points into the hidden states flattened to [rows * length, hidden]. `routes` is [rows * length,
+    layers, experts], as `routing.Routing.of` makes it.
     """
 
     members: tuple[int, ...]
@@ -38,23 +40,26 @@ class MicroBatch:
     routes: Tensor | None = None
 
 
-IdsAndMask = tuple[npt.ArrayLike, npt.ArrayLike]  # of one sequence, one entry a token
+# These are the ids and the mask of one sequence, with one entry a token.
+IdsAndMask = tuple[npt.ArrayLike, npt.ArrayLike]
 
 
 def input_length(loss_mask: npt.ArrayLike) -> int:
-    """How many tokens must be fed to predict every trained token: the index of the last one; 0 if there is none."""
+    """Returns how many tokens must be fed to predict every trained token: the index of the last one, or 0
+    without any.
+    """
     return int(np.flatnonzero(np.asarray(loss_mask)).max(initial=0))
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
-    """Indices of the members of each micro-batch, longest first.
+    """Returns the indices of the members of each micro-batch, longest first.
 
     A micro-batch has at most `max_tokens` padded tokens, except where one sequence alone is longer. It is also closed
     early where the next sequence would be mostly padding.
     """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not batches or not _fits(lengths[index], len(batches[-1]), lengths[batches[-1][0]], max_tokens):
+        if not batches or not _fits_batch(lengths[index], len(batches[-1]), lengths[batches[-1][0]], max_tokens):
             batches.append([])
         batches[-1].append(index)
     return [tuple(batch) for batch in batches]
@@ -66,15 +71,15 @@ def micro_batches(
     pad_token_id: int,
     device: torch.device,
 ) -> list[MicroBatch]:
-    """Padded micro-batches of (token ids, loss mask) pairs, each with at least one trained token."""
+    """Returns padded micro-batches of (token ids, loss mask) pairs, each with at least one trained token."""
     lengths = [input_length(mask) for _, mask in sequences]
     return [
-        pad([sequences[i] for i in members], [lengths[i] for i in members], members, pad_token_id, device)
+        pad_batch([sequences[i] for i in members], [lengths[i] for i in members], members, pad_token_id, device)
         for members in split_by_tokens(lengths, max_tokens)
     ]
 
 
-def pad(
+def pad_batch(
     sequences: Sequence[IdsAndMask],
     lengths: Sequence[int],
     members: tuple[int, ...],
@@ -101,7 +106,7 @@ def pad(
     )
 
 
-def _fits(length: int, rows: int, width: int, max_tokens: int) -> bool:
+def _fits_batch(length: int, rows: int, width: int, max_tokens: int) -> bool:
     if (rows + 1) * width > max_tokens:
         return False
     return rows * width < MIN_MICRO_BATCH_TOKENS or length >= MIN_FILL * width

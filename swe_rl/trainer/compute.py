@@ -1,16 +1,16 @@
-"""How a mini-batch becomes micro-batches and log-probabilities: here alone, or on many ranks.
+"""Turns a mini-batch into micro-batches and log-probabilities, in this process alone or on many ranks.
 
 Invariants:
 - Both give the same loss and the same gradient; only speed and memory differ.
-- On many ranks each micro-batch's trained tokens are spread over the ranks, each exactly once, and every rank makes
-  the same number of passes.
+- On many ranks each micro-batch's trained tokens are spread over the ranks, each exactly once, and every rank makes the
+  same number of passes.
 - FSDP averages gradients over the ranks; `gradient_scale` turns that into the sum that the loss means.
-- Every rank has the same number of micro-batches, so that no collective waits for one that never comes; what is
-  missing is an empty one.
+- Every rank has the same number of micro-batches, so that no collective waits for one that never comes; what is missing
+  is an empty one.
 - Every row is in exactly one micro-batch. One has at most `max_tokens` tokens, unless a single row alone is longer.
-- The micro-batches that run at the same time cost about the same; the dearest come first, so that a step that does
-  not fit into memory fails at once.
-- Deterministic: the same lengths give the same plan on every rank.
+- The micro-batches that run at the same time cost about the same; the dearest come first, so that a step that does not
+  fit into memory fails at once.
+- The plan is deterministic: the same lengths give the same plan on every rank.
 - Per-token tensors have one entry per trained token, in the micro-batch's order.
 - `weights` come from the whole mini-batch; `sequences` number its trajectories across micro-batches and ranks.
 """
@@ -29,31 +29,35 @@ from torch import Tensor, nn
 from swe_rl.algo.row import Logprobs, PerToken, Row
 from swe_rl.config.schema import TrainerConfig
 from swe_rl.trainer.batching import IdsAndMask, MicroBatch, input_length, micro_batches
+from swe_rl.trainer.dropout import train_without_dropout
 from swe_rl.trainer.logprobs import token_logprobs, token_values
 from swe_rl.trainer.minibatch import MiniBatch
+from swe_rl.trainer.output_head import probe_head
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.pulse import Beat, beating, no_beat
+from swe_rl.trainer.pulse import Beat, no_beat, with_beats
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import ShardedModel, checkpoint_activations
-from swe_rl.trainer.sharded.packing import PackedBatch, pack
+from swe_rl.trainer.sharded.packing import PackedBatch, pack_sequences
 
 
-def balanced(
+def balance_rows(
     lengths: Sequence[int], max_tokens: int, ranks: int, cost: Callable[[int], float]
 ) -> list[list[tuple[int, ...]]]:
-    """`plan[i][r]`: the rows of the i-th micro-batch of rank r. `cost` is that of one row of so many tokens.
+    """Returns `plan[i][r]`, the rows of the i-th micro-batch of rank r. `cost` is that of one row of so many tokens.
 
-    Longest-processing-time-first into the fewest bins that hold everything, in multiples of `ranks`
-    (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969).
+    The longest rows come first, into the fewest bins that hold everything, in multiples of `ranks` (R. L. Graham,
+    "Bounds on multiprocessing timing anomalies", 1969).
     """
     if not lengths:
         return []
     bins_needed = _first_fit(lengths, max_tokens)
     count = -(-bins_needed // ranks) * ranks
-    bins = _spread(lengths, max_tokens, count, cost)
+    bins = _fill_bins(lengths, max_tokens, count, cost)
+    # First-fit ignores the costs. The cheapest bin may have no room where first-fit found some, so a round of bins more
+    # is needed then.
     while bins is None:
         count += ranks
-        bins = _spread(lengths, max_tokens, count, cost)
+        bins = _fill_bins(lengths, max_tokens, count, cost)
     bins.sort(key=lambda rows: (-sum(cost(lengths[i]) for i in rows), rows))
     return [[tuple(rows) for rows in bins[i : i + ranks]] for i in range(0, count, ranks)]
 
@@ -69,12 +73,13 @@ def _first_fit(lengths: Sequence[int], max_tokens: int) -> int:
     return len(rooms)
 
 
-def _spread(
+def _fill_bins(
     lengths: Sequence[int], max_tokens: int, count: int, cost: Callable[[int], float]
 ) -> list[list[int]] | None:
-    """Each row, the dearest first, into the cheapest bin that has room; None where one finds none."""
+    """Puts each row, the dearest first, into the cheapest bin that has room. Returns None where a row finds no bin."""
     bins: list[list[int]] = [[] for _ in range(count)]
-    tokens, costs = [0] * count, [0.0] * count
+    tokens = [0] * count
+    costs = [0.0] * count
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         open_bins = [b for b in range(count) if not bins[b] or tokens[b] + lengths[row] <= max_tokens]
         if not open_bins:
@@ -90,55 +95,65 @@ Batch = MicroBatch | PackedBatch
 
 
 class Compute(ABC):
-    """`gradient_scale`: what a loss is multiplied by, because ranks average their gradients."""
+    """Computes log-probabilities. A loss is multiplied by `gradient_scale`, because ranks average their gradients."""
 
     def __init__(self, mesh: Mesh, beat: Beat = no_beat) -> None:
-        """`beat` is called wherever work gets on."""
-        self.mesh, self.beat = mesh, beat
+        """Keeps the mesh. `beat` is called wherever work gets on."""
+        self.mesh = mesh
+        self.beat = beat
         self.gradient_scale = float(mesh.world)
 
     @property
     def device(self) -> torch.device:
-        """Where micro-batches are computed; offloaded parameters are elsewhere."""
+        """The device on which micro-batches are computed; offloaded parameters are elsewhere."""
         return self.mesh.device
 
     @abstractmethod
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[Any]:
-        """This rank's micro-batches; at most `max_tokens` tokens on each rank where a row is not longer."""
+        """Returns this rank's micro-batches, each of at most `max_tokens` tokens where no row is longer."""
 
     @abstractmethod
     def logprobs(self, model: nn.Module, batch: Any, temperature: float, entropy_grad: bool) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy (nats) of this rank's trained tokens."""
+        """Returns the log-probability and the entropy (nats) of this rank's trained tokens."""
 
     @abstractmethod
     def values(self, model: nn.Module, batch: Any) -> Tensor:
-        """Of a critic, at this rank's trained tokens: float32 [trained tokens]."""
+        """Returns a critic's values at this rank's trained tokens, float32 [trained tokens]."""
 
     @abstractmethod
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None: ...
 
+    def look_at_head(self, model: nn.Module) -> None:
+        """Finds out what the model's own head does, before anything is hooked to the model or counted."""
+
     def bare(self, model: nn.Module) -> nn.Module:
-        """The model under transformers' own names."""
+        """Returns the model under transformers' own names."""
         return model
 
 
 class ShardedCompute(Compute):
-    """For `ShardedModel`s on the ranks of `mesh`."""
+    """Computes with `ShardedModel`s on the ranks of `mesh`."""
 
-    def __init__(self, mesh: Mesh, cost_per_token: float = 0.0, beat: Beat = no_beat) -> None:
-        """`cost_per_token`: what a token's matrices cost in pairs of attending tokens; 0 leaves attention out.
+    def __init__(
+        self, mesh: Mesh, cost_per_token: float = 0.0, beat: Beat = no_beat, *, packs_rows: bool = True
+    ) -> None:
+        """Keeps the costs. `cost_per_token` is what a token's matrices cost in pairs of attending tokens.
 
-        `beat` is called when a micro-batch is put together, and at its start.
+        0 leaves attention out of the costs. `beat` is called when a micro-batch is put together, and at its start.
+        Without `packs_rows` each row is a micro-batch of its own.
         """
         super().__init__(mesh, beat)
+        self._packs_rows = packs_rows
         self._pair_cost = 1.0 / cost_per_token if cost_per_token > 0 else 0.0
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[PackedBatch]:
         mesh = self.mesh
         lengths = [input_length(mask) for _, mask in sequences]
-        plan = balanced(lengths, max_tokens * mesh.sp, mesh.dp, self._row_cost)
+        # No two rows that have tokens fit into one token.
+        room = max_tokens * mesh.sp if self._packs_rows else 1
+        plan = balance_rows(lengths, room, mesh.dp, self._row_cost)
         return [
-            pack(
+            pack_sequences(
                 [sequences[i] for i in by_rank[mesh.dp_rank]],
                 by_rank[mesh.dp_rank],
                 pad_token_id,
@@ -146,7 +161,7 @@ class ShardedCompute(Compute):
                 sp=mesh.sp,
                 sp_rank=mesh.sp_rank,
             )
-            for by_rank in beating(plan, self.beat)
+            for by_rank in with_beats(plan, self.beat)
         ]
 
     def logprobs(
@@ -172,11 +187,12 @@ class ShardedCompute(Compute):
         return bare
 
     def _row_cost(self, tokens: int) -> float:
+        # A token attends to half of the row on average, hence the 0.5.
         return tokens + 0.5 * tokens * tokens * self._pair_cost
 
 
 class LocalCompute(Compute):
-    """For a plain model in this process, in padded micro-batches; its mesh is `mesh.alone`."""
+    """Computes with a plain model in this process, in padded micro-batches; its mesh is `mesh.alone`."""
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[MicroBatch]:
         return micro_batches(sequences, max_tokens, pad_token_id, self.device)
@@ -189,13 +205,16 @@ class LocalCompute(Compute):
     def values(self, model: nn.Module, batch: MicroBatch) -> Tensor:
         return token_values(model, batch)
 
+    def look_at_head(self, model: nn.Module) -> None:
+        probe_head(model)
+
     def checkpoint_activations(self, model: nn.Module, on: bool) -> None:
         _checkpoint_activations(model, on)
 
 
 def _checkpoint_activations(model: nn.Module, on: bool) -> None:
-    # Evaluation mode keeps dropout off, without which the ratio would not be 1; only checkpointing needs training mode.
-    model.train(on)
+    # Checkpointing works in training mode only, but what training mode draws at random has to stay off.
+    train_without_dropout(model, on)
     if on:
         enable: Any = getattr(model, "gradient_checkpointing_enable", None)
         if enable is None:
@@ -205,10 +224,10 @@ def _checkpoint_activations(model: nn.Module, on: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All of shape [trained tokens] of this rank; `rollout_logprobs` is NaN where the engine's are unknown.
+    """The work of one micro-batch. Its tensors are [trained tokens] of this rank.
 
-    `num_sequences` is the number of trajectories in the whole mini-batch. `versions` (int64) are the oldest weights
-    that sampled in the token's row.
+    `rollout_logprobs` is NaN where the engine's are unknown. `num_sequences` is the number of trajectories in the whole
+    mini-batch. `versions` (int64) are the oldest weights that sampled in the token's row.
     """
 
     batch: Batch
@@ -221,13 +240,13 @@ class Work:
 
 
 def build_work(mini: MiniBatch, max_tokens: int, pad_token_id: int, compute: Compute) -> list[Work]:
-    """This rank's micro-batches of one mini-batch, on its device."""
+    """Returns this rank's micro-batches of one mini-batch, on its device."""
     numbers = {trajectory_id: n for n, trajectory_id in enumerate(dict.fromkeys(r.trajectory_id for r in mini.rows))}
     sequences = [(row.token_ids, row.loss_mask) for row in mini.rows]
-    return [_work(batch, mini, numbers) for batch in compute.micro_batches(sequences, max_tokens, pad_token_id)]
+    return [_make_work(batch, mini, numbers) for batch in compute.micro_batches(sequences, max_tokens, pad_token_id)]
 
 
-def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
+def _make_work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
     rows = [mini.rows[i] for i in batch.members]
     device = batch.input_ids.device
 
@@ -249,18 +268,20 @@ def _work(batch: Batch, mini: MiniBatch, numbers: dict[str, int]) -> Work:
 
 
 def of_tokens(batch: Batch, values: Sequence[PerToken]) -> Tensor:
-    """[trained tokens] of this rank, on its device; `values` has an array for each member of the batch."""
+    """Returns [trained tokens] of this rank, on its device. `values` has an array for each member of the batch."""
     known = torch.from_numpy(np.concatenate([*values, np.zeros(0, np.float32)])).to(batch.input_ids.device)
-    return known[batch.trained_index] if isinstance(batch, PackedBatch) else known
+    if isinstance(batch, PackedBatch):
+        return known[batch.trained_index]
+    return known
 
 
 @torch.no_grad()
 def per_token(
     rows: Sequence[Row], batches: Sequence[Any], compute: Compute, of_batch: Callable[[Any], Tensor]
 ) -> list[npt.NDArray[np.float64]]:
-    """What `of_batch` gives at each row's trained tokens, in their order; on every rank that of all ranks.
+    """Returns what `of_batch` gives at each row's trained tokens, in their order; every rank gets that of all ranks.
 
-    `batches`: the rows' micro-batches, of `Compute.micro_batches`.
+    `batches` are the rows' micro-batches, of `Compute.micro_batches`.
     """
     counts = [row.sampled_tokens for row in rows]
     first = [sum(counts[:i]) for i in range(len(rows))]
@@ -273,7 +294,9 @@ def per_token(
         )
         here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
         flat[here] = of_batch(batch).double()
-    return np.split(compute.mesh.sum(flat).cpu().numpy(), np.cumsum(counts)[:-1]) if rows else []
+    if rows:
+        return np.split(compute.mesh.sum(flat).cpu().numpy(), np.cumsum(counts)[:-1])
+    return []
 
 
 def _rollout_logprobs(row: Row) -> Logprobs:
@@ -284,7 +307,7 @@ def _rollout_logprobs(row: Row) -> Logprobs:
 
 @contextmanager
 def out_of_memory_named(config: TrainerConfig, what: str) -> Iterator[None]:
-    """`what`: a step of the trainer, in words. Raises TrainerError in place of torch's OutOfMemoryError.
+    """Raises TrainerError in place of torch's OutOfMemoryError. `what` is a step of the trainer, in words.
 
     It is an error of ours, because the same rows would need as much again: no rank is started anew for it. Each key
     that the message names leaves the loss and the gradient as they are.

@@ -1,9 +1,10 @@
-"""PPO's critic: what is still to come after each sampled token, learned by a copy of the policy with a scalar head.
+"""The module is PPO's critic: it predicts what is still to come after each sampled token, by a copy of the policy.
 
 Invariants:
 - The value of a token is read where the token is predicted from, so it knows nothing of it.
 - Values, advantages and targets of a step are those of the critic before the step; it is updated afterwards.
-- Its head begins at zero, so its first values are 0 and the first advantages are returns.
+- Its head, which gives one number a token, begins at zero, so its first values are 0 and the first advantages are
+  returns.
 - It has an optimizer and a learning rate of its own; the policy's gradient never reaches it, nor its own the policy.
 - The split into micro-batches and over ranks changes neither its loss nor its gradient.
 - Its names in a checkpoint begin with `critic.`; an export does not have it.
@@ -16,11 +17,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.credit import gae
 from swe_rl.algo.loss import value_loss
+from swe_rl.algo.residue import FLOAT32, without_residue
 from swe_rl.algo.row import PerToken, Row
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Compute, of_tokens, per_token
@@ -30,7 +33,10 @@ from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.attention import again_without_cudnn
 
 PREFIX = "critic."
-_MODEL, _OPTIMIZER = f"{PREFIX}model.", f"{PREFIX}optimizer."
+_MODEL = f"{PREFIX}model."
+_OPTIMIZER = f"{PREFIX}optimizer."
+# This is added to the deviation of the advantages, so that a step whose advantages are all alike is not divided by 0.
+# It is small beside any deviation that teaches something.
 _EPS = 1e-6
 
 
@@ -39,7 +45,7 @@ def is_value_head(name: str) -> bool:
 
 
 def attach_value_head(causal_lm: Any) -> None:
-    """`value_head` [1, hidden], of zeros; an output head of its own is frozen, as nothing is read from it."""
+    """Adds `value_head` [1, hidden], of zeros, to a model. Its output head is frozen, as nothing is read from it."""
     embedding = causal_lm.get_input_embeddings().weight
     if causal_lm.lm_head.weight is not embedding:
         causal_lm.lm_head.weight.requires_grad_(False)
@@ -48,7 +54,9 @@ def attach_value_head(causal_lm: Any) -> None:
 
 
 class Critic:
-    """`model` has a `value_head`, or is a `ShardedModel` of one; it is changed in place."""
+    """Owns the optimizer of a critic. `model` has a `value_head`, or is a `ShardedModel` of one; it is changed in
+    place.
+    """
 
     def __init__(
         self,
@@ -60,8 +68,10 @@ class Critic:
         pad_token_id: int,
         offload_threads: int = 0,
     ) -> None:
-        """`offload_threads` as in `Optimizer`."""
-        self.model, self._config, self._algo, self._compute = model, config, algo, compute
+        self.model = model
+        self._config = config
+        self._algo = algo
+        self._compute = compute
         self._pad_token_id = pad_token_id
         self._optimizer = Optimizer(
             compute.bare(model),
@@ -72,7 +82,8 @@ class Critic:
             offload_threads=offload_threads,
             kind=config.optimizer_state,
         )
-        self._values: dict[int, PerToken] = {}  # of the step's rows, by their identity, which the mini-batches keep
+        # Both have the step's rows as keys, by their identity, which the mini-batches keep.
+        self._values: dict[int, PerToken] = {}
         self._targets: dict[int, PerToken] = {}
         compute.checkpoint_activations(model, config.activation_checkpointing)
 
@@ -83,14 +94,22 @@ class Critic:
         limit = self._config.max_tokens_per_micro_batch
         batches = self._compute.micro_batches(sequences, limit, self._pad_token_id)
         values = per_token(trained, batches, self._compute, self._of)
-        self._values, self._targets = {}, {}
-        raw = []
+        self._values = {}
+        self._targets = {}
+        raw: list[npt.NDArray[np.float64]] = []
+        sizes: list[float] = []
         for row, value in zip(trained, values, strict=True):
             if row.rewards is None or len(row.rewards) != row.sampled_tokens:
                 raise TrainerError(f"A row of trajectory {row.trajectory_id} has no reward for each sampled token.")
             raw.append(gae(row.rewards, value, self._algo.discount, self._algo.gae_lambda))
-        shift, scale = _moments(raw) if self._algo.normalize_std else (0.0, 1.0)
-        scaled = [(scale * (advantages - shift)).astype(np.float32) for advantages in raw]
+            # The size of a row's numbers says how much of a small advantage is only float32's rounding.
+            sizes.append(max(np.abs(row.rewards).sum(), np.abs(value).max()))
+        shift, scale = _mean_and_scale(raw) if self._algo.normalize_std else (0.0, 1.0)
+        # Values are of float32: what that cannot tell from the value that was predicted teaches nothing.
+        scaled = [
+            (scale * without_residue(advantages - shift, size, FLOAT32)).astype(np.float32)
+            for advantages, size in zip(raw, sizes, strict=True)
+        ]
         credited = {id(row): replace(row, advantage=of_row) for row, of_row in zip(trained, scaled, strict=True)}
         for row, value, advantage in zip(trained, values, raw, strict=True):
             name = id(credited[id(row)])
@@ -99,13 +118,15 @@ class Critic:
         return [credited.get(id(row), row) for row in rows]
 
     def update(self, minis: Sequence[MiniBatch], lr: float, until_unread: Callable[[], None]) -> CriticMetrics:
-        """`algo.critic_epochs` times over the mini-batches of rows that `credited` gave."""
+        """Updates the critic `algo.critic_epochs` times over the mini-batches of rows that `credited` gave."""
         explained = self._explained()
         updates = []
         for mini in [mini for _ in range(self._algo.critic_epochs) for mini in minis]:
-            losses: list[float] = []  # of each time that it was computed
+            # Each time that the mini-batch is computed appends its loss; the last one is the one of the update.
+            losses: list[float] = []
             passes = partial(self._accumulate, mini, losses)
             passes()
+            # A checkpoint may still read the weights. The passes above only read them as well, so the wait comes after.
             until_unread()
             again = partial(again_without_cudnn, self._compute.device, passes)
             updates.append((self._optimizer.apply(lr, again), losses[-1]))
@@ -136,21 +157,26 @@ class Critic:
         if not self._targets:
             return None
         targets, values = (np.concatenate(list(known.values())) for known in (self._targets, self._values))
-        spread = float(np.var(targets.astype(np.float64)))
-        return 1.0 - float(np.var((targets - values).astype(np.float64))) / spread if spread > 0 else None
+        targets = targets.astype(np.float64)
+        values = values.astype(np.float64)
+        deviations = without_residue(targets - targets.mean(), np.abs(targets).max(), FLOAT32)
+        spread = float(np.mean(deviations**2))
+        if spread > 0:
+            return 1.0 - float(np.var(targets - values)) / spread
+        return None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and optimizer state by their names in a checkpoint; the live tensors."""
+        """Returns weights and optimizer state by their names in a checkpoint; these are the live tensors."""
         state = {f"{_OPTIMIZER}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
         return self.parameters() | state
 
     def parameters(self) -> dict[str, Tensor]:
-        """What of `tensors` is always there."""
+        """Returns the part of `tensors` that is always there: the weights."""
         named = self._compute.bare(self.model).named_parameters()
         return {f"{_MODEL}{name}": parameter for name, parameter in named}
 
     def load_optimizer(self, names: Collection[str], rows: RowsOf) -> None:
-        """Of the `names` of a checkpoint those that are the optimizer's. Raises TrainerError."""
+        """Loads those of a checkpoint's `names` that are the optimizer's. Raises TrainerError."""
         state = {name.removeprefix(_OPTIMIZER) for name in names if name.startswith(_OPTIMIZER)}
         self._optimizer.load_shards(state, lambda name, a, b: rows(f"{_OPTIMIZER}{name}", a, b))
 
@@ -162,8 +188,8 @@ class Critic:
         self._optimizer.nonfinite_in_a_row = int(counters["critic_nonfinite_in_a_row"])
 
 
-def _moments(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:
-    """What to take off all tokens of a step, and what to multiply with: their mean and sample deviation."""
+def _mean_and_scale(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:
+    """Returns the number to take off all tokens of a step and the factor after it: mean and 1 / sample deviation."""
     joined = np.concatenate([*advantages, np.zeros(0)])
     if len(joined) < 2:
         return 0.0, 1.0

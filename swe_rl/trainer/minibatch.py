@@ -1,4 +1,4 @@
-"""A step's rows as mini-batches: one optimizer update each.
+"""Divides a step's rows into mini-batches, of which each is one optimizer update.
 
 Invariants:
 - Rows of one group, so also of one split trajectory, are in one mini-batch.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from swe_rl.algo.correction import weighs, weighs_sequences
+from swe_rl.algo.correction import has_token_weights, weighs_sequences
 from swe_rl.algo.loss import by_sequence, row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
@@ -24,42 +24,58 @@ from swe_rl.trainer.protocol import TrainerError
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """`rows` are those that the gradient needs, `weights` the weight of each trained token of each of them."""
+    """One optimizer update: the `rows` that the gradient needs, and the weight of each trained token of
+    each of them.
+    """
 
     rows: tuple[Row, ...]
     weights: tuple[float, ...]
 
 
 def mini_batches(
-    rows: Sequence[Row], algo: AlgoConfig, prompts_per_mini_batch: int, seed: int, *, keep_all: bool = False
+    rows: Sequence[Row],
+    algo: AlgoConfig,
+    prompts_per_mini_batch: int,
+    seed: int,
+    *,
+    keep_all: bool = False,
+    keep_whole: bool = False,
 ) -> list[MiniBatch]:
-    """As few mini-batches of `prompts_per_mini_batch` groups at most as do, those without any gradient left out.
+    """Returns the fewest mini-batches that have at most `prompts_per_mini_batch` groups each; those without gradient
+    go.
 
-    `keep_all` keeps rows whose advantages are all 0 although they add nothing. Raises TrainerError on a malformed row.
+    `keep_all` keeps rows whose advantages are all 0 although they add nothing, `keep_whole` those of trajectories that
+    have another row with a gradient. Raises TrainerError on a malformed row.
     """
     for row in rows:
         check_row(row, algo)
-    trained = _ordered(row for row in rows if row.trained_tokens > 0)
+    trained = _sort_rows(row for row in rows if row.trained_tokens > 0)
     groups = sorted({row.group_id for row in trained})
     random.Random(seed).shuffle(groups)
     keep_all = keep_all or zero_advantage_contributes(algo)
+    keep_whole = keep_whole or weighs_sequences(algo) or by_sequence(algo)
     batches = (
-        _mini_batch([row for row in trained if row.group_id in chunk], algo, keep_all)
+        _mini_batch([row for row in trained if row.group_id in chunk], algo, keep_all=keep_all, keep_whole=keep_whole)
         for chunk in _even_chunks(groups, prompts_per_mini_batch)
     )
     return [batch for batch in batches if batch.rows]
 
 
 def left_out(rows: Sequence[Row], batches: Sequence[MiniBatch], algo: AlgoConfig) -> list[Row]:
-    """Rows with sampled tokens that no mini-batch has, in an order that does not depend on the rollouts' timing."""
+    """Returns rows with sampled tokens that no mini-batch has, in an order that does not depend on the rollouts'
+    timing.
+    """
     fed = {id(row) for batch in batches for row in batch.rows}
-    rest = [row for row in rows if id(row) not in fed and row.sampled_tokens and _problem(row, algo) is None]
-    return _ordered(rest)
+    rest = [row for row in rows if id(row) not in fed and row.sampled_tokens and _row_problem(row, algo) is None]
+    return _sort_rows(rest)
 
 
 def measured_rows(rows: Sequence[Row], most_tokens: int, seed: int) -> tuple[Row, ...]:
-    """Whole rows drawn at random, of `most_tokens` tokens at most, but one at least; all rows where they fit."""
-    drawn, tokens = random.Random(seed).sample(list(rows), len(rows)), 0
+    """Returns whole rows drawn at random, of `most_tokens` tokens at most, but one at least; all rows
+    where they fit.
+    """
+    drawn = random.Random(seed).sample(list(rows), len(rows))
+    tokens = 0
     for count, row in enumerate(drawn):
         tokens += len(row.token_ids)
         if tokens > most_tokens:
@@ -75,24 +91,24 @@ def _even_chunks(groups: Sequence[str], most: int) -> list[set[str]]:
 
 def check_row(row: Row, algo: AlgoConfig) -> None:
     """Raises TrainerError where a row could only train nonsense."""
-    problem = _problem(row, algo) if row.trained else None
+    problem = _row_problem(row, algo) if row.trained else None
     if problem:
         raise TrainerError(f"A row of trajectory {row.trajectory_id} cannot be trained: {problem}.")
 
 
-def _mini_batch(rows: list[Row], algo: AlgoConfig, keep_all: bool) -> MiniBatch:
+def _mini_batch(rows: list[Row], algo: AlgoConfig, *, keep_all: bool, keep_whole: bool) -> MiniBatch:
     counts = [row.trained_tokens for row in rows]
     ids = [row.trajectory_id for row in rows]
-    weights = row_weights(counts, ids, algo.loss_aggregation, algo.loss_norm_tokens)
-    by_trajectory = weighs_sequences(algo) or by_sequence(algo)
-    taught = {row.trajectory_id for row in rows if by_trajectory and row.teaches}
+    groups = [row.group_id for row in rows]
+    weights = row_weights(counts, ids, algo.loss_aggregation, algo.loss_norm_tokens, groups)
+    taught = {row.trajectory_id for row in rows if keep_whole and row.teaches}
     needed = [keep_all or row.teaches or row.trajectory_id in taught for row in rows]
     kept = [pair for pair, is_needed in zip(zip(rows, weights, strict=True), needed, strict=True) if is_needed]
     return MiniBatch(rows=tuple(row for row, _ in kept), weights=tuple(weight for _, weight in kept))
 
 
-def _ordered(rows: Iterable[Row]) -> list[Row]:
-    """By group, trajectory, ids and mask. Only rows of one trajectory are compared by their tokens."""
+def _sort_rows(rows: Iterable[Row]) -> list[Row]:
+    """Returns the rows by group, trajectory, ids and mask. Only rows of one trajectory are compared by their tokens."""
     by_trajectory: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         by_trajectory.setdefault((row.group_id, row.trajectory_id), []).append(row)
@@ -100,11 +116,11 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 
 def _token_order(row: Row) -> tuple[bytes, bytes]:
-    """Big-endian bytes of ids, which are not negative, are ordered as the ids are."""
+    """Returns a key that orders rows by their ids: big-endian bytes of ids, which are not negative, keep that order."""
     return row.token_ids.astype(">i4").tobytes(), row.loss_mask.tobytes()
 
 
-def _problem(row: Row, algo: AlgoConfig) -> str | None:
+def _row_problem(row: Row, algo: AlgoConfig) -> str | None:
     tokens = len(row.token_ids)
     if len(row.loss_mask) != tokens:
         return f"it has {tokens} tokens, but {len(row.loss_mask)} mask entries"
@@ -119,7 +135,7 @@ def _problem(row: Row, algo: AlgoConfig) -> str | None:
     if row.routes is not None and len(row.routes) != tokens - 1:
         return f"it has {tokens} tokens, but {len(row.routes)} were routed to experts"
     if row.rollout_logprobs is None:
-        if weighs(algo):
+        if has_token_weights(algo):
             return f"algo.correction={algo.correction} needs the engine's log-probabilities (rollout.capture=traced)"
         return None
     if len(row.rollout_logprobs) != tokens:

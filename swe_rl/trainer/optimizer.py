@@ -1,4 +1,4 @@
-"""AdamW with gradient clipping that refuses to apply what is not finite, its learning rates, and torch's threads.
+"""The module is AdamW with gradient clipping that refuses to apply what is not finite, and sets torch's threads.
 
 Invariants:
 - Weights never become non-finite through an update: such an update is dropped and counted.
@@ -21,18 +21,21 @@ from torch import Tensor, nn
 from swe_rl.config.choices import OptimizerState
 from swe_rl.trainer.compact_adamw import MOMENTS, SCALES, CompactAdamW, fresh_state, state_keys
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.sharded.mesh import local_shard, replicas_of, shard_range, whole
+from swe_rl.trainer.sharded.mesh import gather_whole, local_shard, replicas_of, shard_range
 
 MAX_NONFINITE = 3
-_EPS = 1e-6  # as torch's own clipping has it
-RowsOf = Callable[[str, int, int], Tensor]  # rows first .. last + 1 of a named tensor
+# torch's own clipping adds the same number, so that one rank and many scale alike.
+_EPS = 1e-6
+# It returns the rows first .. last + 1 of a named tensor.
+RowsOf = Callable[[str, int, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`grad_norm` is the global L2 norm before clipping; `applied` is False where it was not finite or 0.
+    """The result of one update. `grad_norm` is the global L2 norm before clipping; `applied` is False if not finite or
+    0.
 
-    `repeated`: the gradient was computed a second time, and all else is said of the second.
+    With `repeated` the gradient was computed a second time, and all else is said of the second.
     """
 
     grad_norm: float
@@ -46,10 +49,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class CriticMetrics:
-    """Of PPO's critic in one step.
+    """The figures of PPO's critic in one step.
 
-    loss, grad_norm (before clipping): means over its updates without those dropped; None without any. repeated_updates:
-    as in `TrainMetrics`. explained: 1 - variance of target less value over that of targets, before the updates.
+    loss and grad_norm (before clipping) are means over its updates without those dropped; None without any.
+    repeated_updates is as in `TrainMetrics`. explained is 1 - variance of target less value over that of targets,
+    before the updates.
     """
 
     loss: float | None
@@ -59,7 +63,7 @@ class CriticMetrics:
 
 
 class Optimizer:
-    """The optimizer of one model; gradients are accumulated on the parameters, `apply` consumes them."""
+    """The optimizer of one model. Gradients are accumulated on the parameters, and `apply` consumes them."""
 
     def __init__(
         self,
@@ -72,18 +76,19 @@ class Optimizer:
         offload_threads: int = 0,
         kind: OptimizerState = OptimizerState.float32,
     ) -> None:
-        """`grad_clip` bounds the global gradient norm; 0 leaves the clipping off.
+        """Makes an AdamW. `grad_clip` bounds the global gradient norm; 0 leaves the clipping off.
 
-        `offload_threads`: the weights rest in the host's memory although they are computed with on a GPU; the host's
-        cores that update them. `kind`: what the moments rest in.
+        `offload_threads` is the number of the host's cores that update weights which rest in the host's memory although
+        they are computed with on a GPU; 0 says that they do not. `kind` is what the moments rest in.
         """
         self._params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._offload_threads = offload_threads
         self._kind = kind
         # Fused: one kernel, no temporary copies. Elsewhere torch's own choice, whose bits older runs have.
         fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
-        self._kinds = _alike(self._params.values())
-        groups = [{"params": kind} for kind in self._kinds]  # no kernel takes both kinds at once
+        self._kinds = _group_by_mesh(self._params.values())
+        # No kernel takes both kinds at once.
+        groups = [{"params": kind} for kind in self._kinds]
         names: dict[Tensor, str] = {param: name for name, param in self._params.items()}
         self._adamw: torch.optim.Optimizer = (
             torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
@@ -113,7 +118,8 @@ class Optimizer:
                 self._set_lr(lr)
                 self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
-        if applied or not finite:  # a gradient of 0 says nothing about whether the policy still learns
+        # A gradient of 0 says nothing about whether the policy still learns.
+        if applied or not finite:
             self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= MAX_NONFINITE:
             raise TrainerError(
@@ -125,16 +131,16 @@ class Optimizer:
 
     def _clip(self) -> float:
         with torch_threads(self._offload_threads or torch.get_num_threads()):
-            return _clipped(self._kinds, self._max_norm)
+            return _clip_gradients(self._kinds, self._max_norm)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Detached views of the state, empty before the first update."""
+        """Returns detached views of the state, empty before the first update."""
         states = ((name, self._adamw.state.get(param, {})) for name, param in self._params.items())
         keys = (*MOMENTS, *SCALES.values(), "step")
         return {f"{key}.{name}": state[key].detach() for name, state in states for key in keys if key in state}
 
     def forget(self) -> None:
-        """As before the first update."""
+        """Puts the optimizer back to before the first update."""
         self._adamw.state.clear()
 
     def load_shards(self, names: Collection[str], rows: RowsOf) -> None:
@@ -164,7 +170,9 @@ class Optimizer:
             raise TrainerError(f"The optimizer state is of another model: {odd} are missing or too many.")
 
     def _require_kind(self, stored: Tensor, tensor: Tensor) -> None:
-        """Nothing is converted: a run in other bits from here on would be neither of the two runs."""
+        """Raises TrainerError where moments are of another type: a run in other bits from here on would
+        be neither run.
+        """
         if stored.dtype is not tensor.dtype:
             raise TrainerError(self._another_kind(str(stored.dtype).removeprefix("torch.")))
 
@@ -180,48 +188,38 @@ class Optimizer:
             group["lr"] = lr
 
 
-def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Apart what is spread in different ways: experts over groups, all else over all ranks."""
+def _group_by_mesh(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Returns groups of parameters that are spread alike: experts over groups, all else over all ranks."""
     kinds: dict[Any, list[Tensor]] = {}
     for param in params:
         kinds.setdefault(getattr(param, "device_mesh", None), []).append(param)
     return list(kinds.values())
 
 
-def _clipped(kinds: Sequence[Sequence[Tensor]], max_norm: float) -> float:
-    """The L2 norm of all gradients before they are scaled down to `max_norm`; each weight counts once."""
+def _clip_gradients(kinds: Sequence[Sequence[Tensor]], max_norm: float) -> float:
+    """Returns the L2 norm of all gradients before they are scaled down to `max_norm`; each weight counts once."""
     replicas = replicas_of(kinds[0][0]) if kinds else 1
     if len(kinds) == 1 and replicas == 1:
-        return float(whole(nn.utils.clip_grad_norm_(kinds[0], max_norm)))
+        return float(gather_whole(nn.utils.clip_grad_norm_(kinds[0], max_norm)))
     gradients = [local_shard(param.grad) for kind in kinds for param in kind if param.grad is not None]
     square = nn.utils.get_total_norm(gradients).double() ** 2
-    dist.all_reduce(square)  # of all ranks, which have each row once a replica: one sum, so replicas stay the same
+    # The sum goes over all ranks, which have each row once a replica. It is one sum, so that replicas stay the same.
+    dist.all_reduce(square)
     norm = float((square / replicas).sqrt())
     torch._foreach_mul_(gradients, min(1.0, max_norm / (norm + _EPS)))
     return norm
 
 
 def _step_like(step: Tensor, param: Tensor) -> Tensor:
-    """A copy where AdamW wants it: beside the parameter if that is on a GPU (fused), on the host otherwise."""
+    """Returns a copy where AdamW wants it: beside the parameter if that is on a GPU (fused), on the host otherwise."""
     return step.detach().to(param.device if param.is_cuda else "cpu", copy=True)
-
-
-def warmup_factor(steps_done: int, warmup_steps: int) -> float:
-    """min(1, (steps_done + 1) / warmup_steps); 1 without a warm-up."""
-    return 1.0 if warmup_steps <= 0 else min(1.0, (steps_done + 1) / warmup_steps)
-
-
-def cosine_factor(steps_done: int, warmup_steps: int, total_steps: int) -> float:
-    """Warm-up, then from 1 towards 0 at `total_steps` along half a cosine."""
-    if steps_done < warmup_steps:
-        return warmup_factor(steps_done, warmup_steps)
-    progress = min(1.0, (steps_done - warmup_steps) / max(1, total_steps - warmup_steps))
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 @contextmanager
 def torch_threads(num_threads: int) -> Iterator[None]:
-    """Inside of the block; the former number is back at the end: an engine in this process keeps its own."""
+    """Sets torch's threads inside of the block, and the former number at the end: an engine in this process keeps its
+    own.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:

@@ -1,4 +1,4 @@
-"""Signs of life: a rank says that it gets on, and its driver knows how long each rank has been silent.
+"""The module has signs of life: a rank says that it gets on, and its driver knows how long each was silent.
 
 Invariants:
 - The thread that works gives the sign, at a place that it reaches by working: a rank that hangs gives none.
@@ -13,23 +13,29 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-Beat = Callable[[], None]  # called wherever work has got on
-ALIVE = "alive"  # the kind of an answer that is only a sign
+# It is called wherever work has got on.
+Beat = Callable[[], None]
+# This is the kind of an answer that is only a sign.
+ALIVE = "alive"
 
-_PART, _MOST_S = 10, 5.0
+# A tenth of the patience lets nine signs get lost before the driver gives a rank up; 5 s bound it where the patience is
+# an hour.
+_PART = 10
+_MOST_S = 5.0
 Item = TypeVar("Item")
 
 
 def no_beat() -> None:
-    """For those whom nobody waits for."""
+    """Does nothing: it is the beat of those whom nobody waits for."""
 
 
 class Pulse:
-    """A `Beat` that says so by `say`, now and then."""
+    """A `Beat` that now and then calls `say`."""
 
     def __init__(self, say: Callable[[], None], patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`patience_s`: after how long a silence the driver gives this rank up."""
-        self._say, self._clock = say, clock
+        """Keeps `say`. `patience_s` is the silence in seconds after which the driver gives this rank up."""
+        self._say = say
+        self._clock = clock
         self._every_s = min(_MOST_S, patience_s / _PART)
         self._next_s = float("-inf")
 
@@ -39,23 +45,27 @@ class Pulse:
             self.at_once()
 
     def at_once(self) -> None:
-        """However short the time since the last one: a request has come, and ranks that never read theirs differ."""
+        """Gives a sign however short the time since the last one.
+
+        A request has come, and ranks that never read theirs differ.
+        """
         self._next_s = self._clock() + self._every_s
         self._say()
 
 
-def beating(items: Iterable[Item], beat: Beat) -> Iterator[Item]:
-    """The same, with a sign before each."""
+def with_beats(items: Iterable[Item], beat: Beat) -> Iterator[Item]:
+    """Yields the items, and gives a sign before each."""
     for item in items:
         beat()
         yield item
 
 
 class BeatingWeights(Mapping[str, "Tensor"]):
-    """The same weights, with a sign for each that is read."""
+    """The weights of another mapping. Each that is read gives a sign of life."""
 
     def __init__(self, weights: "Mapping[str, Tensor]", beat: Beat) -> None:
-        self._weights, self._beat = weights, beat
+        self._weights = weights
+        self._beat = beat
 
     def __getitem__(self, name: str) -> "Tensor":
         self._beat()
@@ -69,7 +79,7 @@ class BeatingWeights(Mapping[str, "Tensor"]):
 
 
 class Silence:
-    """How long each of some ranks has said nothing."""
+    """Tells how long each of some ranks has said nothing."""
 
     def __init__(self, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -79,10 +89,10 @@ class Silence:
         self._heard_s[rank] = self._clock()
 
     def over(self, rank: int) -> None:
-        """It has answered, and has nothing more to say."""
+        """Forgets a rank that has answered and has nothing more to say."""
         del self._heard_s[rank]
 
     def longest(self) -> tuple[int, float]:
-        """The rank that has been silent longest, and for how many seconds."""
+        """Returns the rank that has been silent longest, and for how many seconds."""
         rank = min(self._heard_s, key=lambda rank: self._heard_s[rank])
         return rank, self._clock() - self._heard_s[rank]

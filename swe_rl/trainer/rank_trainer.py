@@ -1,7 +1,7 @@
-"""All that a loop asks of a trainer, as one rank does it: in a process beside others, or in the loop's own, alone.
+"""Does all that a loop asks of a trainer, as one rank: in a process beside others, or alone in the loop's.
 
 Invariants:
-- Of many ranks each is asked the same, in the same order; rank 0 has the answer. Alone, every collective is the
+- Each of many ranks is asked the same, in the same order; rank 0 has the answer. Alone, every collective is the
   identity (`mesh.alone`), and nothing else differs.
 - What only the ranks' driver can know (who is alive, in which order they leave) is not here, but in `ranks`.
 """
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from swe_rl.algo.row import Row
-from swe_rl.engine.transfer.protocol import Announced, Sent, Staging
+from swe_rl.engine.transfer.protocol import Announced, SentWeights, Staging
+from swe_rl.model.experts import StoredLayout
+from swe_rl.model.stored_names import stored_names
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.folder import Checkpoint
 from swe_rl.trainer.lora import EngineWeights
@@ -26,16 +28,16 @@ from swe_rl.trainer.send.wire import StagingEnd, WireEnd
 
 
 class RankTrainer(Trainer):
-    """Meets `TrainsPolicy`."""
+    """A trainer that meets `TrainsPolicy`."""
 
     def start(self) -> None:
-        """It is this process, which is up."""
+        """Does nothing: the trainer is this process, which is up."""
 
     def row_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         return self.token_logprobs(rows, temperature=1.0)
 
     def save(self, folder: Path, **state: Any) -> Path:
-        """As `Checkpoints.save`. A rank writes behind its driver's back; alone it is done when this returns."""
+        """Calls `Checkpoints.save`. A rank writes behind its driver's back; alone it is done when this returns."""
         return self._checkpoints.save(folder, self, background=not self._is_alone, **state)
 
     def wait(self) -> None:
@@ -45,17 +47,17 @@ class RankTrainer(Trainer):
         return self._checkpoints.load(folder, self, expected_config_hash)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The live ones, where this process has them whole."""
-        return EngineWeights(self.engine_weights())
+        """Returns the live weights, where this process has them whole."""
+        return EngineWeights(self.engine_weights(), self._layout)
 
     def send_weights(self, pipe: Any) -> None:
-        """To the ranks' driver; see `hand_over`."""
+        """Sends the weights to the ranks' driver; see `hand_over`."""
         dtype = torch.float32 if self.sends_adapter else None
-        hand_over.send_weights(self._beating_weights, self._mesh, pipe, dtype)
+        hand_over.send_weights(self._beating_weights, self._mesh, pipe, dtype, self._layout)
 
     def write_weights(self, folder: Path, twice: Mapping[str, str]) -> None:
-        """All of them as safetensors files of an existing folder, each rank its share; see `hand_over`."""
-        hand_over.write_weights(self._beating_weights, self._mesh, folder, twice)
+        """Writes all weights as safetensors files of an existing folder, each rank its share; see `hand_over`."""
+        hand_over.write_weights(self._beating_weights, self._mesh, folder, twice, self._layout)
 
     def wire_address(self, loopback: bool) -> tuple[str, int]:
         return self._wire.address(loopback)
@@ -66,21 +68,21 @@ class RankTrainer(Trainer):
     def announce_weights(self, twice: Mapping[str, str]) -> list[Announced]:
         return self._wire.announce(self._beating_weights, twice)
 
-    def transfer_weights(self, twice: Mapping[str, str]) -> Sent:
+    def transfer_weights(self, twice: Mapping[str, str]) -> SentWeights:
         return self._wire.send(self._beating_weights, twice)
 
     def open_staging(self, twice: Mapping[str, str]) -> Staging:
-        """The buffers of this rank's GPU alone."""
+        """Opens the buffers of this rank's GPU alone."""
         return self._staging.open(self._beating_weights, twice)
 
-    def stage(self, number: int) -> Sent:
+    def stage(self, number: int) -> SentWeights:
         return self._staging.stage(number)
 
     def close_staging(self) -> None:
         self._staging.close()
 
     def failure(self) -> Exception | None:
-        """It is this process: it raises what goes wrong."""
+        """Returns None: the trainer is this process, which raises what goes wrong."""
         return None
 
     def close(self) -> None:
@@ -90,8 +92,12 @@ class RankTrainer(Trainer):
 
     @property
     def _beating_weights(self) -> BeatingWeights:
-        """With a sign of life for each that is read, because one of them may be a collective."""
+        """The weights, with a sign of life for each that is read, because one of them may be a collective."""
         return BeatingWeights(self.engine_weights(), self._compute.beat)
+
+    @property
+    def _layout(self) -> StoredLayout:
+        return stored_names(self._compute.bare(self.model))
 
     @property
     def _is_alone(self) -> bool:
@@ -105,8 +111,8 @@ class RankTrainer(Trainer):
 
     @cached_property
     def _wire(self) -> WireEnd:
-        return WireEnd(self._mesh.rank, hand_over.exchange_type(self._mesh))
+        return WireEnd(self._mesh.rank, hand_over.exchange_type(self._mesh), layout=self._layout)
 
     @cached_property
     def _staging(self) -> StagingEnd:
-        return StagingEnd(hand_over.exchange_type(self._mesh), self._mesh.device)
+        return StagingEnd(hand_over.exchange_type(self._mesh), self._mesh.device, layout=self._layout)

@@ -1,8 +1,9 @@
-"""The routers of a mixture while it trains: what they choose is counted, and may be what the engine chose.
+"""Looks after a mixture's routers while it trains: it counts their choices, and may replay the engine's.
 
-Routing replay: Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers, arXiv:2510.11370,
-section 3. The choice is the engine's; its weights are the trainer's own softmax over the chosen experts, so that
-gradients reach the router.
+Routing replay is from Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers,
+arXiv:2510.11370, section 3. The choice is the engine's; its weights are the trainer's own softmax over the chosen
+experts, so that gradients reach the router.
+
 Invariants:
 - Each trained token counts once in each layer: by the hidden state that predicts it, in the pass that has a gradient.
   Padding, passes for old or reference log-probabilities, and recomputation count nothing.
@@ -26,14 +27,18 @@ import torch
 from torch import Tensor, nn
 
 from swe_rl.algo.row import Routes, Row
-from swe_rl.config.choices import RoutingReplay
+from swe_rl.config.choices import ROUTED_ARCHITECTURE, RoutingReplay
+from swe_rl.config.known_models import MIXTURE_FACTS
 from swe_rl.model.experts import unknown_route
 from swe_rl.trainer.batching import MicroBatch, input_length
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch
 
-_UNKNOWN = -1  # in tensors of int16, whose sign the routes of engines do not have
+# The mark is used in tensors of int16, whose sign the routes of engines do not have.
+_UNKNOWN = -1
+# A router whose choices can be counted has these.
+_COUNTED = ("num_experts", "top_k")
 AnyBatch = TypeVar("AnyBatch", bound=MicroBatch | PackedBatch)
 
 
@@ -41,28 +46,41 @@ class Routing:
     def __init__(self, model: nn.Module, mesh: Mesh, replay: RoutingReplay, balance_coef: float = 0.0) -> None:
         """Hooks the routers of `model`, which is under transformers' own names; it computes on the mesh's device.
 
-        `balance_coef`: of the loss that balances the load; 0: none.
+        `balance_coef` is that of the loss that balances the load; 0 leaves it out.
         """
         blocks: list[Any] = [
-            module for module in model.modules() if hasattr(module, "experts") and hasattr(module, "gate")
+            module
+            for module in model.modules()
+            if hasattr(module, "experts") and all(hasattr(getattr(module, "gate", None), name) for name in _COUNTED)
         ]
+        config = getattr(model, "config", None)
+        kind = getattr(config, "model_type", ROUTED_ARCHITECTURE)
+        is_mixture = any(getattr(config, name, 0) for name in MIXTURE_FACTS["num_experts"])
+        if is_mixture and kind != ROUTED_ARCHITECTURE:
+            wanted = {"trainer.routing_replay": replay is not RoutingReplay.none, "algo.balance_coef": balance_coef > 0}
+            for key in (key for key, is_set in wanted.items() if is_set):
+                raise TrainerError(f"{key} is set, and the routers of a `{kind}` model are not known: leave it out.")
         routers = [block.gate for block in blocks]
-        self._mesh, self._replay = mesh, replay
+        self._mesh = mesh
+        self._replay = replay
         self._tokens = [torch.zeros(gate.num_experts, dtype=torch.int64, device=mesh.device) for gate in routers]
-        self._choices = torch.zeros(2, dtype=torch.int64, device=mesh.device)  # compared, of these different
+        # These are the choices that were compared, and those of them that differ.
+        self._choices = torch.zeros(2, dtype=torch.int64, device=mesh.device)
         self._size = (len(routers), routers[0].top_k, routers[0].num_experts) if routers else (0, 0, 0)
         self._coef = balance_coef if routers else 0.0
         self._load = torch.zeros(self._size[2], dtype=torch.int64, device=mesh.device)
-        self._loaded: Tensor | None = None  # positions
+        # These are positions.
+        self._loaded: Tensor | None = None
         self._balance = torch.zeros((), dtype=torch.float64, device=mesh.device)
-        self._pull: tuple[Tensor, Tensor, float] | None = None  # positions, `pull`, scale
+        # These are positions, `pull` and the scale.
+        self._pull: tuple[Tensor, Tensor, float] | None = None
         self._positions: Tensor | None = None
         self._routes: Tensor | None = None
         for layer, gate in enumerate(routers):
             gate.register_forward_hook(partial(self._routed, layer))
 
     def of(self, batch: AnyBatch, rows: Sequence[Row]) -> AnyBatch:
-        """The micro-batch with what its members were routed to, where that is to be looked at.
+        """Returns the micro-batch with what its members were routed to, where that is to be looked at.
 
         Raises TrainerError where it is of another model.
         """
@@ -71,10 +89,13 @@ class Routing:
             return batch
         layers, active, experts = self._size
         for row in members:
-            if row.routes is not None and (row.routes.shape[1:] != (layers, active) or _largest(row.routes) >= experts):
+            if row.routes is not None and (
+                row.routes.shape[1:] != (layers, active) or _largest_expert(row.routes) >= experts
+            ):
                 raise TrainerError(
                     f"The engine sent the tokens of trajectory {row.trajectory_id} to experts up to number "
-                    f"{_largest(row.routes)}, {row.routes.shape[2]} of each of {row.routes.shape[1]} layers; the "
+                    f"{_largest_expert(row.routes)}, {row.routes.shape[2]} of each of {row.routes.shape[1]} "
+                    "layers; the "
                     f"trainer's model has {experts}, {active} of each of {layers}: it is another one."
                 )
         parts: list[npt.NDArray[np.int16]] = [self._part(row) for row in members]
@@ -90,7 +111,7 @@ class Routing:
 
     @contextmanager
     def replaying(self, routes: Tensor | None) -> Iterator[None]:
-        """`routes` of `of`, for a forward pass of the policy and the backward pass that belongs to it."""
+        """Replays `routes` of `of` in a forward pass of the policy and the backward pass that belongs to it."""
         self._routes = routes
         try:
             yield
@@ -99,7 +120,7 @@ class Routing:
 
     @contextmanager
     def counting(self, positions: Tensor | None) -> Iterator[None]:
-        """Inside of the block the hidden states at `positions` [trained tokens] of a micro-batch are counted."""
+        """Counts the hidden states at `positions` [trained tokens] of a micro-batch inside of the block."""
         self._positions = positions
         try:
             yield
@@ -112,7 +133,7 @@ class Routing:
 
     @contextmanager
     def loading(self, positions: Tensor) -> Iterator[None]:
-        """As `counting`, for `pull`: a pass before the mini-batch's own."""
+        """Counts for `pull` inside of the block, which is a pass before the mini-batch's own."""
         self._loaded = positions if self.balances else None
         try:
             yield
@@ -120,23 +141,24 @@ class Routing:
             self._loaded = None
 
     def pull(self) -> Tensor | None:
-        """What an expert's probability at one token adds to the loss, float32 [experts]; of the passes in `loading`
-        since the last call. None where there is no such loss.
+        """Returns what an expert's probability at one token adds to the loss, float32 [experts], or None without such a
+        loss.
 
-        N sum_i f_i P_i over N experts: f_i are choices of expert i by token and layer, P_i is its mean probability
-        (Switch Transformer, arXiv:2101.03961, equations 4 to 6; over all layers at once, as transformers has it). f has
-        no gradient, so P's is all there is.
+        It is of the passes in `loading` since the last call. The loss is N sum_i f_i P_i over N experts: f_i are
+        choices of expert i by token and layer, P_i is its mean probability (Switch Transformer, arXiv:2101.03961,
+        equations 4 to 6; over all layers at once, as transformers has it). f has no gradient, so P's is all there is.
         """
         if not self.balances:
             return None
         load = self._mesh.sum(self._load).double()
         self._load.zero_()
-        routed = (load.sum() / self._size[1]).clamp(min=1.0)  # tokens times layers
+        # These are tokens times layers. A mini-batch without tokens would divide by 0.
+        routed = (load.sum() / self._size[1]).clamp(min=1.0)
         return (self._coef * self._size[2] * load / routed / routed).float()
 
     @contextmanager
     def balancing(self, positions: Tensor, pull: Tensor | None, scale: float) -> Iterator[None]:
-        """Around a forward pass and its backward pass, which adds `scale` times the gradient of the loss of `pull`."""
+        """Adds `scale` times the gradient of the loss of `pull` to a backward pass inside of the block."""
         self._pull = None if pull is None else (positions, pull, scale)
         try:
             yield
@@ -144,7 +166,7 @@ class Routing:
             self._pull = None
 
     def taken_balance(self) -> Tensor | None:
-        """The balancing loss before its coefficient, this rank's part, summed over the updates since the last call."""
+        """Returns this rank's balancing loss before its coefficient, summed over the updates since the last call."""
         if not self.balances:
             return None
         balance = self._balance / self._coef
@@ -152,7 +174,7 @@ class Routing:
         return balance
 
     def taken(self) -> "Tensor | None":
-        """Tokens [layers, experts] since the last call; None of a dense model."""
+        """Returns tokens [layers, experts] since the last call, or None of a dense model."""
         if not self._tokens:
             return None
         tensor = torch.stack(self._tokens)
@@ -161,8 +183,11 @@ class Routing:
         return tensor
 
     def taken_choices(self) -> Tensor:
-        """Choices of the engine that were compared since the last call, and those that the trainer's routers would not
-        have made: int64 [2]."""
+        """Returns the engine's choices that were compared since the last call, and those that our routers would not
+        have made.
+
+        The tensor is int64 [2].
+        """
         choices = self._choices.clone()
         self._choices.zero_()
         return choices
@@ -179,7 +204,13 @@ class Routing:
         return np.full((tokens, *self._size[:2]), _UNKNOWN, np.int16)
 
     def _routed(self, layer: int, gate: Any, _: Any, output: Any) -> Any:
-        """`output`: logits [tokens, experts], weights and numbers of the chosen ones [tokens, active]."""
+        """Replays and counts a layer's choices; it is a forward hook.
+
+        `output` has logits [tokens, experts], weights and numbers of the chosen ones [tokens, active].
+        """
+        if not isinstance(output, tuple) or len(output) != 3:
+            # The router of a family that is not known here.
+            return output
         logits, weights, chosen = output
         if self._routes is not None:
             theirs = self._routes[:, layer].long()
@@ -188,7 +219,8 @@ class Routing:
             if self._positions is not None:
                 self._compare(chosen[self._positions], theirs[self._positions], known[self._positions])
             if self._replay is RoutingReplay.replay:
-                chosen, weights = theirs, _weights(gate, logits, theirs)
+                chosen = theirs
+                weights = _router_weights(gate, logits, theirs)
         if self._positions is not None:
             counts = self._tokens[layer]
             counts += torch.bincount(chosen[self._positions].flatten(), minlength=len(counts))
@@ -200,18 +232,20 @@ class Routing:
 
     def _pulled(self, logits: Tensor, weights: Tensor, positions: Tensor, pull: Tensor, scale: float) -> Tensor:
         loss = (torch.softmax(logits[positions], dim=-1, dtype=torch.float32) * pull).sum()
-        if self._positions is not None:  # else it is recomputed
+        # A pass with a gradient but without positions is a recomputation, which was counted already.
+        if self._positions is not None:
             self._balance = self._balance + loss.detach().double()
         pulled: Tensor = _WithLoss.apply(weights, loss * scale)  # type: ignore[no-untyped-call]
         return pulled
 
     def _compare(self, ours: Tensor, theirs: Tensor, known: Tensor) -> None:
+        # The two choices are compared as sets: the order of a token's experts changes nothing that is computed.
         missed = (theirs[:, :, None] != ours[:, None, :]).all(-1) & known
         self._choices += torch.stack([known.sum(), missed.sum()])
 
 
 class _WithLoss(torch.autograd.Function):
-    """`values` as they are; in the backward pass the gradient of `loss` joins theirs."""
+    """Returns `values` as they are; in the backward pass the gradient of `loss` joins theirs."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, loss: Tensor) -> Tensor:
@@ -223,22 +257,27 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], torch.ones_like(ctx.saved_tensors[0])
 
 
-def _weights(gate: Any, logits: Tensor, chosen: Tensor) -> Tensor:
-    """As transformers' router makes them of its own choice."""
+def _router_weights(gate: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    """Returns weights as transformers' router makes them of its own choice."""
     weights = torch.softmax(logits, dim=-1, dtype=torch.float32).gather(1, chosen)
     if gate.norm_topk_prob:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return weights.to(logits.dtype)
 
 
-def _largest(routes: Routes) -> int:
-    """Number of an expert; -1 where none is known."""
+def _largest_expert(routes: Routes) -> int:
+    """Returns the highest number of an expert; -1 where none is known."""
     known = routes[routes != unknown_route(routes.dtype)]
-    return int(known.max()) if known.size else -1
+    if known.size:
+        return int(known.max())
+    return -1
 
 
 def load_max(tokens: Tensor) -> float | None:
-    """The most used expert's tokens over an even share, mean over layers; `tokens` [layers, experts]. 1: even."""
+    """Returns the most used expert's tokens over an even share, mean over layers: 1 is even.
+
+    `tokens` is [layers, experts].
+    """
     total = tokens.sum(dim=1)
     if not int(total.min()):
         return None
@@ -246,12 +285,16 @@ def load_max(tokens: Tensor) -> float | None:
 
 
 def unused_rate(tokens: Tensor) -> float | None:
-    """The share of all layers' experts that no token was sent to."""
-    return float((tokens == 0).double().mean()) if int(tokens.sum()) else None
+    """Returns the share of all layers' experts that no token was sent to."""
+    if int(tokens.sum()):
+        return float((tokens == 0).double().mean())
+    return None
 
 
 def load_entropy(tokens: Tensor) -> float | None:
-    """Entropy of a layer's tokens over its experts, as a share of the largest there is (1: even), mean over layers."""
+    """Returns the entropy of a layer's tokens over its experts, as a share of the largest (1 is even), mean over
+    layers.
+    """
     total = tokens.sum(dim=1, keepdim=True)
     if not int(total.min()) or tokens.shape[1] < 2:
         return None

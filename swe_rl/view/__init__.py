@@ -1,1 +1,1 @@
-"""A server for browsers on this machine that shows run folders, also of runs that go on (`job=view`)."""
+"""This package is the server of `job=view`, which shows run folders in a browser, also of runs that go on."""

@@ -1,4 +1,4 @@
-"""Files that others write while they are read: which state they are in, and what was read of it.
+"""This module keeps what was read of files that others write meanwhile, with the state in which each file was read.
 
 Invariants:
 - A file is parsed again only when it has changed.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ViewError(UserError):
-    """What was asked for cannot be shown; `status` is HTTP's."""
+    """The thing that was asked for cannot be shown; `status` is the HTTP status of the answer."""
 
     def __init__(self, message: str, status: int = 404) -> None:
         super().__init__(message)
@@ -24,14 +24,19 @@ class ViewError(UserError):
 
 
 class ParsedFiles:
-    """What was read of files, until they change; safe for several threads."""
+    """This cache keeps what was read of files until they change. Several threads may use it at once."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: dict[tuple[str, str], tuple[object, Any]] = {}
 
     def get(self, kind: str, paths: Sequence[Path], read: Callable[[], T]) -> T:
-        key, stamps = (kind, str(paths[0])), [stamp_of(path) for path in paths]
+        """Returns what `read` returned for the files in their present state, and calls it where they have changed.
+
+        `kind` tells apart several things that are read of the same first file.
+        """
+        key = (kind, str(paths[0]))
+        stamps = [stamp_of(path) for path in paths]
         with self._lock:
             known = self._kept.get(key)
         if known is not None and known[0] == stamps:
@@ -43,9 +48,11 @@ class ParsedFiles:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:
-    """Which file it is, its size and when it changed; None where there is none, or no regular one."""
+    """Returns a file's inode, size and time of the last change, or None where there is no regular file."""
     try:
         facts = path.stat()
     except OSError:
         return None
-    return (facts.st_ino, facts.st_size, facts.st_mtime_ns) if S_ISREG(facts.st_mode) else None
+    if S_ISREG(facts.st_mode):
+        return (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    return None

@@ -45,7 +45,8 @@ function runTable(runs, chosen) {
     return el("tr", { "data-item": one.run },
       el("td", {}, box, " ", mark, anchor(one.run, { run: one.run })),
       el("td", { class: "less" }, one.name === one.job ? one.job : `${one.job} ${one.name}`),
-      el("td", {}, el("span", { class: `badge ${one.state.kind}`, title: one.state.reason || "" }, one.state.label)),
+      el("td", {}, el("span", { class: `badge ${one.state.kind}`, title: one.state.reason || "" }, one.state.label),
+        one.damaged ? el("span", { class: "badge failed", title: one.damaged }, `damaged: ${one.damaged}`) : null),
       el("td", { class: "less" }, one.steps ? `${one.step} of ${one.steps}` : one.step || "–"),
       el("td", {}, one.after ? `${rate(one.before)} → ${rate(one.after)}` : rate(one.before)),
       el("td", { class: "less" }, when(one.started)));

@@ -4,11 +4,11 @@ const NOT_DRAWN = ["superseded_replies", "superseded_tokens", "logprob_diff_mean
 
 async function runPage(at) {
   const run = at.get("run"), payload = await ask("run", { run });
-  showRun({ ...payload, programs: { steps: [] } });
+  showRun(payload);
   const written = steps.length ? section("Any quantity", note("Every number of steps.jsonl. Drag over a chart to zoom in."),
     await curves(at, [run], NOT_DRAWN)) : null;
   const parts = runParts(written);
-  const doors = [...setLinks(run, payload.sets), anchor("timeline", { run, timeline: "1" }, { class: "door" })];
+  const doors = [...setLinks(run, payload.sets), traceLink("timeline for ui.perfetto.dev", run)];
   return [crumbs(), parts[0], section("Trajectories", el("p", { class: "doors" }, doors)), ...parts.slice(1)];
 }
 
@@ -23,21 +23,9 @@ function setLinks(run, sets) {
 
 const setText = (name) => `${name.startsWith("eval") ? "held-out after step" : "step"} ${Number(name.split("_")[1])}`;
 
-// The newest steps, a lane a trajectory; a click on a lane opens it.
-async function timelinePage(at) {
-  const run = at.get("run"), all = await ask("programs", { run }), way = crumbs(anchor(shortRun(run), { run }));
-  if (!all.steps.length) return [way, el("h1", {}, "Timeline"), el("p", { class: "reason" }, "No timeline is written yet: a step leaves one at its end.")];
-  const open = async (step, lane) => {
-    const set = `step_${String(step).padStart(6, "0")}`;
-    const { rows } = await ask("trajectories", { run, set, instance: lane.instance });
-    const one = rows.find((row) => nameOf(row) === lane.name);
-    if (one) location.hash = address(placeOf(run, one));
-  };
-  const trace = (text, step) => el("a", { class: "door", href: `/trace?${address({ run, step }).slice(1)}`, download: true }, text);
-  const last = all.steps[all.steps.length - 1].step, one = Number(at.get("step")) || last;
-  return [way, el("h1", {}, "Timeline"), note("A click on a lane opens its trajectory. Reload the page for newer steps."),
-    el("p", { class: "doors" }, "For ui.perfetto.dev:", trace(`step ${one}`, one), trace("all steps")), programs(all, Number(at.get("step")) || null, open)];
-}
+// A file that ui.perfetto.dev draws: of one step, or of all steps where `step` is null.
+const traceLink = (text, run, step = null) =>
+  el("a", { class: "door", href: `/trace?${address({ run, step }).slice(1)}`, download: true }, text);
 
 const nameOf = (one) => `${one.instance_id} #${one.sample}${one.attempt ? ` try ${one.attempt + 1}` : ""}`;
 

@@ -1,4 +1,4 @@
-"""The run folders below a folder: which there are, a line of each for the table, and curves and options of several.
+"""This module finds the run folders below a folder, with a line of each for the table, and compares several of them.
 
 Invariants:
 - Nothing is written. A run is named by its path below the root, and only a name that a look at the disk gave leads to
@@ -13,59 +13,79 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.figures import figures, flat
+from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
+from swe_rl.logger.figures import flatten_record, numeric_figures
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
-from swe_rl.report.resolved import mapping
+from swe_rl.report.resolved import as_mapping
 from swe_rl.view.files import ParsedFiles, ViewError, stamp_of
 
 Record = Mapping[str, Any]
-HELD_OUT = "held_out_resolved_rate"  # a column of its own among those of steps.jsonl
-_DEEPEST = 4  # levels below the root: multirun/NAME/TIME/NUMBER
+# This column comes from the evaluations. It is shown among those of steps.jsonl, which have other names.
+HELD_OUT = "held_out_resolved_rate"
+# Runs are looked for so many levels below the root, because a sweep's are at multirun/NAME/TIME/NUMBER.
+_DEEPEST = 4
+# A table shows no more runs than these; `left_out` says that there are more.
 _MOST_RUNS = 2000
+# The options below these keys are not compared.
 _NEVER_COMPARED = ("paths/", "hydra/")
-_SHOWN_CHARS = 300  # of an option's value
+_SHOWN_CHARS = 300  # An option's value is cut after so many characters.
 
 
-class Runs:
-    """The runs in `root`, which may be a run itself. Raises ViewError."""
+class RunIndex:
+    """This class knows the runs in `root`, which may be a run itself. Its methods raise ViewError for unknown runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._files = ParsedFiles()
         self._known: dict[str, RunFolder] = {}
-        self.left_out = False  # whether the last look found more runs than it shows
+        self.left_out = False  # This says whether the last look found more runs than it shows.
 
     def folders(self) -> dict[str, RunFolder]:
-        """By name, as a look at the disk finds them now."""
+        """Returns the runs by name, as a look at the disk finds them now."""
         if is_run(self.root):
             return {self.root.name: RunFolder(self.root)}
-        paths = list(islice(_below(self.root, _DEEPEST), _MOST_RUNS + 1))
+        paths = list(islice(_runs_below(self.root, _DEEPEST), _MOST_RUNS + 1))
         self.left_out = len(paths) > _MOST_RUNS
         paths = paths[:_MOST_RUNS]
         self._known = {path.relative_to(self.root).as_posix(): RunFolder(path) for path in paths}
         return self._known
 
     def folder(self, name: str) -> RunFolder:
+        """Returns the run of a name. Raises ViewError where there is none."""
         known = self._known.get(name) or self.folders().get(name)
         if known is None or not is_run(known.path):
             raise ViewError(f"There is no run {name!r} in {self.root}.")
         return known
 
     def rows(self) -> list[dict[str, Any]]:
-        """A line a run, the newest first."""
-        rows = []
-        for name, folder in self.folders().items():
-            with suppress(OSError):  # its files are a colleague's own
-                rows.append(self._row(name, folder))
+        """Returns a line for each run, the newest first. In a damaged run's line, `damaged` says what is wrong."""
+        rows = [self._row_of(name, folder) for name, folder in self.folders().items()]
         return sorted(rows, key=lambda row: (row["started"] or 0.0, row["run"]), reverse=True)
 
+    def _row_of(self, name: str, folder: RunFolder) -> dict[str, Any]:
+        damaged = self.damaged(folder)
+        try:
+            return self._row(name, folder) | {"damaged": damaged}
+        except READING_ERRORS as error:
+            state = {"kind": "failed", "label": "damaged", "reason": damaged or reason_of(error)}
+            nothing = dict.fromkeys(("steps", "before", "after", "started", "heartbeat"))
+            row = {"run": name, "name": "", "job": "", "state": state, "step": 0, **nothing}
+            return row | {"damaged": state["reason"]}
+
+    def damaged(self, folder: RunFolder) -> str:
+        """Returns what is wrong with the run's files, or an empty text where they can be read."""
+        paths = [folder.config_yaml, folder.status_json, folder.steps_jsonl, folder.evals_jsonl, folder.events_jsonl]
+        return self._files.get("damaged", [*paths, folder.summary_json, folder.eval_json], lambda: damage_of(folder))
+
     def _row(self, name: str, folder: RunFolder) -> dict[str, Any]:
-        config, status = self.config(folder), folder.status()
+        config = self.config(folder)
+        status = folder.status()
         points = [point for point in self.points(folder) if point["rate"] is not None]
-        job, trainer = mapping(config.get("job")), mapping(config.get("trainer"))
+        job = as_mapping(config.get("job"))
+        trainer = as_mapping(config.get("trainer"))
         trains = job.get("name") in ("train", "rollout")
         return {
             "run": name,
@@ -81,56 +101,80 @@ class Runs:
         }
 
     def steps(self, folder: RunFolder) -> list[Record]:
+        """Returns the records of `steps.jsonl`, the last one of each step."""
         path = folder.steps_jsonl
         return self._files.get("steps", [path], lambda: last_of_each_step(read_jsonl(path)))
 
     def points(self, folder: RunFolder) -> list[dict[str, Any]]:
-        paths = [folder.evals_jsonl, folder.events_jsonl]  # of folders before 0.5
+        """Returns the evaluations of a run as points of a curve."""
+        # Run folders of versions before 0.5 have their evaluations in events.jsonl.
+        paths = [folder.evals_jsonl, folder.events_jsonl]
         return self._files.get("evals", paths, lambda: eval_points(read_evals(folder)))
 
     def config(self, folder: RunFolder) -> Record:
+        """Returns the run's configuration as its config.yaml has it."""
         return self._files.get("config", [folder.config_yaml], folder.config)
 
     def columns(self, folder: RunFolder) -> dict[str, list[float | None]]:
-        """Every number of `steps.jsonl` under its key, an entry a step; parts of a table are `key/part`."""
-        return self._files.get("columns", [folder.steps_jsonl], lambda: _columns(self.steps(folder)))
+        """Returns each number of `steps.jsonl` by its key, with an entry for each step.
+
+        The key of a part of a table is `key/part`.
+        """
+        return self._files.get("columns", [folder.steps_jsonl], lambda: _figure_columns(self.steps(folder)))
 
     def curves(self, names: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-        """`names`: of runs. All columns that a run has, and the values of those that were asked for, with steps."""
+        """Returns the names of all columns of the runs `names`, and for each run the values of the given `columns`.
+
+        Raises ViewError for a name that is no run's. A damaged run has no values.
+        """
         known: dict[str, None] = {}
         curves = []
         for name in names:
             folder = self.folder(name)
-            own_columns, points = self.columns(folder), self.points(folder)
+            try:
+                own_columns = self.columns(folder)
+                points = self.points(folder)
+            except READING_ERRORS:
+                # The run is damaged, and its line in the table says what is wrong with it.
+                own_columns = {}
+                points = []
             known |= dict.fromkeys([*([HELD_OUT] if points else []), *own_columns])
             values = {key: own_columns[key] for key in columns if key in own_columns}
             curves.append({"run": name, "steps": own_columns.get("step", []), "values": values, "points": points})
         return {"columns": list(known), "curves": curves}
 
     def options(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The options in which the runs differ: `key` and, a run each, `values` as text."""
-        tables = [flat(self.config(self.folder(name))) for name in names]
+        """Returns the options in which the runs differ, each with its `key` and the `values` of all runs as text."""
+        tables = [flatten_record(self.config(self.folder(name))) for name in names]
         keys = dict.fromkeys(key for table in tables for key in table if not key.startswith(_NEVER_COMPARED))
-        rows = [(key, [_shown(table, key) for table in tables]) for key in keys]
+        rows = [(key, [_shorten_value(table, key) for table in tables]) for key in keys]
         return [{"key": key.replace("/", "."), "values": values} for key, values in rows if len({*values}) > 1]
 
     def stamp(self, name: str | None) -> str:
-        """Another text when there is something new: of a run, or with None of any."""
+        """Returns a text that changes when there is something new of a run, or, with None, of any run."""
         folders = self.folders() if name is None else {name: self.folder(name)}
         return str(hash(tuple(_news_of(key, folder) for key, folder in folders.items())))
 
 
 def is_run(path: Path) -> bool:
-    """One that has begun and may be entered: a folder with a config.yaml alone may be anybody's."""
+    """Tells whether a folder is a run that has begun, and that this process may enter.
+
+    A config.yaml alone makes no run, because folders of other programs may have one.
+    """
     folder = RunFolder(path)
     return folder.has_any(folder.status_json, folder.steps_jsonl)
 
 
-def _below(folder: Path, levels: int) -> Iterator[Path]:
-    """Runs, the last names first, which are times; what cannot be read has none."""
+def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
+    """Yields the runs below a folder, the last names first: names are times, so these are the newest runs.
+
+    A folder that this process may not enter is yielded, too, because it may be a run.
+    """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
     except OSError:
+        if levels < _DEEPEST:
+            yield folder
         return
     for entry in entries:
         if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
@@ -139,11 +183,11 @@ def _below(folder: Path, levels: int) -> Iterator[Path]:
         if is_run(path):
             yield path
         elif levels > 1:
-            yield from _below(path, levels - 1)
+            yield from _runs_below(path, levels - 1)
 
 
 def _news_of(name: str, folder: RunFolder) -> tuple[object, ...]:
-    """The heartbeat alone is no news."""
+    """Returns what changes when there is something new in a run; a new heartbeat alone is no news."""
     status = folder.status()
     state = (status.status.value, status.step, folder.is_locked()) if status else None
     newest = None
@@ -152,14 +196,16 @@ def _news_of(name: str, folder: RunFolder) -> tuple[object, ...]:
     return name, state, newest, *map(stamp_of, (folder.steps_jsonl, folder.evals_jsonl, folder.summary_json))
 
 
-def _columns(steps: Sequence[Record]) -> dict[str, list[float | None]]:
-    numbers = [figures(step) for step in steps]
+def _figure_columns(steps: Sequence[Record]) -> dict[str, list[float | None]]:
+    numbers = [numeric_figures(step) for step in steps]
     keys = dict.fromkeys(key for step in numbers for key in step)
     return {key: [step.get(key) for step in numbers] for key in keys}
 
 
-def _shown(table: Record, key: str) -> str:
+def _shorten_value(table: Record, key: str) -> str:
     if key not in table:
         return "–"
     text = str(table[key])
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} …"
+    if len(text) <= _SHOWN_CHARS:
+        return text
+    return f"{text[:_SHOWN_CHARS]} …"

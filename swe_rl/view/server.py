@@ -1,4 +1,4 @@
-"""The server behind `job=view`: a page, its scripts, and the data of runs as JSON.
+"""This module is the server behind `job=view`: it serves a page, its scripts, and the data of runs as JSON.
 
 Invariants:
 - It answers this machine alone: it listens on loopback, and a request for another host's name (DNS rebinding) is
@@ -25,21 +25,23 @@ from swe_rl.errors import SweRlError, UserError
 from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
 from swe_rl.logger.disk import Redactor, encode_json, read_file
-from swe_rl.view.answers import Answer, Answers, answered
+from swe_rl.view.answers import Answer, Answers, guard_answer
 from swe_rl.view.files import ViewError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-REPORT_SCRIPTS = ("charts.js", "viewer.js", "timeline.js", "timeline_load.js", "page.js")
+# The page loads these scripts, those of the report first.
+REPORT_SCRIPTS = ("charts.js", "viewer.js", "page.js")
 VIEW_SCRIPTS = ("overview.js", "run.js", "trajectory.js", "view.js")
-_SCRIPT, _STYLE = "text/javascript", "text/css"
+_SCRIPT = "text/javascript"
+_STYLE = "text/css"
 _ASSETS = {
     **dict.fromkeys(REPORT_SCRIPTS, ("swe_rl.report", _SCRIPT)),
     **dict.fromkeys(VIEW_SCRIPTS, ("swe_rl.view", _SCRIPT)),
     "page.css": ("swe_rl.report", _STYLE),
-    "timeline.css": ("swe_rl.report", _STYLE),
     "print.css": ("swe_rl.report", _STYLE),
     "view.css": ("swe_rl.view", _STYLE),
 }
+# What agents wrote must run no script, so the page may load from this server alone, and nothing may embed it.
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -48,12 +50,17 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+# A browser may keep a connection open; the end of the server waits no longer than this for it.
 _SHUTDOWN_S = 1.0
+# A timeline is sent in pieces of so many events, so that a large one is never whole in memory.
 _EVENTS_A_PIECE = 2000
 
 
 class ViewServer:
-    """A context manager. `port`: 0 for any free one. Raises UserError where it cannot listen."""
+    """This server is a context manager that listens for the time of its block; a `port` of 0 is any free one.
+
+    Entering it raises UserError where it cannot listen.
+    """
 
     def __init__(self, root: Path, port: int = 0) -> None:
         self.port = port
@@ -64,12 +71,13 @@ class ViewServer:
 
     @property
     def url(self) -> str:
+        """Returns the address of the page with the token, as a user opens it."""
         return f"http://{LOOPBACK}:{self.port}/?token={self.token}"
 
     async def __aenter__(self) -> Self:
-        app = web.Application(middlewares=[_answered(self._is_allowed)])
+        app = web.Application(middlewares=[_make_middleware(self._is_allowed)])
         app.router.add_get("/", self._page)
-        app.router.add_get("/static/{name}", _asset)
+        app.router.add_get("/static/{name}", _serve_asset)
         app.router.add_get("/grade_log", self._grade_log)
         app.router.add_get("/trace", self._trace)
         for name, answer in self._answers.by_name.items():
@@ -92,7 +100,8 @@ class ViewServer:
 
     @property
     def _cookie(self) -> str:
-        return f"swe_rl_view_{self.port}"  # browsers send a host's cookies to all of its ports
+        # Browsers send a host's cookies to all of its ports, so the name has to tell several servers apart.
+        return f"swe_rl_view_{self.port}"
 
     def _is_allowed(self, request: web.Request) -> bool:
         brought = request.cookies.get(self._cookie)
@@ -104,27 +113,30 @@ class ViewServer:
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if "token" not in request.query:
             return web.Response(text=_text_of("swe_rl.view", "view.html"), content_type="text/html")
-        answer = web.Response(status=302, headers={"Location": "/"})  # so that the token is in no history
+        # The browser is sent on to an address without the token, so that the token is in no history.
+        answer = web.Response(status=302, headers={"Location": "/"})
         answer.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
         return answer
 
     def _json(self, answer: Answer) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
-            body = await asyncio.to_thread(answered, lambda: self._redactor.json(encode_json(answer(_asked(request)))))
+            body = await asyncio.to_thread(
+                guard_answer, lambda: self._redactor.json(encode_json(answer(_query_lists(request))))
+            )
             return web.Response(body=body, content_type="application/json")
 
         return handler
 
     async def _grade_log(self, request: web.Request) -> web.StreamResponse:
         def text() -> str:
-            path = self._answers.grade_log(_asked(request))
+            path = self._answers.grade_log(_query_lists(request))
             return self._redactor.text(read_file(path).decode(errors="replace"))
 
-        return web.Response(text=await asyncio.to_thread(answered, text), content_type="text/plain")
+        return web.Response(text=await asyncio.to_thread(guard_answer, text), content_type="text/plain")
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        """The timeline for Perfetto, as a file to save; of a large run in pieces."""
-        name, pieces = await asyncio.to_thread(answered, lambda: self._answers.trace(_asked(request)))
+        """Answers with the timeline for Perfetto as a file to save, which is sent in pieces."""
+        name, pieces = await asyncio.to_thread(guard_answer, lambda: self._answers.trace(_query_lists(request)))
         answer = web.StreamResponse(headers=_HEADERS | {"Content-Disposition": f'attachment; filename="{name}"'})
         answer.content_type = "application/json"
         await answer.prepare(request)
@@ -133,16 +145,20 @@ class ViewServer:
         return answer
 
 
-def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
-    """Who may not ask is refused before anything is looked at; what goes wrong is one sentence as plain text."""
+def _make_middleware(is_allowed: Callable[[web.Request], bool]) -> Any:
+    """Returns the middleware around all handlers.
+
+    It refuses who may not ask before anything is looked at, and answers with one sentence as plain text where something
+    goes wrong.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         answer: web.StreamResponse
         if not _is_here(request.host):
-            answer = _said(403, "This server answers to this machine's own names only (127.0.0.1, localhost).")
+            answer = _text_response(403, "This server answers to this machine's own names only (127.0.0.1, localhost).")
         elif not is_allowed(request):
-            answer = _said(
+            answer = _text_response(
                 403,
                 "This page needs its token: open the whole address that job=view printed. Each start has another one.",
             )
@@ -150,11 +166,11 @@ def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
             try:
                 answer = await handler(request)
             except ViewError as error:
-                answer = _said(error.status, str(error))
+                answer = _text_response(error.status, str(error))
             except (SweRlError, OSError) as error:
-                answer = _said(500, str(error))
+                answer = _text_response(500, str(error))
             except web.HTTPException as error:
-                answer = _said(error.status, error.reason)
+                answer = _text_response(error.status, error.reason)
         if not answer.prepared:
             answer.headers.update(_HEADERS)
         return answer
@@ -162,15 +178,15 @@ def _answered(is_allowed: Callable[[web.Request], bool]) -> Any:
     return middleware
 
 
-def _asked(request: web.Request) -> dict[str, list[str]]:
+def _query_lists(request: web.Request) -> dict[str, list[str]]:
     return {key: request.query.getall(key) for key in request.query}
 
 
-def _said(status: int, text: str) -> web.Response:
+def _text_response(status: int, text: str) -> web.Response:
     return web.Response(status=status, text=f"{text}\n", content_type="text/plain")
 
 
-async def _asset(request: web.Request) -> web.StreamResponse:
+async def _serve_asset(request: web.Request) -> web.StreamResponse:
     name = request.match_info["name"]
     if name not in _ASSETS:
         raise web.HTTPNotFound
@@ -183,7 +199,7 @@ def _text_of(package: str, name: str) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """With any port: a tunnel (ssh -L) may begin at another one."""
+    """Tells whether a request names this machine, with any port, because a tunnel (ssh -L) may begin at another one."""
     try:
         return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tokens of a trajectory: its rows as they were trained, from `rows/` of its step or from `traces.db`, with their text.
+"""This module shows a trajectory's rows as they were trained, token by token, from `rows/` or from `traces.db`.
 
 Invariants:
 - The trace store is opened for reading only: nothing is made, brought up to a version or written to.
@@ -18,8 +18,8 @@ from swe_rl.config.schema import ModelConfig
 from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.trace import Trace, TraceStoreError
 from swe_rl.logger.folder import RunFolder
-from swe_rl.model.load import ModelError, locate
-from swe_rl.rollout.rows import RowError, traced_rows, weighed
+from swe_rl.model.load import ModelError, locate_model
+from swe_rl.rollout.rows import RowError, traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile
@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Record = Mapping[str, Any]
-MOST_TOKENS = 4000  # of a page
-_MOST_PROMPT_TOKENS = 20_000  # shown of a prompt
-_TURN, _END = "<|im_start|>", "<|im_end|>"
+MOST_TOKENS = 4000  # A page has so many tokens at most.
+_MOST_PROMPT_TOKENS = 20_000  # So many tokens of a prompt are shown, and the number of the others is said.
+# Chat templates of the ChatML kind begin and end a message with these texts.
+_TURN = "<|im_start|>"
+_END = "<|im_end|>"
+# UTF-8 has at most four bytes for a character, so a token that does not end one waits for three others at most.
 _BYTES_OF_A_CHARACTER = 4
 _BY_TRAINER = "The trainer computed the advantages; they are not kept. "
 
@@ -39,9 +42,9 @@ _BY_TRAINER = "The trainer computed the advantages; they are not kept. "
 def token_page(
     folder: RunFolder, config: Record, record: Record, place: int, start: int, trained_in: int | None = None
 ) -> dict[str, Any]:
-    """`MOST_TOKENS` tokens of the row `place` from `start` on; None where a token has no such value.
+    """Returns at most `MOST_TOKENS` tokens of the row `place`, from `start` on, each with its values.
 
-    Raises ViewError.
+    A value is None where a token has none. Raises ViewError where the run kept no tokens, or there is no such row.
     """
     rows, source = rows_of(folder, record, trained_in)
     if not 0 <= place < len(rows):
@@ -52,9 +55,10 @@ def token_page(
     mask = row.loss_mask[part].tolist()
     first = int(row.loss_mask[: part.start].sum())
     ids = row.token_ids[part].tolist()
-    text, by_trainer = _Text.of(config), _algo(config).get("advantage") in FOUND_BY_TRAINER
+    text = _Text.of(config)
+    by_trainer = _algo_config(config).get("advantage") in FOUND_BY_TRAINER
     return {
-        "rows": [_described(each, config) for each in rows],
+        "rows": [_describe_row(each, config) for each in rows],
         "row": place,
         "start": part.start,
         "total": len(row.token_ids),
@@ -63,26 +67,30 @@ def token_page(
         "ids": ids,
         "texts": text.of_tokens(ids),
         "sampled": mask,
-        "logprobs": _where(mask, row.rollout_logprobs, part),
-        "advantages": _spread([] if by_trainer else row.advantage.tolist(), mask, first),
-        "versions": _spread(row.weight_versions.tolist(), mask, first),
+        "logprobs": _values_where_sampled(mask, row.rollout_logprobs, part),
+        "advantages": _spread_sampled([] if by_trainer else row.advantage.tolist(), mask, first),
+        "versions": _spread_sampled(row.weight_versions.tolist(), mask, first),
     }
 
 
 def prompt_of(folder: RunFolder, config: Record, record: Record, trained_in: int | None = None) -> dict[str, Any]:
-    """What the model read before its first reply: `messages` with `role` and `text`. Raises ViewError."""
+    """Returns what the model read before its first reply, as `messages` with `role` and `text`.
+
+    Raises ViewError where the trajectory has no row, or the run kept no tokens.
+    """
     rows, _ = rows_of(folder, record, trained_in)
     if not rows:
         raise ViewError("The trajectory has no row: the model sampled nothing that counts.")
     before = int(rows[0].loss_mask.argmax()) if rows[0].loss_mask.any() else len(rows[0].token_ids)
     text = _Text.of(config)
     whole = text.joined(rows[0].token_ids[: min(before, _MOST_PROMPT_TOKENS)].tolist())
-    said = [_message(part) for part in whole.split(_TURN)]
-    messages = [message for message in said if message["text"]]  # the last one is the model's to say
+    said = [_parse_message(part) for part in whole.split(_TURN)]
+    # The last message is empty, because there the model's reply begins.
+    messages = [message for message in said if message["text"]]
     return {"messages": messages, "tokens": before, "left_out": max(0, before - _MOST_PROMPT_TOKENS), "note": text.note}
 
 
-def _message(part: str) -> dict[str, str]:
+def _parse_message(part: str) -> dict[str, str]:
     role, newline, said = part.partition("\n")
     if not newline or len(role) > 20:
         return {"role": "", "text": part.strip()}
@@ -90,9 +98,12 @@ def _message(part: str) -> dict[str, str]:
 
 
 def rows_of(folder: RunFolder, record: Record, trained_in: int | None = None) -> tuple[list[Row], str]:
-    """Of a trajectory's record, with the file that they are from. `trained_in`: the step that trained it; None: that of
-    its name, which is another one where groups flow. Raises ViewError."""
-    trajectory = _trajectory(record)
+    """Returns the rows of a trajectory's record, with the name of the file that they are from.
+
+    `trained_in` is the step that trained it. None stands for the step in the trajectory's name, which is another one in
+    `rollout.mode=stream`. Raises ViewError where the run has not kept the tokens.
+    """
+    trajectory = _parse_trajectory(record)
     kept = folder.rows(trajectory.step if trained_in is None else trained_in)
     if kept.is_file() and not trajectory.split.startswith("eval"):
         try:
@@ -108,13 +119,13 @@ def rows_of(folder: RunFolder, record: Record, trained_in: int | None = None) ->
             "two checkpoints cover their step, and an attempt that sampled nothing has none."
         )
     try:
-        return weighed(traced_rows(trajectory, traces), [trajectory]), folder.traces_db.name
+        return with_current_advantages(traced_rows(trajectory, traces), [trajectory]), folder.traces_db.name
     except RowError as error:
         raise ViewError(f"The traces make no row: {error}.") from error
 
 
 def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
-    """Those that are committed; none without a file. Raises ViewError."""
+    """Returns the committed traces of a session, and none without a file. Raises ViewError for an unreadable file."""
     if not folder.traces_db.is_file():
         return []
     try:
@@ -123,63 +134,75 @@ def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
         raise ViewError(str(error)) from error
 
 
-def _trajectory(record: Record) -> Trajectory:
+def _parse_trajectory(record: Record) -> Trajectory:
     try:
         return Trajectory.from_record(record)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ViewError(f"The trajectory's record is of another version: {error}.") from error
 
 
-def _described(row: Row, config: Record) -> dict[str, Any]:
+def _describe_row(row: Row, config: Record) -> dict[str, Any]:
     return {"tokens": len(row.token_ids), "sampled": row.sampled_tokens, "in_loss": in_loss(row, config)}
 
 
 def in_loss(row: Row, config: Record) -> bool:
-    """As `trainer/minibatch` has it, without torch: by its advantages, or where they do not decide."""
-    algo = _algo(config)
+    """Tells whether the loss counts a row.
+
+    The row's advantages decide, unless the loss has a term that needs none, or the trainer itself finds the advantages.
+    `trainer/minibatch` decides in the same way, but it needs torch.
+    """
+    algo = _algo_config(config)
     by_kl = bool(algo.get("kl_coef")) and algo.get("kl_in") == KlPlace.loss
     counts = by_kl or algo.get("entropy_coef") or algo.get("balance_coef") or algo.get("advantage") in FOUND_BY_TRAINER
     return row.trained and (row.teaches or bool(counts))
 
 
-def _algo(config: Record) -> Record:
+def _algo_config(config: Record) -> Record:
     algo = config.get("algo")
     return algo if isinstance(algo, Mapping) else {}
 
 
-def _where(mask: Sequence[bool], values: Logprobs | None, part: slice) -> list[float | None]:
+def _values_where_sampled(mask: Sequence[bool], values: Logprobs | None, part: slice) -> list[float | None]:
     if values is None:
         return [None] * len(mask)
     return [value if sampled else None for value, sampled in zip(values[part].tolist(), mask, strict=True)]
 
 
-def _spread(values: Sequence[Any], mask: Sequence[bool], first: int) -> list[Any]:
-    """What sampled tokens have, at their places; `first`: the number of the first one in `values`."""
+def _spread_sampled(values: Sequence[Any], mask: Sequence[bool], first: int) -> list[Any]:
+    """Returns the values of sampled tokens at these tokens' places, and None at the places of all other tokens.
+
+    `first` is the index in `values` of the first sampled token.
+    """
     left = iter(values[first:])
     return [next(left, None) if sampled else None for sampled in mask]
 
 
 class _Text:
-    """Ids to text; `note` says why there is none."""
+    """This turns token ids into text; where it cannot, it shows the ids, and `note` says why."""
 
     def __init__(self, tokenizer: "Tokenizer | None", note: str = "") -> None:
-        self._tokenizer, self.note = tokenizer, note
+        self._tokenizer = tokenizer
+        self.note = note
 
     @classmethod
     def of(cls, config: Record) -> "_Text":
+        """Returns the text of the model that a run's configuration names."""
         model = config.get("model")
         facts = model if isinstance(model, Mapping) else {}
-        path, revision = facts.get("path"), facts.get("revision")
+        path = facts.get("path")
+        revision = facts.get("revision")
         if not isinstance(path, str):
             return cls(None, "config.yaml names no model, so tokens are shown by their ids.")
-        return _loaded(path, revision if isinstance(revision, str) else None)
+        return _load_tokenizer(path, revision if isinstance(revision, str) else None)
 
     def joined(self, ids: Sequence[int]) -> str:
+        """Returns the text of all tokens together."""
         if self._tokenizer is None:
             return " ".join(map(str, ids))
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def of_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Returns a text for each token; where several make one character, the last one has the character."""
         texts: list[str] = []
         waiting: list[int] = []
         for token_id in ids:
@@ -194,26 +217,30 @@ class _Text:
 
 
 @lru_cache(8)
-def _loaded(path: str, revision: str | None) -> _Text:
+def _load_tokenizer(path: str, revision: str | None) -> _Text:
     try:
-        place = Path(locate(ModelConfig(path=path))) / "tokenizer.json"
+        place = Path(locate_model(ModelConfig(path=path))) / "tokenizer.json"
     except ModelError as error:
         return _Text(None, str(error))
     if not place.is_file():
-        place = _cached(path, revision) or place
+        place = _find_cached(path, revision) or place
     try:
         from tokenizers import Tokenizer
 
         return _Text(Tokenizer.from_file(str(place)))
-    except Exception as error:  # tokenizers raises Exception itself
+    except Exception as error:
+        # The library tokenizers raises plain Exception for a file that it cannot read.
         return _Text(None, f"Tokens are shown by their ids: the tokenizer of {path} is not on this machine ({error}).")
 
 
-def _cached(path: str, revision: str | None) -> Path | None:
+def _find_cached(path: str, revision: str | None) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
 
         found_path = try_to_load_from_cache(path, "tokenizer.json", revision=revision)
-    except (ImportError, ValueError):  # no name of the hub's
+    except (ImportError, ValueError):
+        # The package is not installed, or the path is no name that the hub could have.
         return None
-    return Path(found_path) if isinstance(found_path, str) else None
+    if isinstance(found_path, str):
+        return Path(found_path)
+    return None

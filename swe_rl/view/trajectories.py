@@ -1,4 +1,4 @@
-"""All trajectories of a run: a table of each step or evaluation, and the records behind it.
+"""This module lists all trajectories of a run, in a table of each step or evaluation, and finds the records behind it.
 
 Invariants:
 - Of a file a line's place and a few facts are kept, never its text; what a file has gained is read from there on. At
@@ -17,21 +17,35 @@ from typing import Any, BinaryIO
 
 from swe_rl.logger.disk import decode_json, encode_json, open_file
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import parsed
+from swe_rl.logger.jsonl import parse_object
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory
 from swe_rl.view.files import ViewError, stamp_of
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
 PAGE_ROWS = 100
-_MOST_PAGE_ROWS = 1000
-_SCAN_BYTES = 200_000_000  # about a second
-_KEPT_ROWS = 200_000
+_MOST_PAGE_ROWS = 1000  # A query that asks for more rows gets so many.
+_SCAN_BYTES = 200_000_000  # To read so much takes about a second.
+_KEPT_ROWS = 200_000  # So many rows stay in memory; the sets that were used last are kept.
+# These facts of each record are kept in memory, and they are the columns of the table.
 _FACTS = (
-    *("trajectory_id", "instance_id", "group_id", "sample", "attempt", "status", "reward", "advantage", "trained"),
-    *("num_calls", "sampled_tokens", "response_tokens", "prefix_breaks", "superseded_tokens"),
+    "trajectory_id",
+    "instance_id",
+    "group_id",
+    "sample",
+    "attempt",
+    "status",
+    "reward",
+    "advantage",
+    "trained",
+    "num_calls",
+    "sampled_tokens",
+    "response_tokens",
+    "prefix_breaks",
+    "superseded_tokens",
 )
 SORTABLE = frozenset({*_FACTS, "num_turns", "agent_s"})
+# These are the filters by reward, by their name in the address.
 REWARDS: dict[str, Callable[[Any], bool]] = {
     "": lambda reward: True,
     "positive": lambda reward: isinstance(reward, int | float) and reward > 0,
@@ -42,9 +56,12 @@ REWARDS: dict[str, Callable[[Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """`text` is looked for in everything that a record says; `instance` in its instance's name."""
+    """This says which trajectories are wanted.
 
-    set_name: str = ""  # "": all, the newest step first
+    `text` is looked for in everything that a record says, and `instance` in its instance's name.
+    """
+
+    set_name: str = ""  # An empty name stands for all sets, the newest step first.
     instance: str = ""
     status: str = ""
     reward: str = ""
@@ -52,23 +69,23 @@ class Query:
     sort: str = ""
     descending: bool = False
     offset: int = 0
-    cursor: str = ""  # of a page of all sets: where it begins
+    cursor: str = ""  # Here a page of all sets begins.
     rows: int = PAGE_ROWS
 
 
 @dataclass(slots=True)
 class _Set:
-    """One file's lines, as far as they were read. `places`: offset and length of each row's line in bytes."""
+    """This holds what was read of one file; `places` has the offset and length in bytes of each row's line."""
 
     path: Path
     stamp: tuple[int, int, int] | None = None
     read_bytes: int = 0
-    last: tuple[int, int] = (0, 0)  # the last line that was read: its length in bytes, and its hash
+    last: tuple[int, int] = (0, 0)  # These are the length in bytes and the hash of the last line that was read.
     rows: list[Row] = field(default_factory=list)
     places: list[tuple[int, int]] = field(default_factory=list)
 
     def update(self) -> int:
-        """Returns how many bytes it read."""
+        """Reads what the file has gained, or all of it where it was begun anew. Returns how many bytes it read."""
         stamp = stamp_of(self.path)
         if stamp == self.stamp:
             return 0
@@ -83,29 +100,38 @@ class _Set:
             file.seek(before)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # its writer is not done
+                    # The writer of this line is not done; the next update reads it whole.
+                    break
                 self._add(line)
         return self.read_bytes - before
 
     def _goes_on(self, file: BinaryIO) -> bool:
-        """Whether it has what was read of it. A resumed run begins a step's file anew, often with the inode of the one
-        that was removed."""
+        """Tells whether the file still has the last line that was read of it.
+
+        A resumed run begins a step's file anew, often with the inode of the one that was removed.
+        """
         length, known = self.last
         file.seek(self.read_bytes - length)
-        return hash(file.read(length)) == known if length else True
+        if length:
+            return hash(file.read(length)) == known
+        return True
 
     def _forget(self) -> None:
-        self.read_bytes, self.last, self.rows, self.places = 0, (0, 0), [], []
+        self.read_bytes = 0
+        self.last = (0, 0)
+        self.rows = []
+        self.places = []
 
     def _add(self, line: bytes) -> None:
         place = (self.read_bytes, len(line))
         self.read_bytes += len(line)
         self.last = (len(line), hash(line))
-        if (record := parsed(line)) is not None:
-            self.rows.append(_row(record))
+        if (record := parse_object(line)) is not None:
+            self.rows.append(_make_row(record))
             self.places.append(place)
 
     def lines(self, indices: list[int]) -> Iterator[bytes]:
+        """Yields the lines of the rows with these indices."""
         if not indices:
             return
         with open_file(self.path) as file:
@@ -115,7 +141,7 @@ class _Set:
                 yield file.read(length)
 
 
-def _record(line: bytes, set_name: str) -> Record:
+def _parse_line(line: bytes, set_name: str) -> Record:
     try:
         record: Record = decode_json(line)
     except ValueError as error:
@@ -123,59 +149,70 @@ def _record(line: bytes, set_name: str) -> Record:
     return record
 
 
-def _row(record: Record) -> Row:
-    turns, times_s = record.get("turns"), record.get("times_s")
+def _make_row(record: Record) -> Row:
+    turns = record.get("turns")
+    times_s = record.get("times_s")
     facts = {key: record.get(key) for key in _FACTS}
     agent_s = times_s.get("agent") if isinstance(times_s, Mapping) else None
     return facts | {"num_turns": len(turns) if isinstance(turns, list) else 0, "agent_s": agent_s}
 
 
 class Trajectories:
-    """Of all runs that are looked at; safe for several threads. Raises ViewError."""
+    """This knows the trajectories of all runs that are looked at. Several threads may use it at once.
+
+    Its methods raise ViewError for what the run does not have.
+    """
 
     def __init__(self) -> None:
         self._sets: OrderedDict[Path, _Set] = OrderedDict()
         self._lock = Lock()
 
     def sets(self, folder: RunFolder) -> list[str]:
-        """Names of those on disk: evaluations, then steps, the newest first."""
+        """Returns the names of the sets on disk: first the evaluations, then the steps, each with the newest first."""
         files = files_of(folder)
         return [files[kind][step].stem for kind in ("eval", "step") for step in sorted(files[kind], reverse=True)]
 
     def page(self, folder: RunFolder, query: Query) -> dict[str, Any]:
-        """`rows`, and of one set `total` and `statuses`; of all sets `cursor`, None at the end."""
+        """Returns a page with `rows`.
+
+        A page of one set has `total` and `statuses`, too. A page of all sets has the `cursor` of the next page, which
+        is None at the end. Raises ViewError for an unknown filter or order.
+        """
         if query.reward not in REWARDS or (query.sort and query.sort not in SORTABLE):
             raise ViewError("There is no such filter or order.", 400)
         with self._lock:
-            return self._set_page(folder, query) if query.set_name else self._page_of_all(folder, query)
+            if query.set_name:
+                return self._set_page(folder, query)
+            return self._page_of_all(folder, query)
 
     def record(self, folder: RunFolder, set_name: str, trajectory_id: str) -> Record:
+        """Returns the last record of a trajectory. Raises ViewError where there is none."""
         with self._lock:
             known, _ = self._set(folder, set_name)
             indices = [i for i, row in enumerate(known.rows) if row["trajectory_id"] == trajectory_id]
             for line in known.lines(indices[-1:]):
-                return _record(line, set_name)
+                return _parse_line(line, set_name)
         raise ViewError(f"There is no trajectory {trajectory_id!r} in {set_name}.")
 
     def trajectory(self, folder: RunFolder, set_name: str, trajectory_id: str) -> dict[str, Any]:
-        """All of it, in the shape of the report's viewer."""
+        """Returns the whole trajectory in the shape that the report's viewer takes. Raises ViewError."""
         record = self.record(folder, set_name, trajectory_id)
         shown = whole_trajectory(record) | {"group_id": str(record.get("group_id")), "set": set_name}
         return shown | {"grade_file": None, "has_grade_file": grade_file(folder, record) is not None}
 
     def group(self, folder: RunFolder, set_name: str, group_id: str) -> list[dict[str, Any]]:
-        """Its trajectories in order of samples, then attempts."""
+        """Returns a group's trajectories in order of samples, then attempts. Raises ViewError where there are none."""
         with self._lock:
             known, _ = self._set(folder, set_name)
             indices = [i for i, row in enumerate(known.rows) if row["group_id"] == group_id]
-            records = [_record(line, set_name) for line in known.lines(indices)]
+            records = [_parse_line(line, set_name) for line in known.lines(indices)]
         if not records:
             raise ViewError(f"There is no group {group_id!r} in {set_name}.")
-        ordered = sorted(records, key=lambda record: [_order(record.get(key)) for key in ("sample", "attempt")])
+        ordered = sorted(records, key=lambda record: [_sort_key(record.get(key)) for key in ("sample", "attempt")])
         return [whole_trajectory(record) | {"set": set_name} for record in ordered]
 
     def grade_log(self, folder: RunFolder, set_name: str, trajectory_id: str) -> Path:
-        """The whole log of its grading."""
+        """Returns the file with the whole log of a trajectory's grading. Raises ViewError where the run kept none."""
         name = grade_file(folder, self.record(folder, set_name, trajectory_id))
         path = folder.path / name if name else None
         if path is None or not path.resolve().is_relative_to(folder.path.resolve()):
@@ -183,7 +220,7 @@ class Trajectories:
         return path
 
     def _set(self, folder: RunFolder, name: str) -> tuple[_Set, int]:
-        """With how many bytes had to be read for it."""
+        """Returns a set as it is on disk now, and how many bytes had to be read for that. Raises ViewError."""
         paths = (path for files in files_of(folder).values() for path in files.values())
         path = next((path for path in paths if path.stem == name), None)
         if path is None or path.is_symlink():
@@ -197,12 +234,12 @@ class Trajectories:
 
     def _set_page(self, folder: RunFolder, query: Query) -> dict[str, Any]:
         known, _ = self._set(folder, query.set_name)
-        matching, _ = _matching(known, query)
+        matching, _ = _find_matching(known, query)
         statuses: dict[str, int] = {}
         for row in known.rows:
             statuses[str(row["status"])] = statuses.get(str(row["status"]), 0) + 1
         if query.sort:
-            matching.sort(key=lambda index: _order(known.rows[index][query.sort]), reverse=query.descending)
+            matching.sort(key=lambda index: _sort_key(known.rows[index][query.sort]), reverse=query.descending)
         shown = matching[query.offset : query.offset + min(query.rows, _MOST_PAGE_ROWS)]
         rows = [known.rows[index] | {"set": query.set_name} for index in shown]
         return {"rows": rows, "total": len(matching), "of": len(known.rows), "statuses": statuses, "cursor": None}
@@ -213,12 +250,13 @@ class Trajectories:
         names = names[names.index(begin) :] if begin in names else names
         skip = int(skipped) if skipped.isdecimal() and len(skipped) <= 9 else 0
         rows: list[Row] = []
-        most, read_bytes = min(query.rows, _MOST_PAGE_ROWS), 0
+        most = min(query.rows, _MOST_PAGE_ROWS)
+        read_bytes = 0
         for name in names:
             if read_bytes >= _SCAN_BYTES:
                 return {"rows": rows, "cursor": f"{name}:0"}
             known, gained_bytes = self._set(folder, name)
-            matching, searched_bytes = _matching(known, query)
+            matching, searched_bytes = _find_matching(known, query)
             read_bytes += gained_bytes + searched_bytes
             taken = matching[skip : skip + most - len(rows)]
             rows += [known.rows[index] | {"set": name} for index in taken]
@@ -228,9 +266,10 @@ class Trajectories:
         return {"rows": rows, "cursor": None}
 
 
-def _matching(known: _Set, query: Query) -> tuple[list[int], int]:
-    """Indices of rows, and how many bytes were searched for them."""
-    instance, is_wanted = query.instance.lower(), REWARDS[query.reward]
+def _find_matching(known: _Set, query: Query) -> tuple[list[int], int]:
+    """Returns the indices of the rows that match a query, and how many bytes were searched for them."""
+    instance = query.instance.lower()
+    is_wanted = REWARDS[query.reward]
     indices = [
         index
         for index, row in enumerate(known.rows)
@@ -245,8 +284,10 @@ def _matching(known: _Set, query: Query) -> tuple[list[int], int]:
     return [index for index, line in lines if needle in line.lower()], sum(len(line) for _, line in lines)
 
 
-def _order(value: Any) -> tuple[int, int | float, str]:
-    """Nothing, then numbers, then text."""
+def _sort_key(value: Any) -> tuple[int, int | float, str]:
+    """Returns a key for sorting that puts None first, then numbers, then texts."""
     if value is None:
         return 0, 0, ""
-    return (1, value, "") if isinstance(value, int | float) else (2, 0, str(value))
+    if isinstance(value, int | float):
+        return (1, value, "")
+    return (2, 0, str(value))

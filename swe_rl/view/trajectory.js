@@ -24,7 +24,7 @@ async function trajectoryPage(at) {
     crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set))),
     el("p", { class: "doors" }, ...beside, anchor("tokens", { run, set, trajectory: id, tokens: "0" }, { class: "door" }),
       anchor("its group side by side", { run, set, group: one.group_id }, { class: "door" }),
-      set.startsWith("step") ? anchor("timeline", { run, timeline: "1", step: Number(set.slice(5)) }, { class: "door" }) : null, log),
+      set.startsWith("step") ? traceLink("timeline of the step", run, Number(set.slice(5))) : null, log),
     el("article", { class: "detail" }, ...conversationWith(promptView(prompt), one)),
   ];
 }

@@ -41,7 +41,6 @@ const PAGES = [
   ["trajectory", trajectoryPage],
   ["group", groupPage],
   ["list", listPage],
-  ["timeline", timelinePage],
   ["run", runPage],
 ];
 
@@ -92,8 +91,7 @@ function say(text) {
 async function poll() {
   try {
     const { stamp } = await ask("stamp", { run: place().get("run") });
-    const kept = place().has("timeline");  // whoever has zoomed in is not thrown out
-    if (shownStamp !== null && stamp !== shownStamp && !kept) await render();
+    if (shownStamp !== null && stamp !== shownStamp) await render();
     say(null);
   } catch (error) {
     say(error instanceof TypeError ? "job=view has ended: what is shown is no longer fresh." : error.message);

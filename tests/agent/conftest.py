@@ -1,5 +1,6 @@
 """A client that waits for nothing, and attempts through the real gateway in real sandboxes."""
 
+import os
 import random
 import shutil
 import sys
@@ -165,5 +166,11 @@ class Installed:
         """Which sees the packages."""
         assert self.path
         packages = [folder for folder in self.path.resolve().parents if folder.name == "node_modules"]
-        mounts = () if packages[-1].is_relative_to(sys.prefix) else (f"{packages[-1]}:{packages[-1]}",)
+        folders = [packages[-1]]
+        link = self.path
+        while link.is_symlink():  # it may lead to another folder of programs before it leads to the package
+            folders.append(link.parent)
+            link = Path(os.path.normpath(link.parent / link.readlink()))
+        outside = sorted({str(folder) for folder in folders if not folder.is_relative_to(sys.prefix)})
+        mounts = tuple(f"{folder}:{folder}" for folder in outside)
         return SandboxConfig(memory_gb=16.0, max_processes=256, mounts=mounts)

@@ -107,12 +107,18 @@ async def test_a_command_in_between_forgives_format_errors(client: ChatClient):
     assert result.exit is Exit.SUBMITTED
 
 
-async def test_a_reply_cut_by_its_length_is_a_format_error_unless_the_block_is_closed(client: ChatClient):
+async def test_of_a_reply_cut_by_its_length_a_closed_block_is_run_and_an_open_one_is_said_to_be_cut(client: ChatClient):
+    """The model wrote nothing wrong: told of a wrong form, it would write the same again."""
     cut = FakeReply("```bash\nls", finish_reason="length")
     closed = FakeReply(block("ls") + "\nand th", finish_reason="length")
-    result, _, commands = await run(client, replies(cut, closed, block("submit")))
-    assert [turn.format_error for turn in result.turns] == [True, False, False]
+    result, _, commands = await run(client, replies(cut, closed, "words", block("submit")))
+    assert [turn.format_error for turn in result.turns] == [True, False, True, False]
     assert commands == ["ls"]
+    tokens = result.turns[0].cut_tokens
+    assert tokens > 0 and f"cut at {tokens} tokens" in result.turns[0].observation
+    assert result.messages[3]["content"] == result.turns[0].observation and "was run" in result.messages[3]["content"]
+    assert [bool(turn.cut_tokens) for turn in result.turns] == [True, True, False, False]
+    assert result.turns[2].observation == FORMAT_REMINDER
 
 
 async def test_context_overflow(client: ChatClient):

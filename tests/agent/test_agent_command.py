@@ -87,3 +87,49 @@ def test_a_long_line_takes_no_square_of_its_time():
     began_s = time.process_time()
     assert parse_command("```" + " " * 300_000 + "!").error is FormatError.no_block
     assert time.process_time() - began_s < 5.0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "```bash\ncat > a.md <<'END'\n# A\n```python\nx = 1\n```\nmore\nEND\n```",
+        "```bash\ncat > a.md <<'END'\n# A\n```\nx = 1\n```\nmore\nEND\n```",
+        "```bash\ncat > a.md <<-END\n\t```\n```\nx = 1\n```\n\tEND\n```",
+        "```bash\nls\n```\nIt says:\n```",
+    ],
+)
+def test_a_command_with_fences_of_its_own_is_never_cut(message: str):
+    assert parse_command(message).error is FormatError.unclosed_block
+
+
+def test_a_whole_document_beside_another_block():
+    document = "cat > a <<END\nx\nEND"
+    assert parse_command(f"```bash\n{document}\n```\nIt makes:\n```\nx\n```").command == document
+    assert parse_command("```bash\necho $((1<<two))\n```\n```\nx\n```").error is FormatError.unclosed_block
+
+
+@pytest.mark.parametrize("command", ["grep -n '</think>' a.py", "cat <<'END'\n<think>\n</think>\nEND"])
+@pytest.mark.parametrize("before", ["", "So.\n", "<think>\nhm\n</think>\n", "hm\n```bash\nrm x\n```\n</think>\n"])
+def test_a_command_may_hold_the_end_of_reasoning(command: str, before: str):
+    assert parse_command(f"{before}```bash\n{command}\n```").command == command
+
+
+@pytest.mark.parametrize(
+    "reasoning",
+    [
+        "<think>```bash\nrm x\n```</think>",
+        "```bash\nrm x\n```\n</think>",
+        "```bash\nrm x\n</think>",
+        "a</think>b</think>",
+    ],
+)
+def test_what_is_in_the_reasoning_is_never_run(reasoning: str):
+    assert parse_command(f"{reasoning}\nI am done.").error is FormatError.no_block
+    assert parse_command(f"{reasoning}\n```bash\nls\n```").command == "ls"
+
+
+def test_many_ends_of_reasoning_take_no_square_of_their_time():
+    began_s = time.process_time()
+    parse_command("```bash\n" + "</think>\n" * 50_000 + "```")
+    parse_command("```bash\n" + "<<a" * 100_000 + "\n```\n```\n```")
+    assert time.process_time() - began_s < 5.0

@@ -1,6 +1,7 @@
 """mini-swe-agent's own loop, with a scripted model over HTTP and scripted sandboxes."""
 
 import asyncio
+import base64
 import subprocess
 import sys
 import threading
@@ -96,6 +97,20 @@ async def test_the_packaged_prompts_and_the_submission(client: ChatClient):
     assert TASK.prompt.strip() in result.messages[1]["content"]
     assert result.messages[3]["content"] == "<returncode>0</returncode>\n<output>\nran\n</output>"
     assert all(set(message) == {"role", "content"} for message in server.requests[-1]["messages"])
+
+
+@pytest.mark.parametrize(("again", "patch"), [(b"caf\xe9\n", DIFF + "caf\udce9\n"), (b"other\n", None)])
+async def test_a_submission_that_is_no_utf8_keeps_its_bytes(client: ChatClient, again: bytes, patch: str | None):
+    """Commands' outputs are texts: the command runs once more for the bytes, and the tree has them where it differs."""
+    begun = f"{SUBMIT_MARKER}\n{DIFF}".encode()
+
+    def respond(command: ScriptedCommand) -> str:
+        if "base64" in command.command:
+            return base64.b64encode(begun + again).decode()
+        return (begun + b"caf\xe9\n").decode("utf-8", "replace")
+
+    result, _, commands = await run(client, replies(fence(f"echo {SUBMIT_MARKER} && cat patch.txt")), respond)
+    assert (result.exit, result.patch, len(commands)) == (Exit.SUBMITTED, patch, 2)
 
 
 async def test_a_submission_that_is_no_patch_leaves_the_working_tree(client: ChatClient):

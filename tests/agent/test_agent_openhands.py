@@ -118,6 +118,7 @@ async def test_each_tool_and_each_wrong_call_stays_in_the_chain(solve):
     assert typed and re.match(r"\^Ia\$\n+x{5000}\n", typed), typed
 
 
+@pytest.mark.long  # the same
 @needs_sdk
 @pytest.mark.slow
 async def test_a_call_that_the_sdk_rewrites_begins_another_chain(solve):
@@ -129,6 +130,7 @@ async def test_a_call_that_the_sdk_rewrites_begins_another_chain(solve):
     assert (len(solved.rows), solved.summary.breaks) == (2, {Break.prefix_changed: 1})
 
 
+@pytest.mark.long  # the same
 @needs_sdk
 @pytest.mark.slow
 async def test_a_sub_agent_and_a_condensed_conversation_are_chains_of_their_own(solve):
@@ -155,6 +157,7 @@ async def test_a_sub_agent_and_a_condensed_conversation_are_chains_of_their_own(
     assert sum(sum(row.loss_mask) for row in solved.rows) == sum(len(trace.sampled_ids) for trace in solved.traces)
 
 
+@pytest.mark.long  # of one version of the SDK, which is pinned
 @needs_sdk
 @pytest.mark.slow
 async def test_the_end_of_the_context(solve):
@@ -168,6 +171,7 @@ async def test_the_end_of_the_context(solve):
 
 @needs_sdk
 @pytest.mark.slow
+@pytest.mark.long  # of one version of the SDK, which is pinned
 @pytest.mark.parametrize(("max_turns", "calls"), [(3, 3), (20, 4)], ids=["turns", "repeats itself"])
 async def test_the_end_of_the_turns(solve, max_turns, calls):
     def again(instance: Instance) -> list[dict[str, object]]:
@@ -273,7 +277,7 @@ def test_options_that_the_sdk_would_refuse_later(monkeypatch, capsys, given):
     monkeypatch.setenv("SWE_RL_MAX_TURNS", "3")
     monkeypatch.setattr(sys, "argv", ["openhands", *given.split()])
     with pytest.raises(SystemExit):
-        RUNNER._options()
+        RUNNER._parse_options()
     assert given.split()[0] in capsys.readouterr().err
 
 

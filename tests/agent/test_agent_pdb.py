@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.pdb.actions import _diff
+from swe_rl.agent.pdb.actions import _show_diff
 from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
 from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
@@ -88,6 +88,14 @@ async def test_a_reply_without_a_call_is_a_format_error(client: ChatClient):
     result, _, _ = await run(client, replies("words", call("bash", command="ls"), "words", "words"))
     assert result.exit is Exit.FORMAT_ERRORS
     assert result.messages[3] == {"role": "user", "content": CALL_REMINDER}
+
+
+@pytest.mark.parametrize("prompt", ["pdb_standard", "pdb_short"])
+async def test_a_cut_reply_is_said_to_be_cut(client: ChatClient, prompt):
+    cut = FakeReply("I look at the", finish_reason="length")
+    result, _, _ = await run(client, replies(cut, cut), system_prompt=prompt)
+    told = result.turns[0].observation
+    assert f"cut at {result.turns[0].cut_tokens} tokens" in told and told.endswith((CALL_REMINDER, FORMAT_REMINDER))
 
 
 async def test_limits(client: ChatClient):
@@ -194,6 +202,22 @@ async def workspace(tmp_path: Path):
     await provider.close()
 
 
+@pytest.mark.parametrize("mark", ["\x0c", "\x0b", "\x1c", "\x85", "\u2028", "\r"])
+async def test_the_lines_of_an_edit_are_those_of_view(client: ChatClient, workspace, mark: str):
+    source = f"a = 1\n{mark}\nb = '{mark}'\nc = 3\n"
+    await workspace.write_file("marks.py", source.encode())
+    script = replies(
+        call("view", path="marks.py", start=4, end=4), call("edit", path="marks.py", start=4, new="c = 4"), SUBMIT
+    )
+    config = AgentConfig(tools="full", system_prompt="pdb_standard")
+    agent = PdbAgent(config, max_turns=5, command_timeout_s=30.0, client=client)
+    async with FakeChatServer(script) as server:
+        result = await agent.run(Assignment(TASK, base_url=server.base_url, model="m", sandbox=workspace, timeout_s=60))
+    told = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert told[0].split() == ["4", "c", "=", "3"] and "-c = 3\n+c = 4" in told[1]
+    assert (await workspace.read_file("marks.py")).decode() == source.replace("c = 3", "c = 4")
+
+
 async def test_the_tools_in_a_real_sandbox(client: ChatClient, workspace):
     script = replies(
         call("view", path="calc.py", start=2, end=2), call("view", path="."), call("view", path="none.py"),
@@ -225,6 +249,7 @@ async def test_the_tools_in_a_real_sandbox(client: ChatClient, workspace):
     assert result.exit is Exit.SUBMITTED
 
 
+@pytest.mark.slow
 async def test_it_solves_an_instance_in_one_chain(solve, client: ChatClient):
     def policy(instance: Instance) -> list[dict[str, object]]:
         lines = instance.patch.splitlines()
@@ -252,6 +277,9 @@ def test_the_diff_of_an_edit_is_of_its_lines():
     after = "\n".join([*lines[:9], "x", "y", *lines[10:]])
     expected = "Edited a.csv:\n@@ -7,7 +7,8 @@\n 6\n 7\n 8\n-9\n+x\n+y\n 10\n 11\n 12"
     began_s = time.process_time()
-    assert _diff("a.csv", before, after) == expected
+    assert _show_diff("a.csv", before, after) == expected
     assert time.process_time() - began_s < 5.0
-    assert _diff("a", "", "x\n") == "Edited a:\n@@ -0,0 +1,1 @@\n+x" and _diff("a", "x\n", "x\n") == "a is as it was"
+    assert (
+        _show_diff("a", "", "x\n") == "Edited a:\n@@ -0,0 +1,1 @@\n+x"
+        and _show_diff("a", "x\n", "x\n") == "a is as it was"
+    )

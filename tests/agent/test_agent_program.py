@@ -120,7 +120,9 @@ def ask():
 }
 
 
-@pytest.mark.parametrize("dialect", ASKS)
+@pytest.mark.parametrize(
+    "dialect", ["chat", *(pytest.param(name, marks=pytest.mark.slow) for name in ASKS if name != "chat")]
+)
 async def test_a_program_of_twenty_lines_solves_an_instance_without_network(solve, dialect):
     def policy(instance: Instance) -> list[dict[str, object]]:
         return [{"content": f"git apply <<'PATCH'\n{instance.patch}PATCH"}, {"content": "stop"}]

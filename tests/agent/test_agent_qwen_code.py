@@ -36,7 +36,9 @@ def agent() -> QwenCodeAgent:
 
 @QWEN.needed
 @pytest.mark.slow
-@pytest.mark.parametrize(("dialect", "other"), [("openai", "anthropic"), ("anthropic", "openai")])
+@pytest.mark.parametrize(
+    ("dialect", "other"), [("openai", "anthropic"), pytest.param("anthropic", "openai", marks=pytest.mark.long)]
+)
 async def test_it_solves_an_instance_in_one_chain_of_tokens(solve, dialect, other):
     command = str(compose(["agent=qwen_code"]).config.agent.command).replace("openai", dialect)
     nowhere = f"+agent.env_vars.{other.upper()}_BASE_URL=http://127.0.0.1:9"
@@ -78,6 +80,7 @@ async def test_the_end_of_the_context_and_of_the_turns(solve, agent):
     assert solved.summary.overflowed and len(solved.rows) == 1  # it ends with status 0 all the same
 
 
+@pytest.mark.long  # the test above has a limit of turns of ours
 @QWEN.needed
 @pytest.mark.slow
 async def test_the_limit_of_turns_is_the_programs_own(solve):

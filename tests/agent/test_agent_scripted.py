@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
-from swe_rl.agent.scripted import GoldAgent, NoopAgent, ScriptedAgent
+from swe_rl.agent.scripted import GoldAgent, NoopAgent, PredictionsAgent, ScriptedAgent
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.proof import prove
@@ -82,3 +82,11 @@ async def test_commands_run_in_order_within_the_budget():
         "```bash\nb\n```",
         "no\n(exit status 1)",
     ]
+
+
+async def test_a_prediction_is_handed_in_and_the_tree_stays_as_it_is(provider: ProcessProvider, workspace: Workspace):
+    sandbox = await provider.create(workspace, owner="predictions")
+    agent = PredictionsAgent({TASK.instance_id: PATCH})
+    result = await agent.run(Assignment(TASK, base_url="", model="", sandbox=sandbox, timeout_s=30))
+    assert (result.exit, result.patch) == (Exit.SUBMITTED, PATCH)
+    assert (await sandbox.exec("git status --short", timeout_s=10)).output == ""

@@ -20,7 +20,7 @@ from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.protocol import GradeError
-from swe_rl.env.verifiers import VerifiersEnv, loaded
+from swe_rl.env.verifiers import VerifiersEnv, load_package
 from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
@@ -124,7 +124,7 @@ async def test_a_reward_function_that_raises_is_no_zero(play):
 
 async def test_an_engine_that_fails_is_an_engine_error(play):
     with pytest.raises(EngineError, match="gave no completion"):
-        await play(words("single"), [text("add")] * 9, failures=[EngineError("it died")] * 9)
+        await play(words("single"), [text("add")] * 99, failures=[EngineError("it died")] * 99)
 
 
 async def test_time_and_turns_end_as_ours(play):
@@ -146,17 +146,28 @@ def test_splits_are_its_two_data_sets(tmp_path):
         alone.instances("heldout")
 
 
+def test_a_choice_of_rows_means_rows_of_either_split(tmp_path):
+    def chosen(split, *given):
+        return len(make_env(compose([*words("single"), *given]).config.env, tmp_path).instances(split))
+
+    trained = make_env(compose(words("single")).config.env, tmp_path).instances("train")[0].instance_id
+    assert (chosen("train", f"env.instance_ids=[{trained}]"), chosen("eval", f"env.instance_ids=[{trained}]")) == (1, 1)
+    for split in ("train", "eval"):
+        with pytest.raises(InstanceError, match=r"nothing-1 is not among the \d instances? \(such as "):
+            chosen(split, "env.instance_ids=[nothing-1]")
+
+
 def test_signals_stay_ours():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    loaded("tiny-games", {"kind": "single", "mode": "signals"})
+    load_package("tiny-games", {"kind": "single", "mode": "signals"})
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 def test_what_cannot_be_loaded_is_named():
     with pytest.raises(UserError, match="env.dataset=no-such-games cannot be loaded"):
-        loaded("no-such-games", {})
+        load_package("no-such-games", {})
     with pytest.raises(UserError, match="wrong_key"):
-        loaded("tiny-games", {"wrong_key": 1})
+        load_package("tiny-games", {"wrong_key": 1})
 
 
 async def test_what_is_no_score_is_no_grade(tmp_path):

@@ -22,6 +22,18 @@ def test_sequence_sum_norm_divides_by_a_constant():
     assert row_weights(TOKENS, IDS, LossAggregation.sequence_sum_norm, 10) == pytest.approx([0.05, 0.05, 0, 0.05])
 
 
+def test_prompt_mean_lets_each_prompt_weigh_the_same_however_long_its_trajectories_are():
+    groups = ["g", "h", "h", "h"]
+    weights = row_weights(TOKENS, IDS, LossAggregation.prompt_mean, 10, groups)
+    assert weights == pytest.approx([1 / (2 * 4), 1 / (2 * 8), 0, 1 / (2 * 8)])
+    weights = row_weights(TOKENS, IDS, LossAggregation.prompt_mean, 10, ["g", "g", "h", "i"])
+    assert weights == pytest.approx([1 / (2 * 6), 1 / (2 * 6), 0, 1 / (2 * 6)])  # nothing of h is trained
+
+
+def test_token_sum_divides_by_nothing():
+    assert row_weights(TOKENS, IDS, LossAggregation.token_sum, 10) == [1.0, 1.0, 0.0, 1.0]
+
+
 def test_nothing_to_train_weighs_nothing():
     for mode in LossAggregation:
         assert row_weights([0, 0], ["a", "b"], mode, 10) == [0.0, 0.0]
@@ -32,6 +44,8 @@ def test_bad_input_is_refused():
         row_weights([1, 2], ["a"], LossAggregation.token_mean, 10)
     with pytest.raises(ValueError, match="must be positive"):
         row_weights([1], ["a"], LossAggregation.token_mean, 0)
+    with pytest.raises(ValueError, match="1 token counts, but 2 group ids"):
+        row_weights([1], ["a"], LossAggregation.prompt_mean, 10, ["g", "h"])
 
 
 @given(

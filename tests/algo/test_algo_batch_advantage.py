@@ -7,12 +7,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from swe_rl.algo.advantage import advantages, batch_advantages
-from swe_rl.config.choices import Advantage
+from swe_rl.algo.advantage import batch_advantages, compute_advantages
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig
 
-PP, BASELINE = (AlgoConfig(advantage=one) for one in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline))
-EVERY = st.sampled_from([AlgoConfig(advantage=one, normalize_std=std) for one in Advantage for std in (True, False)])
+PP, BASELINE = (AlgoConfig(advantage=one) for one in (AdvantageKind.reinforce_pp, AdvantageKind.reinforce_pp_baseline))
+EVERY = st.sampled_from(
+    [AlgoConfig(advantage=one, normalize_std=std) for one in AdvantageKind for std in (True, False)]
+)
 REWARD = st.floats(-10, 10).map(lambda r: round(r, 3))
 GROUP = st.lists(st.tuples(REWARD | st.none(), st.booleans()), min_size=1, max_size=6)
 GROUPS = st.lists(GROUP, min_size=1, max_size=5)
@@ -40,7 +42,7 @@ def test_a_group_s_estimators_see_one_group_at_a_time(reference):
     got = batch_advantages(whole(REWARDS), AlgoConfig())
     assert got[0] == pytest.approx(reference.grpo_advantages(REWARDS[0]).tolist())
     assert got[1] == pytest.approx(reference.grpo_advantages(REWARDS[1]).tolist())
-    rloo = batch_advantages(whole(REWARDS), AlgoConfig(advantage=Advantage.rloo))
+    rloo = batch_advantages(whole(REWARDS), AlgoConfig(advantage=AdvantageKind.rloo))
     assert rloo[0] == pytest.approx(reference.rloo_advantages(REWARDS[0]).tolist())
 
 
@@ -62,7 +64,7 @@ def test_nothing_to_compare(config):
 
 def test_one_group_is_not_enough_for_them():
     with pytest.raises(ValueError, match="batch_advantages"):
-        advantages([1.0, 0.0], [True, True], PP)
+        compute_advantages([1.0, 0.0], [True, True], PP)
 
 
 @given(GROUPS, EVERY)
@@ -72,7 +74,7 @@ def test_the_sum_over_the_batch_is_zero(groups, config):
 
 @given(GROUPS, EVERY)
 def test_with_a_baseline_of_the_group_each_group_s_sum_is_zero(groups, config):
-    assume(config.advantage is not Advantage.reinforce_pp)
+    assume(config.advantage is not AdvantageKind.reinforce_pp)
     assert all(math.fsum(one) == pytest.approx(0, abs=1e-6) for one in batch_advantages(split(groups), config))
 
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.algo.correction import correction_weights, weighs, weighs_sequences
+from swe_rl.algo.correction import correction_weights, has_token_weights, weighs_sequences
 from swe_rl.algo.sequences import Sequences
 from swe_rl.config.choices import Correction, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
@@ -132,8 +132,8 @@ def test_gspo_has_one_weight_a_trajectory():
 
 def test_what_needs_the_engine_and_what_needs_the_whole_trajectory():
     plain, tis = algo(), algo(Correction.token_tis)
-    assert not weighs(plain) and weighs(tis) and weighs(bounded(0.5, 2.0))
-    assert weighs(algo(stale_correction=Correction.token_tis))
+    assert not has_token_weights(plain) and has_token_weights(tis) and has_token_weights(bounded(0.5, 2.0))
+    assert has_token_weights(algo(stale_correction=Correction.token_tis))
     assert not weighs_sequences(tis) and not weighs_sequences(bounded(0.5, 2.0))
     assert weighs_sequences(algo(Correction.sequence_tis))
     assert weighs_sequences(algo(stale_correction=Correction.sequence_tis))

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.algo.credit import gae, to_go, turn_advantages
 from swe_rl.algo.loss import value_loss
-from swe_rl.config.choices import Advantage
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig
 
-EACH = (Advantage.grpo, Advantage.dr_grpo, Advantage.rloo)
+EACH = (AdvantageKind.grpo, AdvantageKind.dr_grpo, AdvantageKind.rloo)
 _group = st.lists(st.lists(st.floats(-5, 5), max_size=5), min_size=1, max_size=6)
 
 
@@ -32,17 +32,15 @@ def reference(rewards, kept, discount, scale, leave_one_out):
     return result
 
 
-@settings(max_examples=100, deadline=None)
 @given(_group, st.floats(0.1, 1.0), st.floats(0.1, 3.0), st.sampled_from(EACH), st.data())
 def test_they_are_the_reference(rewards, discount, scale, advantage, data):
     kept = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))
     algo = AlgoConfig(advantage=advantage, discount=discount)
-    expected = reference(rewards, kept, discount, scale, advantage is Advantage.rloo)
+    expected = reference(rewards, kept, discount, scale, advantage is AdvantageKind.rloo)
     for got, wanted in zip(turn_advantages(rewards, kept, algo, scale), expected, strict=True):
         assert got == pytest.approx(wanted, abs=1e-9)
 
 
-@settings(max_examples=50, deadline=None)
 @given(_group)
 def test_a_turns_members_sum_to_zero(rewards):
     advantages = turn_advantages(rewards, [True] * len(rewards), AlgoConfig(), 2.0)
@@ -70,7 +68,6 @@ def gae_reference(rewards, values, discount, lam):
     return [sum((discount * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), max_size=12), st.floats(0.1, 1.0), st.floats(0.0, 1.0))
 def test_gae_is_the_reference(pairs, discount, lam):
     rewards, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -83,7 +80,6 @@ def test_gae_without_a_critic_is_the_return_and_of_a_perfect_one_nothing():
     assert list(gae(rewards, to_go(rewards, 0.5), 0.5, 0.3)) == [0.0] * 4
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.floats(-3, 3)] * 3), min_size=1, max_size=9), st.sampled_from([0.0, 0.1, 0.5]))
 def test_the_value_loss_is_the_reference(triples, clip):
     values, old, targets = (np.array(column) for column in zip(*triples, strict=True))

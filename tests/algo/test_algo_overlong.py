@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.advantage import CUT_SHORT, filtered, overlong_penalty
+from swe_rl.algo.advantage import CUT_SHORT, is_overlong, overlong_penalty
 from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.rollout.trajectory import Status
 
@@ -34,5 +34,9 @@ def test_off():
 def test_the_filter_knows_the_statuses_of_limits_and_no_others():
     assert {str(status) for status in Status} >= CUT_SHORT
     assert not CUT_SHORT & {str(status) for status in INFRA_STATUSES}
-    assert filtered("context_overflow", True) and not filtered("context_overflow", False)
-    assert not filtered("unresolved", True)
+    assert is_overlong("context_overflow", False, True) and not is_overlong("context_overflow", False, False)
+    assert not is_overlong("unresolved", False, True)
+
+
+def test_the_filter_sees_a_cut_reply_behind_any_status():
+    assert is_overlong("format_errors", True, True) and not is_overlong("format_errors", True, False)

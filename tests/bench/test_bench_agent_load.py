@@ -3,10 +3,19 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from bench.agent_load import AgentLoad, Target, engines_target, gateway_target, parse, router_target
+from bench.agent_load import (
+    AgentLoad,
+    ProgramRecord,
+    Target,
+    TurnRecord,
+    engines_target,
+    gateway_target,
+    parse,
+    router_target,
+    summarize,
+)
 from bench.echo_engine import application
 from bench.load import LoadOptions, make_load
-from bench.records import ProgramRecord, TurnRecord, summarize
 
 BODIES = web.AppKey("bodies", list)
 QUICK = LoadOptions(programs=4, token_scale=0.01, tool_scale=0.0)

@@ -23,6 +23,7 @@ def pipes():
         rank.join(10)
 
 
+@pytest.mark.slow
 async def test_ranks_see_every_token(pipes, tmp_path):
     options = Namespace(trajectories=3, turns=4, tokens=400, turns_per_s=200.0)
     figures = await driver_scale.measured(options, pipes, tmp_path)

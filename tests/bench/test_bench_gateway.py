@@ -6,11 +6,9 @@ from contextlib import AsyncExitStack
 import pytest
 from aiohttp import web
 
-from bench import gateway_soak
 from bench.echo_engine import application
-from bench.gateway_bench import KIB, Cell, Door, measure, table
+from bench.gateway_bench import KIB, Cell, Connection, Door, ReplyError, measure, table
 from bench.peers import PEERS, PeerError, process
-from bench.raw_client import Connection, ReplyError
 from bench.serve_gateway import open_gateway
 from swe_rl.host.addresses import free_port
 
@@ -101,10 +99,3 @@ def test_table_tells_differences_of_medians():
     row = {"body_bytes": 2048, "clients": 1, "p99_ms": 9.0, "rps": 100.0, "first_p50_ms": 0.0, "errors": 0.0}
     shown = table([{**row, "door": "direct", "p50_ms": 1.0}, {**row, "door": "swe_rl", "p50_ms": 1.75}])
     assert "0.75" in shown.splitlines()[-1]
-
-
-async def test_a_short_soak(tmp_path):
-    words = ["--sessions", "3", "--minutes", "0.03", "--token-scale", "0.02", "--tool-scale", "0.001"]
-    found = await gateway_soak.soak(gateway_soak.parse(words), tmp_path)
-    assert not found["errors"] and found["sessions"] > 3
-    assert found["traces"] >= found["turns"] > 0 and found["memory_mb"][-1] > 0

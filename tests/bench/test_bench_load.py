@@ -4,7 +4,7 @@ from bench.load import LoadOptions, first_messages, make_load, observation
 from bench.words import TEMPLATE, load_tokenizer
 from swe_rl.config.schema import RolloutConfig
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.router.simulation.workload import AGENT_LOAD, draw
+from swe_rl.router.simulation.workload import AGENT_LOAD, draw_workload
 
 
 def test_the_load_is_the_simulators():
@@ -18,7 +18,7 @@ def test_the_load_is_the_simulators():
         max_turn_tokens=4096,
         command_timeout_s=60.0,
     )
-    drawn = draw(AGENT_LOAD, rollout, 0).steps[0]
+    drawn = draw_workload(AGENT_LOAD, rollout, 0).steps[0]
     assert [program.turns[1:] for program in load.programs] == [program.turns[1:] for program in drawn]
     assert {len(program.turns) for program in load.programs} <= set(range(8, 17))
     assert max(turn.tool_s for program in load.programs for turn in program.turns) <= 30.0

@@ -12,7 +12,7 @@ from bench.arms import ArmError, router_config
 from bench.load import make_load
 from bench.peers import PeerError
 from bench.router_bench import RouterBench, ServersBusyError, parse, table
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
 FAKE = FakeSettings(max_model_len=16384, vocab_size=16384, kv_capacity_tokens=3200)
 SMALL = ["--programs", "6", "--scale", "0.5", "--token-scale", "0.03", "--tool-scale", "0.002"]
@@ -24,6 +24,7 @@ def bench_of(model_dir, urls, *more):
     return RouterBench(arguments, make_load(load_options(arguments)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["default", "cap:2", "tr", "tr_atw01"])
 async def test_an_arm_on_two_servers(model_dir, arm):
     async with FakeVllm(FAKE) as one, FakeVllm(FAKE) as other:
@@ -45,6 +46,7 @@ async def test_a_server_that_keeps_its_cache_is_refused(model_dir):
             await bench_of(model_dir, [fake.url]).run_arm("default")
 
 
+@pytest.mark.slow
 async def test_lines_and_table(model_dir, tmp_path, capsys):
     out = tmp_path / "arms.jsonl"
     async with FakeVllm(FAKE) as fake:
@@ -67,9 +69,10 @@ def test_urls_of_the_command():
     assert start_engines.with_urls(["x", "--url", "{urls}", "y"], ["a", "b"]) == ["x", "--url", "a", "--url", "b", "y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 3])
 async def test_engines_live_as_long_as_the_command(model_dir, tmp_path, monkeypatch, status):
-    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
+    monkeypatch.setenv("SWE_RL_VLLM_COMMAND", f"{shlex.quote(sys.executable)} -m tests.support.fake_vllm.server")
     told = tmp_path / "urls"
     script = (
         "import pathlib, sys, urllib.request as u\n"

@@ -4,29 +4,24 @@ import copy
 import dataclasses
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_origin
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from swe_rl.check.findings import Host, value_at
 from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
-from swe_rl.config.compose import PATHS, _compose_tree, compose, config_hash, expand, flatten, resolved_yaml
+from swe_rl.config.compose import compose, config_hash, expand_sweep, flatten_config, from_tree, resolved_yaml
+from swe_rl.config.composition import trees
+from swe_rl.config.composition.trees import _compose_by_hydra, compose_tree
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import PACKAGE, options
-from swe_rl.config.keys import key_types
+from swe_rl.config.folders import list_options
 from swe_rl.config.schema import OutcomeConfig
-from swe_rl.model.load import model_folder
-from tests.support.composition import SharedFiles, copied
-
-pytestmark = pytest.mark.usefixtures("composed_from_nothing")
 
 GOLDEN = Path(__file__).parent / "golden" / "default.json"
-OPTIONS = [(group, option.name) for group, members in options().items() for option in members]
+GROUPS = frozenset(list_options())
+OPTIONS = [(group, option.name) for group, members in list_options().items() for option in members]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def default():
 
 def test_default_composition_is_as_published(default):
     """SWE_RL_WRITE_GOLDEN=1 rewrites the file; its diff is then part of the change."""
-    text = json.dumps(flatten(default.config), indent=1) + "\n"
+    text = json.dumps(flatten_config(default.config), indent=1) + "\n"
     if os.environ.get("SWE_RL_WRITE_GOLDEN"):
         GOLDEN.write_text(text)
     assert json.loads(GOLDEN.read_text()) == json.loads(text)
@@ -80,64 +75,6 @@ def test_the_published_run_composes():
     assert config.trainer.lr == 1e-6
 
 
-def test_a_path_below_home_is_one_wherever_it_is_read(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    composed = compose(['paths.outputs="~/x"', 'trainer.resume="~/x/r"', 'job.output="~nobody_has_this_name/x"'])
-    config = composed.config
-    assert (config.paths.outputs, config.trainer.resume) == ("/home/me/x", "/home/me/x/r")
-    assert (config.sft.output, config.job.output) == ("/home/me/x/sft/tiny", "~nobody_has_this_name/x")
-    assert composed.sweep_dir.startswith("/home/me/x/multirun/train/")
-
-
-NO_PATHS = {  # words of the schema that name nothing of this machine, or something that only a machine may have
-    "agent": "name _target_ command program_path system_prompt tools debug_entrypoint",
-    "engine": "served_model command",
-    "env": "name _target_ split eval_split revision image_template eval_image_template",
-    "gateway": "host",
-    "hardware": "name gpu_kind ray_address partition account qos exclude constraint gres",
-    "job": "baseline_label candidate_label topic commits test_command setup python",
-    "layout": "name",
-    "logger": "name _target_ otel project",
-    "model": "name revision chat_template system_prompt tool_parser",
-    "runtime": "containers partition qos host",
-    "router": "name _target_",
-    "sandbox": "name _target_ runtime_url runtime_key_env host image",
-    "algo": "name",
-    "sft": "device",
-    "trainer": "attention",
-    **dict.fromkeys(("advantage", "grader", "loss", "reward", "rule"), "name _target_"),
-}
-PATH_KEYS = [f"{group}.{name}" for group, names in PATHS.items() for name in names]
-
-
-def test_every_word_of_the_schema_is_known_as_a_path_or_as_none():
-    words = {
-        key for key, hint in key_types().items() if str in (hint, *get_args(hint)) and get_origin(hint) is not dict
-    }
-    words = {key for key in words if get_origin(key_types()[key]) is not tuple} - {"name"}
-    assert words == {*PATH_KEYS, *(f"{group}.{name}" for group, names in NO_PATHS.items() for name in names.split())}
-
-
-@pytest.mark.parametrize("key", PATH_KEYS)
-def test_check_and_start_read_the_same_path(tmp_path, monkeypatch, key):
-    """Rules expand by themselves, and a start mostly does not: none of them meets a `~`."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "there").mkdir()
-    config = compose([f'{key}="~/there"']).config
-    path = value_at(config, key)
-    assert path == Host().absolute(path) == str(tmp_path / "there") == flatten(config)[key]
-    assert Path(path).exists() and Host().exists("~/there")
-    assert config_hash(config) == config_hash(compose([f"{key}={path}"]).config)
-
-
-def test_a_model_below_home_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "tiny").symlink_to(PACKAGE / "model/checkpoints/tiny")
-    config = compose(['model.path="~/tiny"', 'algo.teacher="~/tiny"', 'sft.start="~/tiny"']).config
-    for path in (config.model.path, config.algo.teacher, config.sft.start):
-        assert model_folder(replace(config.model, path=path)) == tmp_path / "tiny"
-
-
 def test_one_fact_has_one_key():
     config = compose(["rollout.n=3", "rollout.max_trajectory_tokens=900", "rollout.prompts_per_step=6"]).config
     assert config.env.num_trajectories == 3
@@ -159,7 +96,7 @@ def test_resolved_yaml_reads_back_and_names_origins():
     composed = compose(["rollout.n=4", "algo=rloo", "engine.urls=[a,b]", "+hardware.env_vars.B=2", "name=no"])
     text = resolved_yaml(composed)
     nested = {}
-    for key, value in flatten(composed.config).items():
+    for key, value in flatten_config(composed.config).items():
         *path, leaf = key.split(".")
         node = nested
         for part in path:
@@ -174,13 +111,13 @@ def test_resolved_yaml_reads_back_and_names_origins():
 
 
 def test_expand_lists_the_jobs_of_a_sweep():
-    assert expand(["rollout.n=2,4", "algo=grpo,rloo"]) == [
+    assert expand_sweep(["rollout.n=2,4", "algo=grpo,rloo"]) == [
         ["rollout.n=2", "algo=grpo"],
         ["rollout.n=2", "algo=rloo"],
         ["rollout.n=4", "algo=grpo"],
         ["rollout.n=4", "algo=rloo"],
     ]
-    seeds = [compose(job).config.trainer.seed for job in expand(["+sweep=seeds"])]
+    seeds = [compose(job).config.trainer.seed for job in expand_sweep(["+sweep=seeds"])]
     assert seeds == [0, 1, 2]
     assert compose(["+sweep=seeds"]).multirun
 
@@ -254,27 +191,33 @@ def test_what_is_spared_changes_no_result(monkeypatch):
     import omegaconf.base
     from hydra._internal import defaults_list
     from hydra.core.config_store import ConfigStore
+    from omegaconf import DictConfig, ListConfig
 
     overrides = ["+experiment=fasrc_prod", "hardware=h100x8"]
-    quick, quick_tree = compose(overrides), copy.deepcopy(_compose_tree(overrides, None))
+    quick, quick_tree = compose(overrides), copy.deepcopy(_compose_by_hydra(overrides, None))
     monkeypatch.delattr(ConfigStore, "__deepcopy__")
     monkeypatch.delattr(omegaconf.base.Metadata, "__deepcopy__")
     for holder, name in (
         (omegaconf._utils, "get_yaml_loader"),
         (omegaconf.base, "parse"),
         (omegaconf.base.Box, "_re_parent"),
+        (DictConfig, "__deepcopy__"),
+        (ListConfig, "__deepcopy__"),
         (defaults_list, "_create_interpolation_map"),
     ):
         monkeypatch.setattr(holder, name, getattr(holder, name).__wrapped__)
-    assert flatten(compose(overrides).config) == flatten(quick.config)
-    assert known(quick_tree) == known(copy.deepcopy(_compose_tree(overrides, None)))
+    monkeypatch.setattr(OmegaConf, "load", staticmethod(OmegaConf.load.__wrapped__))
+    real = _compose_by_hydra(overrides, None)
+    assert flatten_config(from_tree(real, real.hydra, overrides).config) == flatten_config(quick.config)
+    assert known(quick_tree) == known(copy.deepcopy(real))
 
 
 def known(node):
     """What each node of a tree knows, itself and below, but for the time; its parent is the one that holds it."""
     content = vars(node)["_content"] if "_content" in vars(node) else vars(node)["_val"]
     notes = {name: value for name, value in vars(node._metadata).items() if name != "resolver_cache"}
-    rows = [(type(node), notes, node._flags_cache, type(content))]
+    flags = [node._get_flag(name) for name in ("struct", "readonly", "allow_objects")]
+    rows = [(type(node), notes, flags, type(content))]
     if not isinstance(content, dict | list):
         rows.append(content)
     else:
@@ -284,27 +227,69 @@ def known(node):
     return rows
 
 
-def test_what_tests_share_changes_no_result(monkeypatch):
-    """Each file's nodes are made once and copied for each composition: none is changed by one for the next."""
-    from hydra._internal.config_repository import ConfigRepository
-
-    several = [
+@pytest.mark.parametrize(
+    "overrides",
+    [
         ["+experiment=fasrc_prod", "hardware=h100x8"],
-        ["+sweep=seeds"],
-        ["layout=dp4", "+hardware.env_vars.B=2"],
-    ]
-    real = [known(_compose_tree(overrides, None)) for overrides in several]
-    files = SharedFiles()
-    monkeypatch.setattr(ConfigRepository, "load_config", lambda *given, **named: files.load(*given, **named))
+        ["rollout.n=4", "+sweep=seeds", "trainer.lr=1e-3", "engine.urls=[a,b]"],
+        ["layout=dp4", "+hardware.env_vars.B=2", "~rollout.outcomes.infra_error", "hydra.sweep.dir=here"],
+        ["rollout.n=4", "rollout.n=5", "name=1_0", "algo=rloo"],
+    ],
+)
+def test_a_tree_that_is_kept_is_what_hydra_composes(overrides):
+    real = known(_compose_by_hydra(overrides, None))
     for _ in range(2):
-        assert [known(_compose_tree(overrides, None)) for overrides in several] == real
-    assert files.results
-    tree = _compose_tree(several[0], None)
-    tree._metadata.resolver_cache["swe_rl.words"]["x"] = [1]
-    whole = copied(tree)
+        tree = compose_tree(overrides, None, GROUPS)
+        assert known(tree) == real
+        OmegaConf.set_readonly(tree, True)  # Nothing that is done to one changes the next.
+        tree.hydra._content.clear()
+        tree._metadata.resolver_cache["swe_rl.words"]["x"] = [1]
+
+
+def test_options_that_were_chosen_before_are_not_composed_again(monkeypatch):
+    compose(["layout=dp4"])
+    monkeypatch.setattr(trees, "_compose_by_hydra", None)
+    assert compose(["layout=dp4", "rollout.n=5"]).config.rollout.n == 5
+
+
+def test_a_search_path_of_the_users_own_is_composed_each_time(tmp_path):
+    """Nobody looks whether files there changed."""
+    (tmp_path / "hardware").mkdir()
+    mine = tmp_path / "hardware" / "mine.yaml"
+    for cpus in (6, 7):
+        mine.write_text(f"name: mine\ncpus_per_node: {cpus}\n")
+        os.utime(mine, (1, 1))
+        composed = compose(["hardware=mine", f"hydra.searchpath=[{tmp_path}]"])
+        assert composed.config.hardware.cpus_per_node == cpus
+
+
+def test_copies_of_a_tree_share_no_node():
+    tree = compose_tree(["layout=dp4"], None, GROUPS)
+    whole = copy.deepcopy(tree)
     assert known(whole) == known(tree) and not set(map(id, nodes(whole))) & set(map(id, nodes(tree)))
-    whole._metadata.resolver_cache["swe_rl.words"]["x"].append(2)
-    assert tree._metadata.resolver_cache["swe_rl.words"] == {"x": [1]}
+    part = copy.deepcopy(tree.rollout)
+    assert part._parent is tree and known(part) == known(tree.rollout)
+
+
+def test_a_changed_file_is_composed_anew(tmp_path):
+    """Whether one was changed, added or taken away; in conf/ as in the user's own folder."""
+    (tmp_path / "hardware").mkdir()
+    mine = tmp_path / "hardware" / "mine.yaml"
+    mine.write_text("name: mine\ncpus_per_node: 6\n")
+    overrides = ["hardware=mine", "rollout.n=4"]
+    assert compose(overrides, tmp_path).config.hardware.cpus_per_node == 6
+    mine.write_text("name: mine\ncpus_per_node: 16\n")
+    assert compose(overrides, tmp_path).config.hardware.cpus_per_node == 16
+    mine.unlink()
+    with pytest.raises(ConfigError, match="mine"):
+        compose(overrides, tmp_path)
+
+
+def test_the_folder_of_a_composition_is_where_it_was_made(tmp_path, monkeypatch):
+    overrides = ["hydra.sweep.dir=${hydra.runtime.cwd}/${hydra.job.override_dirname}", "rollout.n=4"]
+    compose(overrides)
+    monkeypatch.chdir(tmp_path)
+    assert compose(overrides).sweep_dir == f"{tmp_path}/rollout.n=4"
 
 
 def nodes(node):

@@ -4,10 +4,10 @@ from dataclasses import is_dataclass
 
 import pytest
 
-from swe_rl.cli.launch import start
+from swe_rl.cli.launch import run_command
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.foreign_keys import NEAR, SAME
+from swe_rl.config.foreign_keys import COMMON, NEAR, SAME
 from swe_rl.config.keys import comment_of, is_legal, key_types, nearest_keys
 
 WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
@@ -21,7 +21,10 @@ MESSAGES = {
     "+foo.bar=1": "Unknown key 'foo.bar' (command line: +foo.bar=1).",
     "model=qwen3": (
         "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_8b or qwen3_4b or qwen3_32b? Options: "
-        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny, tiny_moe."
+        "devstral, folder, gemma_4_31b, glm_4_5_air, glm_4_7_flash, gpt_oss_20b, nemotron_3_nano, olmo_3_7b, "
+        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, qwen3_5_27b, qwen3_5_2b, "
+        "qwen3_5_35b_a3b, qwen3_5_4b, qwen3_5_9b, qwen3_8b, qwen3_coder_30b_a3b, qwen3_coder_next, "
+        "qwen3_next_80b_a3b, seed_oss_36b, tiny, tiny_moe."
     ),
     "algo=gpro": (
         "algo=gpro: the group algo has no option 'gpro'. Did you mean gspo or grpo? "
@@ -55,7 +58,10 @@ MESSAGES = {
     "help": "help is no override. Did you mean `python -m swe_rl --help`?",
     "model=[tiny,null]": (
         "model=[tiny,null] names no option of the group model. Options: "
-        "folder, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_8b, qwen3_coder_30b_a3b, tiny, tiny_moe."
+        "devstral, folder, gemma_4_31b, glm_4_5_air, glm_4_7_flash, gpt_oss_20b, nemotron_3_nano, olmo_3_7b, "
+        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, qwen3_5_27b, qwen3_5_2b, "
+        "qwen3_5_35b_a3b, qwen3_5_4b, qwen3_5_9b, qwen3_8b, qwen3_coder_30b_a3b, qwen3_coder_next, "
+        "qwen3_next_80b_a3b, seed_oss_36b, tiny, tiny_moe."
     ),
     "name=${rollout}": (
         "The configuration does not compose: name refers to a value of another kind (a table of keys): write the value "
@@ -90,7 +96,7 @@ def test_a_misspelled_key_of_the_launcher_is_refused(sign):
 def test_keys_of_other_systems_have_ours_beside_them():
     known = SAME | NEAR
     assert len(known) > 150 and not SAME.keys() & NEAR.keys()
-    for foreign, key in known.items():
+    for foreign, key in (known | COMMON).items():
         assert key in key_types() and not is_legal(foreign), foreign
 
 
@@ -105,6 +111,9 @@ def test_keys_of_other_systems_have_ours_beside_them():
         "rollout_batch_size=4": "rollout.prompts_per_step",
         "trainer.placement.colocate_all=true": "layout.colocated",
         "n_samples_per_prompt": "rollout.n",
+        "batch_size=64": "rollout.prompts_per_step",
+        "trainer.learning_rate=1e-6": "trainer.lr",
+        "rollout.max_new_tokens=512": "rollout.max_turn_tokens",
     }.items(),
 )
 def test_a_key_of_another_system_is_answered_with_ours(foreign, key):
@@ -113,9 +122,39 @@ def test_a_key_of_another_system_is_answered_with_ours(foreign, key):
 
 
 def test_a_flag_of_another_system_is_answered_with_our_key(capsys):
-    assert start(["--rollout-batch-size", "8", "--n-samples-per-prompt=4"]) == 2
+    assert run_command(["--rollout-batch-size", "8", "--n-samples-per-prompt=4"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "Did you mean rollout.prompts_per_step=VALUE rollout.n=4?" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        (["--batch-size", "64"], "rollout.prompts_per_step=VALUE"),
+        (["--learning-rate=1e-6"], "trainer.lr=1e-6"),
+        (["--trainer.steps=3"], "trainer.steps=3"),
+        (["--prompts-per-step=3"], "rollout.prompts_per_step=3"),
+    ],
+)
+def test_a_flag_that_means_a_key_is_answered_with_it(capsys, flags, meant):
+    assert run_command(flags) == 2
+    assert f"Did you mean {meant}?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_topic_of_another_name_is_answered_with_ours(capsys):
+    assert run_command(["job=describe", "job.topic=learning_rate"]) == 2
+    assert "Did you mean trainer.lr?" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_command_line_of_another_system_is_answered_with_one_of_ours():
+    """What can be taken is one line to copy; nothing of it is set, and each other key is named with ours."""
+    theirs = ["data.train_batch_size=64", "+actor_rollout_ref.rollout.n=8", "algorithm.adv_estimator=grpo"]
+    with pytest.raises(ConfigError) as caught:
+        compose(["job=check", "trainer.steps=2", *theirs])
+    assert " rollout.prompts_per_step=64 rollout.n=8. " in str(caught.value)
+    assert "algorithm.adv_estimator (algo.advantage)" in str(caught.value)
+    assert compose(["rollout.prompts_per_step=64", "rollout.n=8"]).config.rollout.n == 8
+    assert compose([SLURM, "hydra.launcher.nodes=1", "+hydra.launcher.additional_parameters.num_nodes=2"]).launcher
 
 
 @pytest.mark.parametrize("override", MESSAGES)

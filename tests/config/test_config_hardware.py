@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host, Severity
-from swe_rl.check.rules.hardware import answered, smallest
+from swe_rl.check.rules.hardware import on_smallest_machine, smallest_machine
 from swe_rl.config import known_hardware
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, config_hash
-from swe_rl.config.known_hardware import described
+from swe_rl.config.known_hardware import describe_hardware
 from swe_rl.config.schema import HardwareConfig
 from swe_rl.host.machine import Machine
 from swe_rl.plan.sizes import gpus_needed, gpus_there
@@ -37,7 +37,7 @@ H200 = {"gpus": 8, "gpu_name": "NVIDIA H200", "gpu_memory_gb": 150.8}
 
 def errors(composed):
     """But for packages: what is installed here is another rule's."""
-    found = check(composed.config, composed.origins)
+    found = check_config(composed.config, composed.origins)
     return [one for one in found if one.severity is Severity.error and one.rule_id != "packages"]
 
 
@@ -67,19 +67,20 @@ def test_the_default_is_this_machine(on):
 
 def test_a_slice_has_its_share():
     whole = Machine(1, 1, "NVIDIA A100-SXM4-40GB", 42.9, 1.0, False, 8, 64.0, True, 0)
-    part = described(replace(whole, gpus=2, gpu_memory_gb=20.0, gpu_share=3 / 7, mig=True))
+    part = describe_hardware(replace(whole, gpus=2, gpu_memory_gb=20.0, gpu_share=3 / 7, mig=True))
     assert (part["gpu_kind"], part["mig"], part["gpu_bf16_tflops"]) == ("a100_mig", True, pytest.approx(133.7, abs=0.1))
-    assert described(whole)["gpu_bf16_tflops"] == pytest.approx(312.0)
+    assert describe_hardware(whole)["gpu_bf16_tflops"] == pytest.approx(312.0)
 
 
 def test_every_key_of_the_option_is_answered():
     machine = Machine(1, 0, "", 0.0, 1.0, False, 2, 4.0, True, 0)
-    assert described(machine).keys() <= {*HardwareConfig.__dataclass_fields__}
+    answered = describe_hardware(machine).keys()
+    assert answered and answered <= {*HardwareConfig.__dataclass_fields__}
 
 
 def test_the_cards_command_on_a_machine_with_the_gpus(on):
     composed = on(*CARD, memory_gb=1000.0, **H200)
-    assert errors(composed) == [] and answered(composed) is composed
+    assert errors(composed) == [] and on_smallest_machine(composed) is composed
 
 
 def test_without_the_gpus_train_names_them_and_both_ways_out(on):
@@ -106,12 +107,12 @@ def test_the_smaller_layout_that_is_offered_fits(on, layout, there):
 def test_a_driver_that_fails_is_named(on):
     config = on(*CARD).config
     host = Host(driver=lambda: "nvidia-smi fails: version mismatch")
-    assert "this machine has no GPU (nvidia-smi fails: version mismatch)" in check(config, host=host)[0].message
+    assert "this machine has no GPU (nvidia-smi fails: version mismatch)" in check_config(config, host=host)[0].message
 
 
 @pytest.mark.parametrize("job", ["check", "plan", "simulate"])
 def test_jobs_that_only_speak_answer_for_the_smallest_machine(on, job):
-    composed = answered(on(*CARD, f"job={job}"))
+    composed = on_smallest_machine(on(*CARD, f"job={job}"))
     assert composed.origins.assumed == "assumed hardware=a100x8: 8 x a100 of 80 GB (this machine has no GPU)"
     assert composed.config.hardware.name == "a100x8" and errors(composed) == []
     assert composed.origins.of("hardware.gpu_memory_gb") == "conf/hardware/a100x8.yaml"
@@ -120,41 +121,45 @@ def test_jobs_that_only_speak_answer_for_the_smallest_machine(on, job):
 def test_a_partition_means_another_machine(on, monkeypatch):
     """The machine that submits has cores and memory of its own, which no node of the partition needs to have."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    composed = answered(on("hardware.partition=cpu", "job=check", cpus=64))
+    composed = on_smallest_machine(on("hardware.partition=cpu", "job=check", cpus=64))
     assert composed.origins.assumed == "assumed hardware=cpu: 2 CPUs, 4 GB (SLURM takes the job elsewhere)"
     assert composed.config.hardware.partition == "cpu"
-    assert answered(on(*CARD, "hardware.partition=gpu", "job=check", **H200)).config.hardware.name == "a100x8"
+    assert (
+        on_smallest_machine(on(*CARD, "hardware.partition=gpu", "job=check", **H200)).config.hardware.name == "a100x8"
+    )
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     inside = on("hardware.partition=cpu", "job=check", cpus=64)
-    assert answered(inside) is inside
+    assert on_smallest_machine(inside) is inside
 
 
 def test_a_larger_model_takes_larger_memory(on):
-    composed = answered(on("model=qwen3_14b", "layout=colocated4", "job=check", "layout.sequence_parallel=4"))
+    composed = on_smallest_machine(
+        on("model=qwen3_14b", "layout=colocated4", "job=check", "layout.sequence_parallel=4")
+    )
     assert composed.config.hardware.gpu_memory_gb > 80 and errors(composed) == []
 
 
 def test_a_layout_of_several_nodes_takes_several(on):
-    composed = answered(on("model=qwen3_32b", "layout=colocated32_tp4", "job=check"))
+    composed = on_smallest_machine(on("model=qwen3_32b", "layout=colocated32_tp4", "job=check"))
     assert gpus_there(composed.config.hardware) == 32
     assert "hardware.nodes=4" in composed.origins.assumed
 
 
 def test_what_was_set_by_hand_stays(on):
-    composed = answered(on(*CARD, "job=check", "hardware.cpus_per_node=7", "+hardware.env_vars.A=b"))
+    composed = on_smallest_machine(on(*CARD, "job=check", "hardware.cpus_per_node=7", "+hardware.env_vars.A=b"))
     assert (composed.config.hardware.cpus_per_node, composed.config.hardware.env_vars) == (7, {"A": "b"})
     assert composed.config.hardware.gpus_per_node == 8
 
 
 def test_a_machine_that_was_chosen_is_not_replaced(on):
     composed = on(*CARD, "job=check", "hardware=local_gpu")
-    assert answered(composed) is composed and [found.rule_id for found in errors(composed)][0] == "gpus"
+    assert on_smallest_machine(composed) is composed and [found.rule_id for found in errors(composed)][0] == "gpus"
 
 
 def test_a_job_that_starts_is_never_answered_for_another_machine(on):
     for name in set(JobName) - {JobName.check, JobName.plan, JobName.simulate, JobName.describe}:
         composed = on(*CARD, f"job={name}")
-        assert answered(composed) is composed
+        assert on_smallest_machine(composed) is composed
 
 
 def test_the_smallest_machine_is_the_smallest():
@@ -168,7 +173,7 @@ def test_the_smallest_machine_is_the_smallest():
         replace(small, name="wide", gpus_per_node=16),
         replace(small, name="theirs", gpus_per_node=8, gpu_memory_gb=79.0, partition="gpu"),
     ]
-    pick = partial(smallest, config)
+    pick = partial(smallest_machine, config)
     assert pick([*others, small]).name == "small"
     assert pick(list(others)).name == "large"
     assert pick([others[0], others[1]]).name == "short"  # does not hold it, and says so by its errors

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host
 from swe_rl.config.compose import compose
-from swe_rl.config.folders import conf_dir, options
+from swe_rl.config.folders import conf_dir, list_options
 from swe_rl.config.schema import Config
 
 README = Path(__file__).parents[2] / "README.md"
 GROUPS = README.read_text().partition("## Groups")[2].splitlines()
-OPTIONS = [(group, option.name) for group, members in options().items() for option in members]
+OPTIONS = [(group, option.name) for group, members in list_options().items() for option in members]
 
 VARIANTS = {"pdb_rewrite_only": "pdb", "tr_atw01": "tr"}  # the same part with other settings
 NAMED = {"experiment", "job", "model", "layout", "router", "env", "hardware", "agent", "algo"}
@@ -29,7 +29,7 @@ def test_every_option_composes(group, name):
     if group in NAMED:
         assert part.name == VARIANTS.get(name, name), "an option's `name` is its file's"
     if group != "job":
-        found = {finding.rule_id for finding in check(composed.config, host=Host(environment={}))}
+        found = {finding.rule_id for finding in check_config(composed.config, host=Host(environment={}))}
         assert ("available" in found) == is_marked(group, name), "README says what cannot run yet"
 
 

@@ -7,17 +7,17 @@ from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host, Severity
 from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.keys import key_types
-from swe_rl.config.ranges import LARGEST, Range, ranges_of, within, wrong_numbers
+from swe_rl.config.ranges import LARGEST, Range, ranges_of, replace_out_of_range, wrong_numbers
 from swe_rl.config.schema import Config, OutcomeConfig
-from swe_rl.job.describe import describe
+from swe_rl.job.describe import describe_topic
 
 HOST = Host(environment={}, file_exists=lambda _: False, folder_writable=lambda _: True, version=lambda _: "")
 CONFIG = dataclasses.replace(Config(), rollout=dataclasses.replace(Config().rollout, outcomes={"a": OutcomeConfig()}))
@@ -49,7 +49,7 @@ def range_of(key):
 
 
 def refused(config, host=HOST):
-    return {one.key for one in check(config, host=host) if one.rule_id == "range"}
+    return {one.key for one in check_config(config, host=host) if one.rule_id == "range"}
 
 
 def test_no_number_is_without_a_range():
@@ -70,7 +70,7 @@ def test_a_range_belongs_to_a_number_of_its_kind():
 
 
 def test_defaults_are_within():
-    assert list(wrong_numbers(CONFIG)) == [] and within(CONFIG) == CONFIG
+    assert list(wrong_numbers(CONFIG)) == [] and replace_out_of_range(CONFIG) == CONFIG
 
 
 @pytest.mark.parametrize(
@@ -90,20 +90,22 @@ def test_refused(override):
     except Exception as error:
         assert "must be a whole number" in str(error)  # noqa: PT017
         return
-    found = [one for one in check(composed.config, composed.origins, HOST) if one.severity is Severity.error]
+    found = [one for one in check_config(composed.config, composed.origins, HOST) if one.severity is Severity.error]
     assert [(one.rule_id, one.key) for one in found] == [("range", override.partition("=")[0])]
 
 
 def test_a_number_that_follows_a_wrong_one_is_not_said_as_well():
     composed = compose(["rollout.n=0", "rollout.infra_retries=-1"])
-    assert {one.key for one in check(composed.config, composed.origins, HOST)} == {
+    assert {one.key for one in check_config(composed.config, composed.origins, HOST)} == {
         "rollout.n",
         "rollout.infra_retries",
     }
 
 
 def test_other_mistakes_are_said_beside_a_wrong_number():
-    rules = {one.rule_id for one in check(compose(["trainer.lr=-1", "engine.max_model_len=1000"]).config, host=HOST)}
+    rules = {
+        one.rule_id for one in check_config(compose(["trainer.lr=-1", "engine.max_model_len=1000"]).config, host=HOST)
+    }
     assert rules == {"range", "engine_length"}
 
 
@@ -124,10 +126,12 @@ def test_just_outside_is_refused(key):
     elif not allowed.or_zero:
         beyond.append(kind(allowed.above))
     assert all(value not in allowed for value in beyond)
-    job = {"sft": JobName.sft, "runtime": JobName.runtime}.get(key.partition(".")[0], JobName.train)
+    job = {"sft": JobName.sft, "runtime": JobName.runtime, "mine": JobName.mine}.get(
+        key.partition(".")[0], JobName.train
+    )
     config = dataclasses.replace(CONFIG, job=dataclasses.replace(CONFIG.job, name=job))
     for value in beyond:
-        found = [one for one in check(changed(config, key, value), host=HOST) if one.rule_id == "range"]
+        found = [one for one in check_config(changed(config, key, value), host=HOST) if one.rule_id == "range"]
         assert [one.key for one in found] == [key] and found[0].message.startswith("must be ")
 
 
@@ -141,9 +145,9 @@ def test_what_is_said_of_a_range():
 
 
 def test_a_key_is_described_with_its_range():
-    (record,) = describe(CONFIG, "trainer.beta1")
+    (record,) = describe_topic(CONFIG, "trainer.beta1")
     assert record["type"] == "a number, at least 0 and below 1"
-    (record,) = describe(CONFIG, "rollout.typical_trajectory_s")
+    (record,) = describe_topic(CONFIG, "rollout.typical_trajectory_s")
     assert record["type"] == "a number or null, above 0 and at most 2,000,000"
 
 
@@ -165,18 +169,17 @@ def of_kind(hint, value):
     return math.inf
 
 
-@settings(max_examples=200, deadline=None)
 @given(odd=st.dictionaries(st.sampled_from(NUMBERS), ODD, min_size=1, max_size=4), job=JOBS, large=st.booleans())
 def test_no_number_breaks_a_rule(odd, job, large):
     config = LARGE if large else CONFIG
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, name=job))
     for key, value in odd.items():
         config = changed(config, key, of_kind(key_types()[key], value))
-    found = check(config, host=HOST)
+    found = check_config(config, host=HOST)
     assert all(finding.fix and finding.message for finding in found)
-    assert list(wrong_numbers(within(config))) == []
+    assert list(wrong_numbers(replace_out_of_range(config))) == []
     if not any(finding.severity is Severity.error for finding in found):
-        check(within(config), host=HOST)
+        check_config(replace_out_of_range(config), host=HOST)
 
 
 LARGE = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "env=swe_gym", "router=tr", "runtime=job"]).config

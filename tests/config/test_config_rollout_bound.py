@@ -5,12 +5,12 @@ from math import exp, inf, isfinite
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import Config, HardwareConfig, LayoutConfig, ModelConfig, WorkloadConfig
-from swe_rl.plan.duration import bound_s, capped_mean, mean, mean_turns, wrong_pairs
+from swe_rl.plan.duration import bound_s, capped_mean, lognormal_mean, mean_turns, wrong_pairs
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -22,7 +22,11 @@ def test_means_of_what_a_limit_cuts(pair, most, power):
 
 
 def test_without_a_limit_it_is_the_mean():
-    assert capped_mean((9.0, 1.22), 1e9) == pytest.approx(mean((9.0, 1.22))) == pytest.approx(9 * exp(1.22**2 / 2))
+    assert (
+        capped_mean((9.0, 1.22), 1e9)
+        == pytest.approx(lognormal_mean((9.0, 1.22)))
+        == pytest.approx(9 * exp(1.22**2 / 2))
+    )
     assert capped_mean((0.0, 1.0), 5) == capped_mean((1.0, 1.0), 0) == 0.0
 
 
@@ -51,7 +55,6 @@ GPUS = Config(
 NUMBERS = st.sampled_from([-1, 0, 1, 7, 10**9])
 
 
-@settings(max_examples=60)
 @given(st.fixed_dictionaries(dict.fromkeys(("n", "max_turns", "max_turn_tokens", "max_trajectory_tokens"), NUMBERS)))
 def test_no_limit_is_too_odd(limits):
     """Rules collect all findings: none may die of what another one refuses."""

@@ -10,7 +10,7 @@ from swe_rl.check.rules.engine import (
     READ_ONCE,
     cpu_drafts,
     draft_weights,
-    drafting,
+    find_drafting,
     inexact_drafts,
     load_format,
     quantised_rollouts,
@@ -20,7 +20,7 @@ from swe_rl.check.rules.memory import engine_memory
 from swe_rl.config.choices import Correction, EngineKind, LoraServing, WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
-from swe_rl.plan.sizes import VLLM_COMMAND, arguments
+from swe_rl.plan.sizes import VLLM_COMMAND, server_arguments
 
 HOST = Host(environment={})
 GPUS = LayoutConfig(name="dp4", engines=4, trainer_gpus=4, colocated=False)
@@ -37,13 +37,13 @@ def found(rule, config, host=HOST):
 
 
 def settings_of(*extra, command=PYTHON):
-    asked = drafting(arguments(config_of(*extra, command=command), HOST.environment))
+    asked = find_drafting(server_arguments(config_of(*extra, command=command), HOST.environment))
     return asked and dict(asked.settings)
 
 
 def test_the_last_of_a_flag_wins_and_the_commands_come_first():
     config = config_of("--quantization=mxfp8", "--block-size", "32", command="vllm serve -q awq --async-scheduling -x")
-    given = arguments(config, HOST.environment)
+    given = server_arguments(config, HOST.environment)
     assert given["--quantization"] == ("mxfp8", "engine.extra_arguments")
     assert given["--block-size"] == ("32", "engine.extra_arguments")
     assert given["--async-scheduling"] == ("", "engine.command")
@@ -51,7 +51,7 @@ def test_the_last_of_a_flag_wins_and_the_commands_come_first():
 
 @pytest.mark.parametrize("command", ["srun --overlap -q normal /opt/bin/python", "docker run -q image vllm serve"])
 def test_flags_of_what_starts_the_server_are_not_the_servers(command):
-    assert arguments(config_of(command=command), HOST.environment) == {}
+    assert server_arguments(config_of(command=command), HOST.environment) == {}
 
 
 def test_the_command_may_come_from_the_environment():

@@ -1,6 +1,7 @@
 """Which packages a job needs here, the line that installs them, versions that were not tried."""
 
 import dataclasses
+import importlib.metadata
 import re
 import shlex
 import subprocess
@@ -9,17 +10,17 @@ import sys
 import pytest
 
 from swe_rl.check import packages as rules_packages
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host, Severity
 from swe_rl.check.packages import NEEDS
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.host.packages import (
+    allowed_versions,
     installed_version,
     own_requirements,
     pip_command,
     python_command,
-    ranges,
 )
 
 REQUIREMENTS = (
@@ -51,7 +52,7 @@ def machine(versions, *, gpus=0, programs=(), **more):
 
 
 def found(overrides, host):
-    return [one for one in check(compose(list(overrides)).config, host=host) if one.rule_id == "packages"]
+    return [one for one in check_config(compose(list(overrides)).config, host=host) if one.rule_id == "packages"]
 
 
 def fixes(overrides, versions, **more):
@@ -186,11 +187,11 @@ def test_without_metadata_of_its_own_versions_are_not_judged():
 
 def test_an_import_that_fails_all_the_same():
     host = machine({})
-    assert str(rules_packages.refusal(ModuleNotFoundError(name="minisweagent.config"), host)) == (
+    assert str(rules_packages.refuse_missing(ModuleNotFoundError(name="minisweagent.config"), host)) == (
         "mini-swe-agent is needed and is not installed here: pip install 'swe_rl[mini_swe]'"
     )
-    assert rules_packages.refusal(ModuleNotFoundError(name="swe_rl.nowhere"), host) is None
-    assert rules_packages.refusal(ModuleNotFoundError(), host) is None
+    assert rules_packages.refuse_missing(ModuleNotFoundError(name="swe_rl.nowhere"), host) is None
+    assert rules_packages.refuse_missing(ModuleNotFoundError(), host) is None
 
 
 def test_a_job_of_a_partition_that_starts_here_is_refused_before_it_makes_files():
@@ -204,9 +205,16 @@ def test_a_job_of_a_partition_that_starts_here_is_refused_before_it_makes_files(
 
 
 def test_ranges_are_those_of_the_extras():
-    assert ranges(REQUIREMENTS, "torch") == ["==2.13.0", ">=2.11,<2.14"]
-    assert ranges(REQUIREMENTS, "omegaconf") == [] == ranges(REQUIREMENTS, "swe-rl")
-    assert ranges(own_requirements(), "torch") == ["==2.13.0", ">=2.11,<2.14"]
+    assert allowed_versions(REQUIREMENTS, "torch") == ["==2.13.0", ">=2.11,<2.14"]
+    assert allowed_versions(REQUIREMENTS, "omegaconf") == [] == allowed_versions(REQUIREMENTS, "swe-rl")
+    assert allowed_versions(own_requirements(), "torch") == ["==2.13.0", ">=2.11,<2.14"]
+
+
+def test_metadata_is_read_once(monkeypatch):
+    known = installed_version("pytest"), own_requirements()
+    monkeypatch.setattr(importlib.metadata, "version", None)
+    monkeypatch.setattr(importlib.metadata, "requires", None)
+    assert (installed_version("pytest"), own_requirements()) == known
 
 
 def test_a_folder_of_the_package_s_name_is_no_package(tmp_path, monkeypatch):
@@ -238,8 +246,8 @@ def test_pip_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
 
 def test_nothing_is_imported_to_find_out():
     code = (
-        "import sys; from swe_rl.config.compose import compose; from swe_rl.check.check import check; "
-        "check(compose(['agent=mini_swe', 'logger.wandb=offline', 'trainer.lora_rank=2']).config); "
+        "import sys; from swe_rl.config.compose import compose; from swe_rl.check.check import check_config; "
+        "check_config(compose(['agent=mini_swe', 'logger.wandb=offline', 'trainer.lora_rank=2']).config); "
         "print([name for name in ('torch', 'wandb', 'peft', 'minisweagent') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.config.compose import compose, config_hash, flatten, resolved_yaml
+from swe_rl.config.compose import compose, config_hash, flatten_config, resolved_yaml
 from swe_rl.config.hydra_callback import MaskSecrets
 from swe_rl.config.secrets import MASK, SecretError, hide_secrets, is_secret_key, mask_text, mask_tree, mask_value
 
@@ -26,7 +26,7 @@ def test_other_keys(key):
 
 
 def test_no_key_of_the_schema_is_masked_by_mistake():
-    assert MASK not in [value for value in flatten(compose().config).values() if isinstance(value, str)]
+    assert MASK not in [value for value in flatten_config(compose().config).values() if isinstance(value, str)]
 
 
 def test_override_moves_to_the_environment():
@@ -61,7 +61,7 @@ def test_composition_has_the_value_and_shows_the_mask(monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())
     composed = compose([f"+hardware.env_vars.HF_TOKEN={SECRET}", "sandbox.runtime_url=http://me:pw@host:1"])
     assert composed.config.hardware.env_vars == {"HF_TOKEN": SECRET}
-    shown = resolved_yaml(composed) + repr(flatten(composed.config)) + repr(composed.overrides)
+    shown = resolved_yaml(composed) + repr(flatten_config(composed.config)) + repr(composed.overrides)
     assert SECRET not in shown
     assert "me:pw" not in resolved_yaml(composed)
     other = compose(["+hardware.env_vars.HF_TOKEN=another", "sandbox.runtime_url=http://you:pw@host:1"])

@@ -6,12 +6,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 
 from swe_rl.check.findings import report_lines
 from swe_rl.check.sweep import RULES, check_sweep
-from swe_rl.config.compose import compose, compose_all, expand
+from swe_rl.config.compose import compose, compose_all, expand_sweep
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.launcher import is_slurm, quoted, slurm_settings, starts_processes, told
+from swe_rl.config.launcher import is_slurm, merge_slurm_settings, quote_value, slurm_settings, starts_processes
 
 GOLDEN = Path(__file__).parent / "golden" / "sweep_messages.txt"
 SLURM = ["hydra/launcher=submitit_slurm", "hardware=h100x8", "hardware.partition=gpu"]
@@ -58,7 +61,7 @@ def jobs_of(overrides):
 
 @cache
 def _jobs(overrides):
-    return compose_all(expand(overrides))
+    return compose_all(expand_sweep(overrides))
 
 
 def test_a_wrong_number_breaks_no_rule_over_a_sweep():
@@ -77,7 +80,7 @@ def test_rule(name):
 def test_two_launchers_are_one_too_many():
     """Hydra's own grammar refuses to sweep over a launcher; an experiment that brings one gets past it."""
     with pytest.raises(ConfigError, match="launcher"):
-        expand(["hydra/launcher=basic,submitit_local", "trainer.seed=0,1"])
+        expand_sweep(["hydra/launcher=basic,submitit_local", "trainer.seed=0,1"])
     one, other = compose(["trainer.seed=0"]), compose(["trainer.seed=1"])
     found = check_sweep([one, dataclasses.replace(other, launcher="submitit_slurm")])
     assert [finding.rule_id for finding in found] == ["sweep_launcher"]
@@ -125,7 +128,7 @@ def test_what_slurm_is_told_composes(launcher):
     given = [f"hydra/launcher={launcher}", "hardware=fasrc_gpu_test", "hydra.launcher.comment=x"]
     first = compose(given)
     assert is_slurm(first.launcher_settings) and starts_processes(first.launcher_settings)
-    settings = told(first.config, first.launcher_settings, given)
+    settings = merge_slurm_settings(first.config, first.launcher_settings, given)
     for key, value in slurm_settings(first.config).items():
         assert settings[key] == value
     assert settings["comment"] == "x"
@@ -134,23 +137,29 @@ def test_what_slurm_is_told_composes(launcher):
 def test_an_own_setting_stays():
     given = ["hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=7", "hydra.launcher.partition=mine"]
     first = compose(given)
-    settings = told(first.config, first.launcher_settings, given)
+    settings = merge_slurm_settings(first.config, first.launcher_settings, given)
     assert (settings["timeout_min"], settings["partition"]) == (7, "mine")
     assert settings["mem_gb"] == first.config.hardware.memory_gb
 
 
 def test_setup_commands_add_up_and_a_kind_of_gpu_takes_the_place_of_their_count():
     given = ["hardware=fasrc_gpu_test", "hardware.setup=['ulimit -n 65536']", "hardware.gres='gpu:a100_1g.5gb:2'"]
-    settings = told(compose(given).config, {"setup": ["echo mine"], "comment": "preset's"}, given)
+    settings = merge_slurm_settings(compose(given).config, {"setup": ["echo mine"], "comment": "preset's"}, given)
     assert settings["setup"][-2:] == ["ulimit -n 65536", "echo mine"]
     assert settings["gres"] == "gpu:a100_1g.5gb:2" and "gpus_per_node" not in settings
     assert settings["comment"] == "preset's"
 
 
 def test_quotes():
-    assert quoted("it's") == "'it\\'s'"
-    assert quoted(["a b", "c,d"]) == "['a b','c,d']"
-    assert quoted(3) == "3"
+    assert quote_value("it's") == "'it\\'s'"
+    assert quote_value(["a b", "c,d"]) == "['a b','c,d']"
+    assert quote_value(3) == "3"
+
+
+@given(st.text("a\\'\"$= ,{}[]:é", max_size=8))
+def test_hydra_reads_what_was_quoted(text):
+    """Backslashes, too: Hydra takes only those in front of a quote for more than themselves."""
+    assert OverridesParser.create().parse_override(f"key={quote_value(text)}").value() == text
 
 
 def test_many_jobs_are_composed_in_order_by_several_processes():

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.engine.transfer.direct import StagedTransfer
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import ServerChoice, server_arguments
-from swe_rl.job.plan import plan
+from swe_rl.job.plan import make_plan
 from swe_rl.plan import weight_sync
 from swe_rl.plan.sizes import read_elsewhere, wanted_sync
 from swe_rl.plan.weight_sync import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
@@ -126,18 +126,18 @@ def test_plan_check_and_run_choose_the_same(overrides, has_vllm, monkeypatch):
     monkeypatch.delenv("SWE_RL_VLLM_COMMAND", raising=False)
     vllm_here(monkeypatch, has_vllm)
     by_itself = config(*overrides)
-    way = plan(by_itself)["time"]["weights_by"]
+    way = make_plan(by_itself)["time"]["weights_by"]
     assert transfer_kind(by_itself) == SENT[way]
     words = " ".join(server_arguments(by_itself, ServerChoice(0, 8000, "m", "0")))
     assert ("--weight-transfer-config" in words) == (SENT[way] is not None) and (SENT[way] or "") in words
     made = make_transfer(by_itself, [], SimpleNamespace())
     assert (made is not None) == (SENT[way] is not None) and isinstance(made, StagedTransfer) == (way == "ipc")
     by_name = config(*overrides, f"trainer.weight_sync={way}")
-    found = {finding.rule_id for finding in check(by_name) if finding.key == "trainer.weight_sync"}
+    found = {finding.rule_id for finding in check_config(by_name) if finding.key == "trainer.weight_sync"}
     assert not found and transfer_kind(by_name) == transfer_kind(by_itself)
 
 
 def test_nobody_starts_what_auto_cannot_send(monkeypatch):
     vllm_here(monkeypatch, False)
     require_wire(config(*STREAM))
-    assert plan(config(*STREAM))["time"]["weights_by"] == "disk"
+    assert make_plan(config(*STREAM))["time"]["weights_by"] == "disk"

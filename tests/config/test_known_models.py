@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from transformers import AutoConfig
 
-from swe_rl.check.check import check
-from swe_rl.config.compose import compose, flatten
-from swe_rl.config.folders import PACKAGE, options
-from swe_rl.config.known_models import CHECKPOINT_FACTS, facts_of
+from swe_rl.check.check import check_config
+from swe_rl.config.compose import compose, flatten_config
+from swe_rl.config.folders import PACKAGE, list_options
+from swe_rl.config.known_models import CHECKPOINT_FACTS, MIXTURE_FACTS, facts_of
 from swe_rl.config.schema import ModelConfig
-from swe_rl.model.templates.formats import TEMPLATES, template_text
 from swe_rl.model.tool_parser import TOOL_PARSERS
+from swe_rl.templates.formats import TEMPLATES, template_text
+from tests.support.hub_configs import HUB_CONFIGS
 
-KNOWN = [option.name for option in options()["model"] if option.name != "folder"]
+KNOWN = [option.name for option in list_options()["model"] if option.name not in ("folder", *HUB_CONFIGS)]
 SHIPPED = PACKAGE / "model" / "checkpoints"
 
 
@@ -53,6 +55,20 @@ def test_a_folder_gives_what_the_option_of_that_model_says(option, tmp_path):
             assert (key, getattr(read, key)) == (key, value)
 
 
+@pytest.mark.long  # a child process counts the parameters
+@pytest.mark.parametrize("option", HUB_CONFIGS)
+def test_an_option_of_another_family_says_what_its_config_json_says(option, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ours = asdict(compose([f"model={option}"]).config.model)
+    said = HUB_CONFIGS[option]
+    AutoConfig.for_model(**said).save_pretrained(tmp_path)
+    read = facts_of(str(tmp_path))
+    for key in ("params_b", "active_params_b"):
+        assert read[key] == pytest.approx(ours[key], abs=0.006)
+    for key in (*CHECKPOINT_FACTS, *MIXTURE_FACTS, "tie_word_embeddings"):
+        assert (key, read[key]) == (key, ours[key])
+
+
 @pytest.mark.parametrize("form", TEMPLATES)
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
 def test_the_chat_format_is_that_of_its_own_template(form, place, tmp_path):
@@ -81,7 +97,7 @@ def test_what_transformers_wrote_is_read(name):
 
 def test_a_run_and_its_checkpoint_give_what_the_run_had(tmp_path):
     config = compose(["model=qwen3_4b"]).config
-    saved = {key: value for key, value in flatten(config).items() if key.startswith("model.")}
+    saved = {key: value for key, value in flatten_config(config).items() if key.startswith("model.")}
     for step in (1, 2):
         checkpoint = tmp_path / "run" / "checkpoints" / f"step_{step:06d}"
         checkpoint.mkdir(parents=True)
@@ -121,8 +137,8 @@ def test_a_file_that_makes_no_sense_is_refused_by_name(content, tmp_path):
     folder.mkdir()
     (folder / "config.json").write_text(content)
     composed = compose(["model=folder", f"model.path={folder}"])
-    assert "model_unread" in {finding.rule_id for finding in check(composed.config)}
+    assert "model_unread" in {finding.rule_id for finding in check_config(composed.config)}
 
 
 def test_a_folder_passes_the_check():
-    assert check(compose(["model=folder", f"model.path={SHIPPED / 'tiny'}", "trainer=default"]).config) == []
+    assert check_config(compose(["model=folder", f"model.path={SHIPPED / 'tiny'}", "trainer=default"]).config) == []

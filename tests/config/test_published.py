@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swe_rl.config.compose import compose, flatten
+from swe_rl.config.compose import compose, flatten_config
 from swe_rl.config.folders import conf_dir
 
 PAGE = Path(__file__).parents[2] / "docs" / "published.md"
@@ -61,7 +61,7 @@ def test_the_table_and_conf_say_the_same():
 def test_what_is_composed_is_what_is_published(name):
     """A later file could overwrite the value that a comment vouches for."""
     composed = compose([f"+experiment={name}"])
-    values = flatten(composed.config) | composed.choices
+    values = flatten_config(composed.config) | composed.choices
     for key, value in ((key, value) for experiment, key, value in in_page() if experiment == name):
         if "${" not in value:
             assert str(values[key]).lower() in (value.lower(), str(yaml.safe_load(value)).lower(), str(number(value)))

@@ -64,6 +64,7 @@ def test_a_trace_database_of_another_version(command, finished):
     refused(command.run(f"trainer.resume={folder}", _dataset_of(finished)), "traces.db", "version")
 
 
+@pytest.mark.long  # two minutes; tests/trainer/test_trainer_checkpoint.py fills a disk while it saves
 def test_a_full_disk(command):
     """The run fails with the reason and status 1, and what is there is whole. It goes on with fewer checkpoints."""
     disk = command.root / "disk"

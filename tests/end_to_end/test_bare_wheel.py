@@ -97,9 +97,9 @@ def ask(python, *arguments):
     ("arguments", "packages", "extras"),
     [
         ([], "torch and transformers", "cpu"),
-        (["job=eval"], "torch and transformers", "cpu"),
-        (["job=sft"], "torch and transformers", "cpu"),
         (["job=serve"], "torch and transformers", "cpu"),
+        pytest.param(["job=eval"], "torch and transformers", "cpu", marks=pytest.mark.long),
+        pytest.param(["job=sft"], "torch and transformers", "cpu", marks=pytest.mark.long),
         (["job=export", "job.checkpoint=run"], "torch and transformers", "cpu"),
         (["job=check"], "torch and transformers", "cpu"),
         (["--multirun", "trainer.seed=0,1"], "torch and transformers", "cpu"),
@@ -117,7 +117,16 @@ def test_one_paragraph_says_what_is_missing(bare, empty, arguments, packages, ex
     assert list(empty.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["job=describe"], ["job=simulate"], ["--cfg", "job"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["job=describe"],
+        ["--cfg", "job"],
+        pytest.param(["job=simulate"], marks=pytest.mark.long),  # the package of one's own below is simulated
+    ],
+)
 def test_what_needs_nothing_works(bare, arguments):
     done = ask(bare, *arguments)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout

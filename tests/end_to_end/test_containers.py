@@ -31,11 +31,11 @@ class Oracle:
 @pytest.fixture(scope="module")
 def oracle(tmp_path_factory):
     """Four instances of two packages with their images, on an engine of this machine."""
-    from bench.oracle.make import SOURCES, chosen, make
     from swe_rl.env.source_build.interpreter import find_prefix
     from swe_rl.env.source_build.program import BuildError
-    from swe_rl.env.source_build.sdist import fetch
+    from swe_rl.env.source_build.sdist import fetch_sdist
     from tests.sandbox.engines import NoEngineError, engine
+    from tests.support.oracle.make import SOURCES, chosen, make
 
     docker = pytest.importorskip("docker")
     pytest.importorskip("swebench")
@@ -43,7 +43,7 @@ def oracle(tmp_path_factory):
     try:
         find_prefix(f"{sys.version_info.major}.{sys.version_info.minor}")
         for package in packages:
-            fetch(package.sdist, out / SOURCES / "sdists")
+            fetch_sdist(package.sdist, out / SOURCES / "sdists")
     except BuildError as error:
         pytest.skip(str(error))
     try:
@@ -143,9 +143,9 @@ def evaluation(oracle, *more, dataset=None):
 
 
 def test_every_gold_patch_is_resolved_and_no_change_that_fixes_nothing(oracle, command, watch):
-    from bench.oracle.engine import containers_left
-    from bench.oracle.run import Application
-    from bench.oracle.table import shortfalls, table
+    from tests.support.oracle.engine import containers_left
+    from tests.support.oracle.run import Application
+    from tests.support.oracle.table import shortfalls, table
 
     application = Application(command.root, oracle.dataset, "docker", oracle.address)
     gold, no_op = application.evaluate("gold"), application.evaluate("noop")

@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import free_port
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_events
 from swe_rl.plan.sizes import VLLM_COMMAND
-from swe_rl.report.timeline import programs_of
+from swe_rl.report.trace import RUN, trace_events
 from swe_rl.run.components import load_sampled
 from tests.end_to_end.conftest import PER_STEP, PROMPTS
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def fake(monkeypatch):
     """fake(**settings): from now on a server is the fake one."""
 
     def use(**settings):
-        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
+        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m tests.support.fake_vllm.server")
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": VOCAB, **settings}))
 
     return use
@@ -143,9 +143,9 @@ def test_a_killed_engine_costs_no_trajectory(command, fake):
         assert said in text  # on the terminal
     page = (folder / "report.html").read_text()
     assert '"label":"Engines lost","value":"1"' in page
-    [step, *_] = programs_of(RunFolder(folder))["steps"]
-    assert [step["engines"][place] for place, *_ in step["away"]] == [lost["engine"]]
-    assert step["samples"]["at"] and len(step["samples"]["loads"]) == 2
+    drawn = list(trace_events(RunFolder(folder)))
+    assert f"{lost['engine']} away" in {event["name"] for event in drawn if event["ph"] == "X" and event["pid"] == RUN}
+    assert {event["name"] for event in drawn if event["ph"] == "C"} == {"engine0", "engine1"}
     print(f"{back['engine']} was away for {back['away_s']:.1f} s; steps of {[step['generate_s'] for step in steps]} s")
     assert not command.children()
 
@@ -154,7 +154,7 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
     """Nobody starts it again here; the other one does all the work from then on."""
     fake(token_delay_s=0.02)
     ports = [free_port() for _ in range(2)]
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "theirs"]
+    program = [sys.executable, "-m", "tests.support.fake_vllm.server", "--model", "theirs"]
     theirs = [subprocess.Popen([*program, "--port", str(port)], stdout=subprocess.DEVNULL) for port in ports]
     try:
         for port in ports:
@@ -177,11 +177,12 @@ def test_a_killed_engine_of_somebody_else_costs_no_trajectory(command, fake):
     assert "its work goes to the others until it is back" in text
 
 
+@pytest.mark.long  # the lane `slow` has it for engines of our own
 def test_the_last_engine_of_somebody_else_is_gone_for_good(command, fake):
     """Waiting for it is nobody's own time, and ends: by name, with what the trainer holds."""
     fake(token_delay_s=0.02, sleep_mode=True)
     port = free_port()
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "theirs", "--port", str(port)]
+    program = [sys.executable, "-m", "tests.support.fake_vllm.server", "--model", "theirs", "--port", str(port)]
     server = subprocess.Popen(program, stdout=subprocess.DEVNULL)
     try:
         wait_for_port(port)
@@ -243,7 +244,7 @@ def test_engines_that_are_gone_for_good_end_the_run(command, fake):
     assert not command.children()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_a_run_that_is_ended_leaves_no_server(command, fake, sent):
     fake(token_delay_s=0.02)
     process = command.start("job=rollout", *TWO, PAIRS)

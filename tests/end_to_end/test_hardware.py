@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.folders import options
+from swe_rl.config.folders import list_options
 from tests.support.command import LIGHT, warm
 
 CARD = ("model=qwen3_14b", "layout=dp4", "router=tr")
@@ -122,7 +122,13 @@ def test_slurm_is_not_asked_for_this_machine(laptop):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [option.name for option in options()["experiment"]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(option.name, marks=[pytest.mark.long] if number % 3 else [])
+        for number, option in enumerate(list_options()["experiment"])
+    ],
+)
 def test_every_experiment_is_planned_here(laptop, name):
     done = laptop.run(f"+experiment={name}", "job=plan")
     assert "Traceback" not in done.stderr and "memory" in done.stdout and "not known" not in done.stdout

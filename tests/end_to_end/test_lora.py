@@ -5,13 +5,13 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-pytest.importorskip("peft")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LORA = ("trainer.lora_rank=8", "trainer.lr=3e-3", "algo.kl_coef=0.01", "trainer.steps=2", "trainer.resume=auto")
 
 
 def test_an_adapter_is_trained_resumed_exported_and_used(command, tmp_path_factory):
+    pytest.importorskip("peft")  # not above: its import takes seconds, of each process that collects
     process = command.start(*LORA)
     command.wait_for_checkpoint(process, 1)
     process.kill()

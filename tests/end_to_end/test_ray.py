@@ -53,6 +53,7 @@ def test_steps_are_those_of_one_process_and_a_killed_driver_takes_its_actors_wit
         assert mine["reward_mean"] == other["reward_mean"] and mine["trained_tokens"] == other["trained_tokens"]
 
 
+@pytest.mark.long  # tests/end_to_end/test_parallel.py has it without Ray
 def test_groups_flow_beside_ranks_of_which_one_is_killed_and_replaced_to_a_quiet_end(command, nodes, overrides):
     """The run names the actor that was lost, and ends all others itself."""
     process = command.start(*overrides, "rollout.mode=stream", "trainer.steps=4", "trainer.max_restarts=1")

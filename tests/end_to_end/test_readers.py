@@ -21,7 +21,7 @@ def test_a_run_outlives_who_reads_its_progress(command):
     assert "step 2/2" in (folder / "run.log").read_text()
 
 
-@pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", "> /dev/full"])
+@pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", pytest.param("> /dev/full", marks=pytest.mark.long)])
 def test_a_run_needs_no_standard_streams(command, redirections):
     process = command.start("trainer.steps=1", *FEW, redirected=redirections)
     process.communicate(timeout=240)

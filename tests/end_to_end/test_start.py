@@ -27,7 +27,7 @@ NEVER_S = 600.0
 @pytest.fixture
 def fake(monkeypatch):
     def use(**settings):
-        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
+        monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m tests.support.fake_vllm.server")
         monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": 1536, **settings}))
 
     return use

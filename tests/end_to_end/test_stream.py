@@ -48,7 +48,7 @@ def whole(command, last, group_size=GROUP):
     return steps
 
 
-@pytest.mark.parametrize("point", [None, "group_queued:5", "step_recorded:3"])
+@pytest.mark.parametrize("point", [None, "group_queued:5", pytest.param("step_recorded:3", marks=pytest.mark.long)])
 def test_groups_flow_through_the_main_job(command, monkeypatch, point):
     pairs = (*STREAM, "rollout.n=2")  # what becomes of a group does not depend on its size
     if point is not None:

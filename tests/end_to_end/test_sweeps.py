@@ -103,11 +103,11 @@ def test_the_frozen_configuration_is_compared(command, monkeypatch):
     """An environment variable that conf/ reads differs where the job runs: refused, and the key is named."""
     from swe_rl.config.compose import compose
     from swe_rl.config.explain import ConfigError
-    from swe_rl.submission.freeze import freeze, verify_frozen
+    from swe_rl.submission.freeze import freeze_jobs, verify_frozen
 
     monkeypatch.setenv("TRAINING_DATA_SYNC_DEST", "/here")
     jobs = [compose(["trainer.seed=0"]), compose(["trainer.seed=1"])]
-    freeze(command.root / "sweep", jobs, None, code=False)
+    freeze_jobs(command.root / "sweep", jobs, None, code=False)
     verify_frozen(command.root / "sweep" / "1", 1, compose(["trainer.seed=1"]))
     monkeypatch.setenv("TRAINING_DATA_SYNC_DEST", "/there")
     with pytest.raises(ConfigError, match=r"Job 1 composes.*paths.sync_to=/there, then /here"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("way", ["disk", "ipc"])
 def test_a_run_of_two_steps(tmp_path, monkeypatch, way):
-    monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server")
+    monkeypatch.setenv(VLLM_COMMAND, f"{shlex.quote(sys.executable)} -m tests.support.fake_vllm.server")
     monkeypatch.setenv("FAKE_VLLM", json.dumps({"vocab_size": 1536}))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     made = train.rank_group

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from swe_rl.logger.folder import RunFolder
-from swe_rl.view.runs import Runs
+from swe_rl.view.runs import RunIndex
 from swe_rl.view.tokens import prompt_of, token_page
 from swe_rl.view.trajectories import Query, Trajectories
 from tests.report.test_report_trace import held_against, well_formed
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_trajectory_has_its_tokens(finished):
-    runs, look = Runs(finished.outputs), Trajectories()
+    runs, look = RunIndex(finished.outputs), Trajectories()
     ((name, folder),) = runs.folders().items()
     config, rows = runs.config(folder), []
     for set_name in look.sets(folder):

@@ -14,8 +14,8 @@ VOCAB = 128
 EngineFactory = Callable[..., Awaitable[EmbeddedEngine]]
 
 
-def _build_model(seed: int, *, tied: bool = True) -> Qwen3ForCausalLM:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+def _build_model(seed: int, *, tied: bool = True, **other: int) -> Qwen3ForCausalLM:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2} | other
     longer = {"head_dim": 16, "max_position_embeddings": 512}
     model = tiny_qwen3(seed, vocab_size=VOCAB, tie_word_embeddings=tied, **sizes, **longer).eval()
     with torch.no_grad():

@@ -164,7 +164,7 @@ def test_what_a_token_is_routed_to_is_kept_beside_its_keys(last):
     cut = 2 if last == "dense" else 1
     assert np.array_equal(np.sort(routes[:, :cut]), np.sort(expected[:, :cut]))
     if last == "experts":
-        looked_at = [63, 98, 99, 100]
+        looked_at = [98, 99, 100]  # not 63: how a prompt is cut leaves no trace
         assert np.array_equal(np.sort(routes[looked_at, 1]), np.sort(expected[looked_at, 1]))
         assert (np.delete(routes[:, 1], looked_at, axis=0) == 255).all()
     assert decoder.cache_shape(1, 64).routed == (2, 2, 6) and packed(model)[1].routes is None

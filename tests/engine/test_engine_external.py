@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.config.choices import EngineKind, LogprobsMode
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.environment import SERVER_KEYS, key_of
-from swe_rl.config.schema import Config, EngineConfig, ModelConfig, RolloutConfig
+from swe_rl.config.schema import Config, EngineConfig, ModelConfig
 from swe_rl.engine.external import ExternalServerError, external_engines
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, EngineState, LossTeller, SamplingParams
-from swe_rl.engine.server.features import ServerRefusedError, needs
+from swe_rl.engine.server.features import ServerRefusedError
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
 
 def config_of(*urls, **engine):
@@ -84,21 +84,6 @@ async def test_the_model_by_its_path_or_name():
         await engine.start()
         assert engine.features.model == "other"
         await engine.close()
-
-
-@pytest.mark.parametrize(
-    ("rollout", "mode", "expected"),
-    [
-        (RolloutConfig(temperature=1.0), LogprobsMode.processed, False),  # raw ones are the same there
-        (RolloutConfig(temperature=0.8), LogprobsMode.processed, True),
-        (RolloutConfig(top_p=0.9), LogprobsMode.processed, True),
-        (RolloutConfig(top_k=20), LogprobsMode.processed, True),
-        (RolloutConfig(temperature=0.8), LogprobsMode.raw, False),
-    ],
-)
-def test_when_processed_logprobs_matter(rollout, mode, expected):
-    config = replace(config_of("http://a", logprobs_mode=mode), rollout=rollout)
-    assert needs(config).processed_logprobs is expected
 
 
 async def test_a_server_that_dies_is_lost_with_the_first_request_that_breaks_off(monkeypatch):

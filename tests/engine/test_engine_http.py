@@ -8,12 +8,12 @@ import json
 import numpy as np
 import pytest
 
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.wire import BadReplyError, TokenIn, parse_reply
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from tests.support.waiting import until
 
 PROMPT = list(range(1, 50))
@@ -27,7 +27,7 @@ async def start():
     async def make(*, reply=None, key=None, num_experts=0, **settings):
         fake = await FakeVllm(FakeSettings(**settings), reply=reply).__aenter__()
         length = settings.get("max_model_len", 4096)
-        needs = Needs("policy", length, True, vocab_size=1000, num_experts=num_experts)
+        needs = Needs("policy", length, vocab_size=1000, num_experts=num_experts)
         engine = HttpEngine(
             HttpClient(fake.url, api_key=key), needs, name="engine0", max_num_seqs=8, stats_period_s=0.02
         )
@@ -418,7 +418,7 @@ async def test_close_ends_what_is_in_flight(start):
 
 
 async def test_before_start():
-    engine = HttpEngine(HttpClient("http://127.0.0.1:9"), Needs(None, 9, False), name="engine0", max_num_seqs=1)
+    engine = HttpEngine(HttpClient("http://127.0.0.1:9"), Needs(None, 9), name="engine0", max_num_seqs=1)
     with pytest.raises(EngineError, match="not started"):
         await engine.generate([1], SamplingParams(1), request_id="a")
 

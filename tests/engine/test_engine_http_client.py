@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm, Fault
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import ConnectionLostError, EngineUrlError, HttpClient, UnreachableError, base_url
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm, Fault
 
 
 @pytest.mark.parametrize(

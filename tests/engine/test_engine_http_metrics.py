@@ -44,6 +44,18 @@ def test_older_servers_tell_blocks_only():
     assert found is not None and found.kv_capacity_tokens == 170 * 32
 
 
+def test_servers_tell_the_size_of_their_tier_in_the_hosts_memory():
+    label = 'kv_offloading_size="{}",kv_cache_size_tokens='
+    tier = TEXT.replace("kv_cache_size_tokens=", label.format("1.5"))
+    found = parse_metrics(tier + 'vllm:external_prefix_cache_hits_total{engine="0"} 48.0\n')
+    assert found is not None
+    assert (found.host_cache_bytes, found.host_hits_tokens_total) == (3 * 2**29, 48)
+    assert found.host_tokens(2**20) == 1536 and found.host_tokens(0) == 0
+    for text in ("None", "x", "1e999"):
+        none = parse_metrics(TEXT.replace("kv_cache_size_tokens=", label.format(text)))
+        assert none is not None and none.host_cache_bytes == 0
+
+
 def test_data_parallel_engines_are_added_up():
     second = "".join(
         line.replace('engine="0"', 'engine="1"').replace("0.25", "0.75") + "\n"

@@ -14,7 +14,7 @@ from swe_rl.engine.server import monitor as http_monitor
 from swe_rl.engine.server.client import HttpClient, ServerAnswer, SilentError, UnreachableError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, TICK_S, LoopLag, Monitor, Watcher
+from swe_rl.engine.server.monitor import REFUSED_S, SILENT_S, TICK_S, LoopLag, Monitor, MonitorCallbacks
 from swe_rl.host.addresses import free_port
 from tests.engine.test_engine_http import until
 
@@ -63,7 +63,7 @@ class Silent:
 def watched():
     clock, client, lost = Clock(), Silent(), []
     lag = LoopLag(clock)
-    watcher = Watcher(lost=lost.append, back=lambda: lost.append("back"), restarted=lambda: None)
+    watcher = MonitorCallbacks(lost=lost.append, back=lambda: lost.append("back"), restarted=lambda: None)
     return clock, client, lost, lag, Monitor(client, watcher, clock=clock, lag=lag)
 
 
@@ -131,7 +131,7 @@ async def test_a_look_that_goes_wrong_is_said_and_a_later_one_still_finds_the_lo
         raise answers.pop(0) if len(answers) > 1 else answers[0]
 
     client.get = get
-    watcher = Watcher(lost=lambda _: lost.set(), back=lambda: None, restarted=lambda: None)
+    watcher = MonitorCallbacks(lost=lambda _: lost.set(), back=lambda: None, restarted=lambda: None)
     monitor = Monitor(client, watcher, clock=clock, period_s=0.001, lag=Punctual(clock))
     monitor.start()
     await asyncio.wait_for(lost.wait(), 20)
@@ -145,10 +145,10 @@ async def test_a_server_of_flesh_outlives_our_stall_and_is_lost_by_its_own(monke
     monkeypatch.setattr(http_monitor, "SILENT_S", 1.0)
     monkeypatch.setattr(http_monitor, "_LOOK_TIMEOUT_S", 0.3)
     port = free_port()
-    program = [sys.executable, "-m", "swe_rl.engine.fake_vllm.server", "--model", "policy", "--port", str(port)]
+    program = [sys.executable, "-m", "tests.support.fake_vllm.server", "--model", "policy", "--port", str(port)]
     server = subprocess.Popen(program, stdout=subprocess.DEVNULL)  # noqa: ASYNC220
     client = HttpClient(f"http://127.0.0.1:{port}", tries=8)
-    engine = HttpEngine(client, Needs("policy", 4096, True), name="e", max_num_seqs=8, stats_period_s=0.05)
+    engine = HttpEngine(client, Needs("policy", 4096), name="e", max_num_seqs=8, stats_period_s=0.05)
     changes = []
     engine.on_change = changes.append
     try:

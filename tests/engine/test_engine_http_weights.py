@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
@@ -15,6 +14,7 @@ from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
 from swe_rl.logger.disk import DiskError
 from swe_rl.model.adapter import AdapterShape
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
 
 @pytest.fixture
@@ -77,12 +77,26 @@ async def test_a_disk_that_takes_nothing(tmp_path, source, model):
         await WeightFolders(tmp_path / "root", source).write(weights_of(model), 1)
 
 
+async def test_an_update_empties_the_tier_in_the_hosts_memory(tmp_path, source, model):
+    prompt = list(range(40))
+    async with FakeVllm(FakeSettings(host_capacity_tokens=4096)) as fake:
+        folders = WeightFolders(tmp_path / "root", source)
+        engine = HttpEngine(HttpClient(fake.url), Needs("policy", 64), name="engine0", max_num_seqs=1, weights=folders)
+        await engine.start()
+        await engine.update_weights(weights_of(model), 3)
+        assert (await engine.generate(prompt, SamplingParams(1), request_id="a")).cached_tokens == 0
+        await engine.client.post("/reset_prefix_cache")
+        assert (await engine.generate(prompt, SamplingParams(1), request_id="b")).cached_tokens == 32
+        # The same version has the same salt, so that only the reset keeps old keys and values away.
+        await engine.update_weights(weights_of(model), 3)
+        assert (await engine.generate(prompt, SamplingParams(1), request_id="c")).cached_tokens == 0
+        await engine.close()
+
+
 async def test_a_server_takes_them(tmp_path, source, model):
     async with FakeVllm(FakeSettings()) as fake:
         folders = WeightFolders(tmp_path / "root", source)
-        engine = HttpEngine(
-            HttpClient(fake.url), Needs("policy", 64, True), name="engine0", max_num_seqs=1, weights=folders
-        )
+        engine = HttpEngine(HttpClient(fake.url), Needs("policy", 64), name="engine0", max_num_seqs=1, weights=folders)
         await engine.start()
         fake.requests.clear()
         await engine.update_weights(weights_of(model), 3)
@@ -125,7 +139,7 @@ async def test_a_folder_of_an_adapter(tmp_path, source, model):
 async def test_a_server_takes_adapters_under_new_names(tmp_path, source, model):
     async with FakeVllm(FakeSettings(adapters=True)) as fake:
         folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
-        needs = Needs("policy", 64, True)
+        needs = Needs("policy", 64)
         engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)
         await engine.start()
         fake.requests.clear()
@@ -145,7 +159,7 @@ async def test_a_server_takes_adapters_under_new_names(tmp_path, source, model):
 async def test_a_server_without_adapters_is_named(tmp_path, source, model):
     async with FakeVllm(FakeSettings()) as fake:
         folders = WeightFolders(tmp_path / "root", source, adapter=AdapterShape(2, 8))
-        needs = Needs("policy", 64, True)
+        needs = Needs("policy", 64)
         engine = HttpEngine(HttpClient(fake.url), needs, name="engine0", max_num_seqs=1, weights=folders)
         await engine.start()
         with pytest.raises(EngineError, match=r"takes no adapters: start the server with --enable-lora"):
@@ -158,7 +172,7 @@ async def test_half_an_update_is_a_lost_server(tmp_path, source, model):
     async with FakeVllm(FakeSettings()) as fake:
         engine = HttpEngine(
             HttpClient(fake.url),
-            Needs("policy", 64, True),
+            Needs("policy", 64),
             name="engine0",
             max_num_seqs=1,
             weights=WeightFolders(tmp_path / "root", source),

@@ -114,7 +114,10 @@ def test_an_abort_before_the_first_token():
         (changed(COMPLETIONS, logprobs={"token_logprobs": [-9999.0, -1.0]}), "not finite"),
         (changed(COMPLETIONS, logprobs={"token_logprobs": [None, -1.0]}), "not finite"),
         (changed(COMPLETIONS, logprobs={"token_logprobs": [float("nan"), -1.0]}), "not finite"),
-        (changed(COMPLETIONS, logprobs={"token_logprobs": [-1.0, 5.0]}), "token 1 is 5.0, above 0"),
+        (
+            changed(COMPLETIONS, logprobs={"token_logprobs": [-1.0, 5.0]}),
+            "token 1 is 5.0, above 0",
+        ),
         (changed(COMPLETIONS, logprobs={"token_logprobs": [-1.0, 10**400]}), "not a completion"),
         (changed(COMPLETIONS, token_ids=[22, 1000]), r"token 1 is 1000, outside 0 \.\. 999"),
         (changed(COMPLETIONS, token_ids=[-5, 297]), "token 0 is -5"),

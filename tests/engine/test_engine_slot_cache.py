@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, CacheShape, SlotCache
+from swe_rl.engine.embedded.slot_cache import WORTH_A_COPY_TOKENS, CacheShape, SlotCache
 
 LONG = list(range(200))
 
@@ -25,11 +25,13 @@ def serve(cache, ids, session=None, sampled=()):
     return slot, reused
 
 
-def test_a_session_continues_on_its_slot_at_any_token(cache):
+def test_a_session_continues_on_its_slot_where_its_sampled_tokens_begin(cache):
+    """Decoding rounds otherwise than prefilling: a slot that was given up meanwhile would compute other bits."""
     first, reused = serve(cache, [1, 2, 3], "a", sampled=[4, 5])
     assert reused == 0
     second, reused = serve(cache, [1, 2, 3, 4, 5, 6, 7], "a")
-    assert (second, reused) == (first, 5)
+    assert (second, reused) == (first, 3)
+    assert serve(cache, [1, 2, 3, 4, 5, 6, 7, 8], "a")[1] == 7
 
 
 def test_a_session_that_rewrites_history_keeps_the_common_part(cache):
@@ -42,20 +44,26 @@ def test_the_last_prompt_token_is_always_computed(cache):
     assert serve(cache, [1, 2, 3], "a")[1] == 2
 
 
-def test_others_share_whole_blocks_of_a_prefilled_prefix(cache):
+def test_others_share_a_prefilled_prefix(cache):
     source, _ = serve(cache, LONG, "a")
     cache.keys[0][source.index] = 7.0
     target, reused = take(cache, [*LONG[:150], 999], "b")
     assert target is not source
-    assert reused == 150 // BLOCK_TOKENS * BLOCK_TOKENS
+    assert reused == 150
     assert bool((cache.keys[0][target.index, :, :reused] == 7.0).all())
     assert bool((cache.keys[0][target.index, :, reused:] == 0.0).all())
 
 
+def test_a_short_common_beginning_is_worth_no_copy_and_no_wait(cache):
+    few = LONG[: WORTH_A_COPY_TOKENS - 1]
+    take(cache, LONG, "a")
+    assert take(cache, [*few, 999, 998], "b")[1] == 0
+
+
 def test_sampled_tokens_are_not_shared_with_others(cache):
     serve(cache, LONG[:70], "a", sampled=LONG[70:])
-    assert serve(cache, LONG, "b")[1] == 64
-    assert serve(cache, [*LONG, 5], "a")[1] == 200
+    assert serve(cache, LONG, "b")[1] == 70
+    assert serve(cache, [*LONG, 5], "a")[1] == 70
 
 
 def test_a_prefix_that_is_being_prefilled_is_worth_a_wait(cache):
@@ -65,7 +73,7 @@ def test_a_prefix_that_is_being_prefilled_is_worth_a_wait(cache):
     assert take(cache, LONG, "b") is None
     cache.prefilled(slot, 200)
     second, reused = take(cache, LONG, "b")
-    assert (second is slot, reused) == (False, 192)
+    assert (second is slot, reused) == (False, 199)
 
 
 def test_an_aborted_prefill_promises_nothing(cache):

@@ -15,7 +15,6 @@ import torch
 
 from swe_rl.config.choices import EngineKind, RolloutMode, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, RolloutConfig, TrainerConfig
-from swe_rl.engine.fake_vllm.server import HAS_TAKEN, TAKES, FakeSettings, FakeVllm
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import SamplingParams, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
@@ -23,11 +22,12 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import Announced, Sent
+from swe_rl.engine.transfer.protocol import Announced, SentWeights
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.plan.weight_sync import GLOO, NCCL, transfer_kind
 from swe_rl.trainer.send.wire import WireEnd
+from tests.support.fake_vllm.server import HAS_TAKEN, TAKES, FakeSettings, FakeVllm
 
 ANNOUNCED = [Announced("a", "bfloat16", (4, 2)), Announced("b", "bfloat16", (3,))]
 PROMPT = list(range(1, 40))
@@ -60,7 +60,7 @@ class Sender:
         self.sending.set()
         self.asked.append(("send", dict(twice)))
         problem = self.problems.pop(0) if self.problems else None
-        return Sent(0.25, 0.5, 10**9, problem)
+        return SentWeights(0.25, 0.5, 10**9, problem)
 
 
 class Trainer(Sender):
@@ -93,7 +93,7 @@ async def start():
         fakes, engines = [], []
         for index in range(count):
             fake = await FakeVllm(FakeSettings(**settings)).__aenter__()
-            needs = Needs("policy", 4096, True)
+            needs = Needs("policy", 4096)
             engine = HttpEngine(HttpClient(fake.url), needs, name=f"engine{index}", max_num_seqs=8, stats_period_s=0.02)
             running.append((fake, engine))
             await engine.start()
@@ -289,7 +289,7 @@ def test_who_sends_how():
 @asynccontextmanager
 async def programs(folder, **settings):
     """Two fake servers as processes, and their configuration."""
-    command = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
+    command = (sys.executable, "-m", "tests.support.fake_vllm.server")
     config = Config(
         layout=LayoutConfig(engines=2),
         engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=8),

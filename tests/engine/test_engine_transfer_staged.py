@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.protocol import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
@@ -18,6 +17,7 @@ from swe_rl.engine.transfer.direct import Belt, StagedTransfer
 from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, SendsWeights, Staging, buckets_of, buffer_bytes
 from swe_rl.engine.update import Turns
 from swe_rl.trainer.send.wire import StagingEnd
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
 CPU = torch.device("cpu")
 PROMPT = list(range(1, 40))
@@ -69,7 +69,7 @@ async def start():
         fakes, engines = [], []
         for index in range(count):
             fake = await FakeVllm(FakeSettings(**settings)).__aenter__()
-            needs = Needs("policy", 4096, True)
+            needs = Needs("policy", 4096)
             engine = HttpEngine(HttpClient(fake.url), needs, name=f"engine{index}", max_num_seqs=8)
             running.append((fake, engine))
             await engine.start()

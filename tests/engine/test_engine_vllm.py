@@ -20,7 +20,7 @@ from swe_rl.logger.disk import DiskError
 from tests.support import dying_server
 from tests.support.waiting import alive, until
 
-COMMAND = (sys.executable, "-m", "swe_rl.engine.fake_vllm.server")
+COMMAND = (sys.executable, "-m", "tests.support.fake_vllm.server")
 PROMPT = list(range(1, 50))
 TRITON = "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."
 
@@ -187,7 +187,7 @@ async def test_a_first_start_that_dies_is_not_tried_again(make, deaths, how):
     assert sum("starts on" in line for line in said) == 1
 
 
-@pytest.mark.parametrize("how", ["start", "probe"])
+@pytest.mark.parametrize("how", [pytest.param("start", marks=pytest.mark.slow), "probe"])
 async def test_a_restart_that_dies_before_it_is_up_is_followed_by_the_next(make, deaths, how):
     (engine,), said = make(options=deaths())
     await engine.start()
@@ -197,6 +197,7 @@ async def test_a_restart_that_dies_before_it_is_up_is_followed_by_the_next(make,
     assert sum("CUDA out of memory" in line for line in said) == 2
 
 
+@pytest.mark.slow
 async def test_engines_that_are_made_anew_count_their_deaths_on(make, deaths):
     """As after a lost rank of the trainer: once a server was up, one that dies at its start is a fault like others."""
     restarts, events = {}, []

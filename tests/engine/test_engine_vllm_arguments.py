@@ -5,12 +5,36 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.config.choices import EngineKind, JobName, LogprobsMode, RoutingReplay, WeightSync
+import swe_rl.engine
+from swe_rl.config.choices import (
+    Correction,
+    EngineKind,
+    JobName,
+    LogprobsMode,
+    MaskLevel,
+    RoutingReplay,
+    WeightSync,
+)
 from swe_rl.config.compose import compose
-from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig, ModelConfig, TrainerConfig
-from swe_rl.engine.fake_vllm.settings import settings_from
-from swe_rl.engine.server.features import needs
-from swe_rl.engine.vllm.arguments import ServerChoice, VllmOptions, server_arguments, server_environment
+from swe_rl.config.schema import (
+    AlgoConfig,
+    Config,
+    EngineConfig,
+    JobConfig,
+    LayoutConfig,
+    ModelConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from swe_rl.engine.server.features import needs_of_run
+from swe_rl.engine.vllm.arguments import (
+    ServerChoice,
+    VllmOptions,
+    extension_files,
+    server_arguments,
+    server_environment,
+)
+from tests.support.fake_vllm.settings import settings_from
 
 SERVE = VllmOptions(command=("vllm", "serve"))
 
@@ -97,9 +121,9 @@ def test_a_server_of_the_run_tells_experts_where_they_are_asked_for(mode):
     config = Config(trainer=TrainerConfig(routing_replay=mode), model=ModelConfig(num_experts=8))
     arguments = server_arguments(config, ServerChoice(0, 1, "m"), SERVE)
     settings, _, _ = settings_from([word for word in arguments if word != "m"], {})
-    assert settings.routes is (needs(config).num_experts == 8) is (mode is not RoutingReplay.none)
+    assert settings.routes is (needs_of_run(config).num_experts == 8) is (mode is not RoutingReplay.none)
     evaluation = replace(config, job=JobConfig(name=JobName.eval))  # nobody trains on it
-    assert needs(evaluation).num_experts == 0
+    assert needs_of_run(evaluation).num_experts == 0
     assert "--enable-return-routed-experts" not in server_arguments(evaluation, ServerChoice(0, 1, "m"), SERVE)
 
 
@@ -130,6 +154,69 @@ def test_weights_straight_into_memory():
     on_gpus = replace(by, layout=LayoutConfig(trainer_gpus=1, colocated=False))
     found = lines(server_arguments(on_gpus, ServerChoice(0, 1, "m", devices="0"), SERVE))
     assert '--weight-transfer-config {"backend": "nccl"}' in found and not any("extension" in one for one in found)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "mode", "flag", "scales"),
+    [
+        ({}, LogprobsMode.whole, "processed_logprobs", False),
+        ({"temperature": 0.7}, LogprobsMode.whole, "processed_logprobs", False),
+        ({"top_p": 0.9}, LogprobsMode.whole, "raw_logprobs", False),
+        ({"top_k": 20}, LogprobsMode.whole, "raw_logprobs", False),
+        ({"min_p": 0.1}, LogprobsMode.whole, "raw_logprobs", False),
+        ({"top_p": 0.9, "temperature": 0.7}, LogprobsMode.whole, "raw_logprobs", True),
+        ({"top_p": 0.9, "temperature": 0.7}, LogprobsMode.processed, "processed_logprobs", False),
+        ({"top_p": 0.9, "temperature": 0.7}, LogprobsMode.raw, "raw_logprobs", False),
+    ],
+)
+def test_a_server_of_the_run_reports_what_its_probe_accepts(rollout, mode, flag, scales):
+    """Command line, environment and a server agree with the probe."""
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm, logprobs_mode=mode),
+        rollout=RolloutConfig(**rollout),
+        trainer=TrainerConfig(weight_sync=WeightSync.disk),
+    )
+    arguments = server_arguments(config, ServerChoice(0, 1, "m"), SERVE)
+    assert f"--logprobs-mode {flag}" in lines(arguments)
+    assert ("--worker-extension-cls swe_rl_logprobs.Extension" in lines(arguments)) is scales
+    assert list(extension_files(config)) == ["swe_rl_logprobs.py"] * scales
+    assert environment(config).get("VLLM_USE_V2_MODEL_RUNNER") == ("0" if scales else None)
+    settings, _, _ = settings_from([word for word in arguments if word != "m"], {})
+    assert settings.logprobs == ("whole" if scales else flag.removesuffix("_logprobs"))
+    assert LogprobsMode(settings.logprobs) in needs_of_run(config).accepted
+
+
+def test_one_extension_brings_all_that_workers_import():
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm),
+        rollout=RolloutConfig(top_p=0.9, temperature=0.7),
+        trainer=TrainerConfig(weight_sync=WeightSync.nccl),
+    )
+    arguments = lines(server_arguments(config, ServerChoice(0, 1, "m"), SERVE))
+    [named] = [line for line in arguments if line.startswith("--worker-extension-cls")]
+    assert named.endswith("swe_rl_logprobs.Extension")
+    assert set(extension_files(config)) == {"swe_rl_logprobs.py", "swe_rl_worker.py", "swe_rl_ipc_handle.py"}
+    assert all((Path(swe_rl.engine.__file__).parent / file).is_file() for file in extension_files(config).values())
+
+
+@pytest.mark.parametrize(
+    ("rollout", "algo", "job", "accepted"),
+    [
+        ({}, {}, JobName.train, "whole processed raw"),
+        ({"temperature": 0.8}, {}, JobName.train, "whole processed"),
+        ({"top_p": 0.9}, {"correction": Correction.token_tis}, JobName.train, "whole processed raw"),
+        ({"top_p": 0.9}, {"correction": Correction.sequence_tis}, JobName.train, "whole raw"),
+        ({"top_k": 9, "temperature": 0.8}, {"correction": Correction.sequence_tis}, JobName.train, "whole"),
+        ({"top_p": 0.9}, {"correction": Correction.sequence_tis}, JobName.rollout, "whole processed raw"),
+        ({"min_p": 0.1}, {"mask_low": 0.5, "mask_level": MaskLevel.geometric}, JobName.train, "whole raw"),
+        ({"min_p": 0.1}, {"mask_low": 0.5, "mask_level": MaskLevel.token}, JobName.train, "whole processed raw"),
+    ],
+)
+def test_what_a_run_can_compare(rollout, algo, job, accepted):
+    config = Config(rollout=RolloutConfig(**rollout), algo=AlgoConfig(**algo), job=JobConfig(name=job))
+    assert needs_of_run(config).accepted == {LogprobsMode(mode) for mode in accepted.split()}
+    declared = changed(config, logprobs_mode=LogprobsMode.raw)
+    assert needs_of_run(declared).accepted == needs_of_run(config).accepted | {LogprobsMode.raw}
 
 
 def test_servers_that_share_gpus_with_a_trainer_can_sleep():

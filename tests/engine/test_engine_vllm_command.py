@@ -42,6 +42,6 @@ def test_none_at_all(monkeypatch, tmp_path):
 @pytest.mark.parametrize("distribution", [True, False])
 def test_this_interpreters(monkeypatch, distribution):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr("swe_rl.engine.vllm.arguments._is_installed", lambda name: distribution)
+    monkeypatch.setattr("swe_rl.engine.vllm.arguments.installed_version", lambda name: "0.32" if distribution else None)
     found = vllm_command({})
     assert found[0] == sys.executable and (found[-1] == "serve") is distribution  # the CPU build has no `serve`

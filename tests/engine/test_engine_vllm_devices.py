@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from swe_rl.config.environment import visible_gpus
 from swe_rl.engine.vllm.devices import DeviceError, mig_names, visible_devices
-from swe_rl.layout.placement import Gpu
+from swe_rl.layout.placement import PlacedGpu
 
 LISTING = """\
 GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
@@ -17,7 +17,7 @@ FIRST, SECOND = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f", "MIG-cba663e8-9bed-5
 
 
 def gpus(*indices):
-    return [Gpu(0, index) for index in indices]
+    return [PlacedGpu(0, index) for index in indices]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_commands_own_end(status):
 def test_descendants_are_found():
     child = subprocess.Popen(["/bin/sleep", "30"])
     try:
-        assert child.pid in vllm_guard.descendants(os.getpid())
+        assert child.pid in vllm_guard.list_descendants(os.getpid())
         assert Path(f"/proc/{child.pid}").exists()
     finally:
         child.kill()

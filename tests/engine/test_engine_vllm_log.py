@@ -3,7 +3,7 @@
 
 import pytest
 
-from swe_rl.engine.vllm.log import Cause, diagnose, last_line, read_tail
+from swe_rl.engine.vllm.log import Cause, diagnose_start, last_line, read_tail
 
 OOM = """\
 (APIServer pid=1) INFO 11-21 11:38:50 [kernel.py:467] Final IR op priority
@@ -60,7 +60,7 @@ REFUSED = """\
     ],
 )
 def test_causes(text, cause, words):
-    found = diagnose(text)
+    found = diagnose_start(text)
     assert found.cause is cause and words in str(found)
     assert not any(noise in str(found) for noise in ("root cause above", "pid=", "input_value", "ValidationError"))
 
@@ -68,20 +68,22 @@ def test_causes(text, cause, words):
 def test_plain_reasons_of_pydantic_are_shown_and_errors_with_a_like_name_are_no_wrappers():
     plain = REFUSED.replace("Value error, AuxOutput Connector", "Input should be a valid integer")
     assert (
-        str(diagnose(plain))
+        str(diagnose_start(plain))
         == "Input should be a valid integer requires Model Runner V2; set VLLM_USE_V2_MODEL_RUNNER=1."
     )
     hub = "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name': '/no/such/model'.\n"
-    assert "Repo id must be" in str(diagnose(hub + "RuntimeError: Engine core initialization failed.\nnothing\nmore"))
+    assert "Repo id must be" in str(
+        diagnose_start(hub + "RuntimeError: Engine core initialization failed.\nnothing\nmore")
+    )
 
 
 def test_ways_out():
-    assert "engine.gpu_memory_utilization" in str(diagnose(OOM))
-    assert "engine.enforce_eager=true" in str(diagnose(TRITON))
+    assert "engine.gpu_memory_utilization" in str(diagnose_start(OOM))
+    assert "engine.enforce_eager=true" in str(diagnose_start(TRITON))
 
 
 def test_a_log_of_one_endless_line_is_shortened():
-    assert len(str(diagnose("RuntimeError: " + "x" * 100_000))) < 400
+    assert len(str(diagnose_start("RuntimeError: " + "x" * 100_000))) < 400
 
 
 def test_progress():

@@ -4,6 +4,7 @@ SWE_RL_VLLM_COMMAND names the interpreter of an environment with vLLM (CPU build
 """
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -13,8 +14,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from swe_rl.config.choices import EngineKind, LoraServing, WeightSync
-from swe_rl.config.schema import Config, EngineConfig, TrainerConfig
+from swe_rl.config.choices import Correction, EngineKind, LogprobsMode, LoraServing, WeightSync
+from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, RolloutConfig, TrainerConfig
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.update import make_transfer
@@ -264,6 +265,53 @@ async def test_weights_from_the_trainers_memory(tmp_path, engines, tiny):
             assert worst(real.logprobs, own.logprobs) < TOLERANCE
         finally:
             await engine.close()
+
+
+LIMITS = [{"top_p": 0.9}, {"top_k": 5}, {"top_p": 0.8, "top_k": 20}, {"min_p": 0.1, "top_p": 0.95}]
+
+
+@pytest.mark.parametrize(
+    ("configured", "temperatures", "mode"),
+    [
+        (RolloutConfig(top_p=0.9), [1.0], LogprobsMode.raw),
+        (RolloutConfig(top_p=0.9, temperature=0.7), [0.7, 1.0, 1.6], LogprobsMode.whole),
+    ],
+)
+async def test_truncated_sampling_has_a_ratio_of_1_at_equal_weights(tmp_path, tiny, configured, temperatures, mode):
+    """At temperature 1 vLLM can say it by itself, at others with our file in its workers, beside that for weights.
+
+    What is left is the rounding of vLLM's CPU kernels, which is as large without truncation.
+    """
+    config = Config(
+        engine=EngineConfig(kind=EngineKind.vllm, max_model_len=512, max_num_seqs=16),
+        rollout=configured,
+        algo=AlgoConfig(correction=Correction.sequence_tis),
+        trainer=TrainerConfig(weight_sync=WeightSync.nccl),
+    )
+    with engine_scratch(tmp_path / "scratch") as scratch:
+        folders = EngineFolders(tmp_path / "logs", scratch, scratch, tmp_path / "cache")
+        (engine,) = make_engines(config, folders, model=None, pad_token_id=0, say=print)
+        await start_engines([engine])
+        try:
+            assert engine._http.features.logprobs is mode
+            for temperature, limits in itertools.product(temperatures, LIMITS):
+                params = SamplingParams(200, temperature=temperature, seed=5, **limits)
+                asked = [engine.generate(prompt_of(7, 60), params, request_id=f"{n}") for n in range(2)]
+                done, _ = await asyncio.gather(*asked)
+                gaps = await asyncio.to_thread(log_ratios, tiny, prompt_of(7, 60), done, temperature)
+                print(temperature, limits, f"mean {gaps.abs().mean():.1e}, largest {gaps.abs().max():.1e}")
+                assert gaps.abs().mean() < 1e-5 and gaps.abs().max() < 1e-4
+        finally:
+            await engine.close()
+
+
+@torch.no_grad()
+def log_ratios(model, prompt, completion, temperature):
+    """Of each sampled token: its log-probability as a trainer computes it, less the engine's."""
+    logits = model(torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    table = (logits / temperature).log_softmax(-1)
+    computed = table.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+    return computed - torch.tensor(completion.logprobs)
 
 
 async def test_an_adapter_beside_the_base(tmp_path, engines, tiny):

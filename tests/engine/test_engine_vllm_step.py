@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from swe_rl.engine.fake_vllm.server import FakeVllm
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.vllm import step as vllm_step
 from swe_rl.engine.vllm.step import Gate, StepSpec, has_key
 from swe_rl.host.addresses import free_port
+from tests.support.fake_vllm.server import FakeVllm
 
 SLICES = "MIG-a,MIG-b"
 

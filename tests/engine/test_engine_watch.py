@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swe_rl.engine.protocol import EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.watch import LONGEST_S, SHORTEST_S, interval_s, load_of, watched
+from swe_rl.engine.watch import LONGEST_S, SHORTEST_S, interval_s, load_of, watch_engines
 
 
 class Loaded(ScriptedEngine):
@@ -42,7 +42,7 @@ async def watch(time, *engines, step=3):
     def record(event, fields):
         written.append((time.now_s, event, fields))
 
-    async with watched(engines, record, step=step, clock=time.clock, sleep=time.sleep):
+    async with watch_engines(engines, record, step=step, clock=time.clock, sleep=time.sleep):
         await time.stopped.wait()
     return written
 
@@ -75,7 +75,9 @@ async def test_what_changed_since_the_last_sample_is_written_at_the_end():
     engine = Loaded()
     time = Time(0.1)
     written = []
-    async with watched([engine], lambda event, fields: written.append(fields), clock=time.clock, sleep=time.sleep):
+    async with watch_engines(
+        [engine], lambda event, fields: written.append(fields), clock=time.clock, sleep=time.sleep
+    ):
         await time.stopped.wait()
         engine.preempted = 4
     assert [fields["engines"]["engine0"]["preemptions"] for fields in written] == [0, 4]

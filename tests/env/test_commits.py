@@ -9,7 +9,7 @@ import pytest
 
 from swe_rl.config.choices import ExtensionKind, NewKind
 from swe_rl.config.compose import compose
-from swe_rl.env.commits import Change, instance_of, is_test
+from swe_rl.env.commits import CommitChange, instance_of, is_test
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
@@ -53,7 +53,7 @@ def calc(tmp_path):
 
 @pytest.mark.parametrize("commits", ["main", "HEAD", "main^1..fix"])
 def test_a_merge_and_its_range_are_the_same_change(calc, commits):
-    task = instance_of(Change.of(calc, str(calc), commits), "", SOURCE)
+    task = instance_of(CommitChange.of(calc, str(calc), commits), "", SOURCE)
     assert task.base_commit == git(calc, "rev-parse", "main^" if ".." not in commits else "main~2")
     assert task.problem_statement == "add() subtracts\n\nadd(1, 2) is -1.\n\nA test of add()"
     assert "calc.py" in task.patch and "old.py" in task.patch and "beside" not in task.patch
@@ -70,7 +70,7 @@ def test_both_patches_make_the_merged_tree(calc, tmp_path, monkeypatch):
         "[diff]\n\tnoprefix = true\n\trenames = copies\n[color]\n\tui = always\n[core]\n\tquotePath = true\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
-    task = instance_of(Change.of(calc, str(calc), "main"), "stated", SOURCE)
+    task = instance_of(CommitChange.of(calc, str(calc), "main"), "stated", SOURCE)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     git(calc, "checkout", "-q", task.base_commit)
     for patch in (task.patch, task.test_patch):
@@ -92,7 +92,7 @@ def test_both_patches_make_the_merged_tree(calc, tmp_path, monkeypatch):
 )
 def test_what_makes_no_task_is_said_with_the_way_out(calc, commits, tests, words):
     with pytest.raises(InstanceError, match=words):
-        instance_of(Change.of(calc, str(calc), commits), "", SOURCE, tests)
+        instance_of(CommitChange.of(calc, str(calc), commits), "", SOURCE, tests)
 
 
 def test_files_that_judge_are_told_by_their_names():
@@ -130,7 +130,7 @@ def test_of_an_address_there_is_one_clone_which_fetches_what_it_lacks(calc, tmp_
     address, cache = calc.as_uri(), tmp_path / "sources" / "sdists"
     source = Source(tree=address, python="3.11")
     assert is_absent(source, cache)
-    task = instance_of(Change.of(calc, address, "main"), "", source)
+    task = instance_of(CommitChange.of(calc, address, "main"), "", source)
     assert task.repo == f"{tmp_path.name}/calc"
     origin = origin_of(task, cache)
     assert origin.path == clone_of(address, cache) and not is_absent(source, cache) and origin.name == "calc"
@@ -176,8 +176,6 @@ def test_one_command_writes_one_line(calc, tmp_path, monkeypatch, capsys):
     for overrides, said in (
         (["job.commits=main", "job.repository=calc"], "has local__calc-.* already"),
         (["job.repository=calc"], "job.commits is not set"),
-        (["job.commits=main", "job.repository=calc", "job.python=3.10"], "job.python=3.1 .* quotes"),
-        (["job.commits=12e4567", "job.repository=calc"], "job.commits=inf .* quotes"),
         (["job.commits=main", "job.repository=tests"], "is no git repository"),
         (["job.commits=main", "job.repository=calc", "job.output=x.json"], r"ends with \.jsonl"),
         (["job.commits=main", "job.repository=calc", "job.statement=nope"], "cannot be read"),
@@ -189,4 +187,4 @@ def test_one_command_writes_one_line(calc, tmp_path, monkeypatch, capsys):
 
 
 def test_what_can_be_written_is_a_task_or_any_kind_of_extension():
-    assert {str(kind) for kind in NewKind} == {str(kind) for kind in ExtensionKind} | {"task"}
+    assert {str(kind) for kind in NewKind} == {str(kind) for kind in ExtensionKind} | {"task", "tiny_model"}

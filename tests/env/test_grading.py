@@ -13,15 +13,17 @@ from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.make import VerdictCache
-from swe_rl.env.grading.pinned import protected
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.session import read_session
 from swe_rl.env.patch import collect_patch
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.pinning.pinned import protected_paths
+from swe_rl.env.protocol import Grade, GradeError, PytestSession
 from swe_rl.sandbox.base import MAX_COMMAND_BYTES
 from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
 from tests.support.scripted_sandbox import ScriptedProvider
+
+SECRET = "swe_rl-secret"
 
 
 @pytest.fixture
@@ -40,13 +42,13 @@ async def grade(env, instance, patch, sandboxes):
     return await grade_by_pytest(instance, patch, env.workspace(instance), sandboxes, 60.0)
 
 
-async def test_gold_resolves_and_nothing_does_not(env, sandboxes):
-    for split in ("train", "heldout"):
-        instance = env.instances(split)[0]
-        gold = await grade(env, instance, instance.patch, sandboxes)
-        assert gold.resolved and all(gold.pass_to_pass.values()) and gold.patch_applied
-        noop = await grade(env, instance, "", sandboxes)
-        assert not noop.resolved and not any(noop.fail_to_pass.values()) and all(noop.pass_to_pass.values())
+@pytest.mark.parametrize("split", ["train", pytest.param("heldout", marks=pytest.mark.slow)])
+async def test_gold_resolves_and_nothing_does_not(env, sandboxes, split):
+    instance = env.instances(split)[0]
+    gold = await grade(env, instance, instance.patch, sandboxes)
+    assert gold.resolved and all(gold.pass_to_pass.values()) and gold.patch_applied
+    noop = await grade(env, instance, "", sandboxes)
+    assert not noop.resolved and not any(noop.fail_to_pass.values()) and all(noop.pass_to_pass.values())
 
 
 async def test_a_patch_that_does_not_apply_is_a_verdict(env, sandboxes):
@@ -236,13 +238,38 @@ async def test_a_policy_that_filled_its_disk_has_no_patch_and_breaks_nothing(env
     await sandbox.close()
 
 
+@pytest.mark.slow
 async def test_a_row_that_names_thousands_of_paths(env, sandboxes):
     """They are more than a command can hold."""
     instance = env.instances("train")[0]
     theirs = {f"data/{number:031}.txt": "theirs\n" for number in range(6000)}
     workspace = env.workspace(instance)
     instance = dataclasses.replace(instance, test_patch=instance.test_patch + patch_between({}, theirs))
-    assert len(" ".join(protected(instance))) > 2 * MAX_COMMAND_BYTES
+    assert len(" ".join(protected_paths(instance))) > 2 * MAX_COMMAND_BYTES
     mine = {min(theirs): "mine\n", "data/other.txt": "mine\n"}
     verdict = await grade_by_pytest(instance, instance.patch + patch_between({}, mine), workspace, sandboxes, 60.0)
     assert verdict.resolved and verdict.restored == (min(theirs),), verdict.log_tail
+
+
+def test_what_tested_code_prints_is_no_missing_program():
+    """A parent that a signal ended, with a traceback of a source that was overwritten."""
+    session = read_session(ExecResult(130, "KeyboardInterrupt: No such file or directory", False, 0, 1.0), "secret")
+    assert session.findings == ("grader_killed",)
+    with pytest.raises(GradeError, match="cannot run in the sandbox"):
+        read_session(ExecResult(2, "python: can't open file '/x': [Errno 2] No such file", False, 0, 1.0), "secret")
+
+
+@pytest.mark.parametrize(
+    ("test", "passed"),
+    [
+        ("t.py", False),
+        ("t.py::T", True),
+        ("t.py::T::a", True),
+        ("t.py::b[x", False),
+        ("t.py::c", False),
+        ("u.py", False),
+    ],
+)
+def test_what_an_id_stands_for(test, passed):
+    tests = {"t.py::T::a": "passed", "t.py::b[x y]": "passed", "t.py::b[x z]": "failed", "t.py::T::d": "xfailed"}
+    assert PytestSession(tests).passed(test) == passed

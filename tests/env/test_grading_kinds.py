@@ -71,6 +71,7 @@ async def test_a_script_with_a_reader_of_the_data_sets_own(env, sandboxes):
         await grade_by_eval_script(broken, known.patch, env.workspace(known), sandboxes, 60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GradingKind.pytest, GradingKind.eval_script])
 async def test_a_tmpdir_with_blanks_and_a_variable_that_is_called_script(env, tmp_path, monkeypatch, kind):
     monkeypatch.setitem(base._GIT, "script", "of the image")  # of every command

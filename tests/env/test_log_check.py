@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swe_rl.env.grading.log_check import DECISIVE, check_log, mark_script, pytest_statuses, status_of_tests
+from swe_rl.env.grading.log_check import DECISIVE, check_markers, mark_script, pytest_statuses, status_of_tests
 
 SCRIPT = """#!/bin/bash
 set -uxo pipefail
@@ -34,7 +34,7 @@ def test_an_honest_log_has_no_findings():
     log, status = run(HONEST)
     statuses = pytest_statuses(log)
     assert statuses == {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "FAILED"}
-    assert check_log(log, statuses, "parse_log_pytest", "abc") == []
+    assert check_markers(log, "abc") == []
     assert status == 0 and status_of_tests(log, "abc", status) == 1
 
 
@@ -45,31 +45,12 @@ def test_an_honest_log_has_no_findings():
         (HONEST + "\necho \"+ : '>>>>> Start Test Output'\"", "true", "marker_repeated"),
         (HONEST, "printf '%s\\n' \"+ : '>>>>> Start Test Output'\" 'PASSED x::y'", "marker_repeated"),
         (HONEST + "\nkill -9 $$", "true", "marker_missing"),
-        ("echo '=== test session starts ==='; echo 'PASSED tests/t.py::test_a'", "true", "no_closing_line"),
-        (HONEST + "\necho 'PASSED tests/t.py::test_b'", "true", "status_contradicted"),
     ],
 )
 def test_a_forged_log_is_named(tests, before, finding):
     log, _ = run(tests, before=before)
-    statuses = {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "PASSED"}
-    assert finding in check_log(log, statuses, "parse_log_pytest", "abc")
+    assert finding in check_markers(log, "abc")
     assert finding in DECISIVE
-
-
-@pytest.mark.parametrize(
-    ("parser", "text", "good"),
-    [
-        ("parse_log_django", "test_a (x.T) ... ok\n", False),
-        ("parse_log_django", "test_a (x.T) ... ok\nRan 1 test in 0.1s\nOK\n", True),
-        ("parse_log_sympy", "test_a ok\n", False),
-        ("parse_log_sympy", "test_a ok\n= tests finished: 1 passed, in 0.10 seconds =\n", True),
-        ("parse_log_pytest", "test session starts\n\x1b[32m1 passed\x1b[0m in 0.02s\n", True),
-        ("parse_log_gotest", "--- PASS: TestA\n", True),
-    ],
-)
-def test_each_runner_has_a_last_line(parser, text, good):
-    log = f"+ : '>>>>> Start Test Output'\n{text}+ : '>>>>> End Test Output'\n"
-    assert ("no_closing_line" not in check_log(log, {"a": "PASSED"}, parser, "none")) == good
 
 
 def test_a_script_without_marks_stays_as_it_is():
@@ -77,8 +58,7 @@ def test_a_script_without_marks_stays_as_it_is():
     assert status_of_tests("whatever", "abc", 7) == 7
 
 
-@pytest.mark.parametrize(("parser", "text"), [("", "python" * 50_000), ("parse_log_sympy", "\n" * 300_000)])
-def test_a_long_log_takes_no_square_of_its_time(parser, text):
+def test_a_long_log_takes_no_square_of_its_time():
     began_s = time.process_time()
-    check_log(text, {"test_a": "PASSED"}, parser, "abc")
+    check_markers("\n" * 300_000, "abc")
     assert time.process_time() - began_s < 5.0

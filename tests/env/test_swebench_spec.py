@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from swe_rl.env.grading.swebench_spec import complete, image_name, recipe_of
+from swe_rl.env.grading.swebench_spec import complete_instance, image_name, recipe_of
 from swe_rl.env.instance import Instance
 
 TEST_PATCH = (
@@ -37,7 +38,7 @@ def instance(repo, version, **columns):
 
 
 def test_a_django_row():
-    done = complete(instance("django/django", "3.1"))
+    done = complete_instance(instance("django/django", "3.1"))
     assert done.image == "swebench/sweb.eval.x86_64.django_1776_django-1:latest"
     assert (done.log_parser, done.eval_type) == ("parse_log_django", "pass_and_fail")
     lines = done.eval_script.split("\n")
@@ -52,7 +53,7 @@ def test_what_a_row_has_is_kept():
     own = instance(
         "django/django", "3.1", image="mine", eval_script="true", log_parser="parse_log_pytest", eval_type="x"
     )
-    assert complete(own) == own
+    assert complete_instance(own) == own
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_whole_row_is_made_as_the_official_one():
     row = json.loads(path.read_text())
     official = Instance.from_record(row)
     bare = dataclasses.replace(official, image="", eval_script="", log_parser="", eval_type="")
-    assert complete(bare) == official
+    assert complete_instance(bare) == official
 
 
 def test_files_that_the_test_patch_removes_are_not_run_and_any_name_is_one_word():
@@ -94,6 +95,61 @@ def test_files_that_the_test_patch_removes_are_not_run_and_any_name_is_one_word(
     accents = ('"a/tests/test_\\303\\251.py"', '"b/tests/test_\\303\\251.py"', "", '"b/tests/test_\\303\\251.py"')
     patch = "".join(diff.format(a=a, b=b, mode=mode, old=a, new=new) for a, b, mode, new in (gone, spaces, accents))
     row = dataclasses.replace(instance("getmoto/moto", "5.0"), test_patch=patch)
-    lines = complete(row).eval_script.split("\n")
+    lines = complete_instance(row).eval_script.split("\n")
     assert "pytest -rA 'tests/test my.py' 'tests/test_é.py'" in lines
     assert lines.count(f"git checkout {'c' * 40} tests/test_old.py 'tests/test my.py' 'tests/test_é.py'") == 2
+
+
+NEW = "diff --git a/tests/{0} b/tests/{0}\nnew file mode 100644\n--- /dev/null\n+++ b/tests/{0}\n@@ -0,0 +1 @@\n+new\n"
+GONE = (
+    "diff --git a/tests/a.py b/tests/a.py\ndeleted file mode 100644\n"
+    "--- a/tests/a.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n"
+)
+MOVED = "diff --git a/tests/a.py b/tests/b.py\nsimilarity index 100%\nrename from tests/a.py\nrename to tests/b.py\n"
+
+
+@pytest.mark.parametrize(
+    ("patch", "reset"),
+    [
+        (NEW.format("n.py") + NEW.format("o p.py"), "rm -f -- tests/n.py 'tests/o p.py'"),
+        (GONE, f"git checkout {'c' * 40} tests/a.py"),
+        (MOVED, f"git checkout {'c' * 40} tests/a.py"),
+        (NEW.format("n.py") + GONE, f"git checkout {'c' * 40} tests/a.py"),
+        ("", None),
+    ],
+)
+def test_what_is_put_back_before_and_after_the_tests(patch, reset):
+    row = dataclasses.replace(instance("sphinx-doc/sphinx", "3.5"), test_patch=patch)
+    lines = complete_instance(row).eval_script.split("\n")
+    resets = [line for line in lines if line.startswith(("git checkout", "rm "))]
+    assert resets == ([reset] * 2 if reset else [])
+    assert sum(line.startswith("git apply") for line in lines) == bool(patch)
+
+
+@pytest.mark.parametrize("patch", [NEW.format("n.py"), GONE, MOVED, NEW.format("n.py") + GONE, ""])
+def test_the_tree_of_an_image_stays_at_its_own_commit(tmp_path, patch):
+    """Published images have a commit of their own on top of the base commit."""
+
+    def git(*words):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text("a\n")
+    git("init", "-q", ".")
+    git("add", "-A")
+    git("commit", "-qm", "base")
+    base = git("rev-parse", "HEAD")
+    (tmp_path / "tox.ini").write_text("-rA\n")
+    git("add", "-A")
+    git("commit", "-qm", "set-up")
+    if patch == NEW.format("n.py"):
+        (tmp_path / "tests" / "n.py").write_text("an agent's\n")
+    row = dataclasses.replace(instance("sphinx-doc/sphinx", "3.5"), test_patch=patch, base_commit=base)
+    script = complete_instance(row).eval_script
+    before = script[: script.index("git apply")] if patch else script
+    reset = [line for line in before.split("\n") if line.startswith(("git checkout", "rm "))]
+    subprocess.run(["bash", "-c", "\n".join(reset)], cwd=tmp_path, check=True)
+    if patch:
+        subprocess.run(["git", "apply"], input=patch, cwd=tmp_path, check=True, text=True)
+    assert (tmp_path / "tox.ini").read_text() == "-rA\n"

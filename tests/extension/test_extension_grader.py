@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.config.choices import ExtensionKind, GradingKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, GraderConfig
@@ -88,8 +88,10 @@ def test_ours_is_ours_and_an_environment_that_grades_itself_is_named(package):
         "    def prompt(self, instance): ...\n    async def grade(self, instance, patch, sandboxes, timeout_s): ...\n"
     )
     words = [f"job.code=[{package('theirs', source)}]", "grader._target_=theirs.Mine"]
-    assert "own_grader" not in {finding.rule_id for finding in check(compose(words).config)}
-    [said] = [it for it in check(compose([*words, "env._target_=theirs.Env"]).config) if it.rule_id == "own_grader"]
+    assert "own_grader" not in {finding.rule_id for finding in check_config(compose(words).config)}
+    [said] = [
+        it for it in check_config(compose([*words, "env._target_=theirs.Env"]).config) if it.rule_id == "own_grader"
+    ]
     assert said.key == "grader.name" and said.fix == "grader=default"
 
 

@@ -28,10 +28,10 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.code import code_facts, copy_code, use_code
-from swe_rl.extension.find import API_NAMES, Foreign, problems
+from swe_rl.extension.find import API_NAMES, Foreign, find_problems
 from swe_rl.extension.kinds import CONTRACTS
-from swe_rl.extension.make import ExtensionError, ExtensionFailure, make
-from swe_rl.job.describe import describe
+from swe_rl.extension.make import ExtensionError, ExtensionFailure, make_extension
+from swe_rl.job.describe import describe_topic
 from swe_rl.logger.foreign import ForeignLogger
 from swe_rl.rollout.reward import RewardError, make_reward
 from swe_rl.router.core import EngineAdded, Place, RequestArrived, Router, Tick
@@ -53,7 +53,7 @@ def test_names_of_ours_are_those_that_rules_know():
 def made(package, source, **params):
     use_code([package("theirs", source)])
     group = Extensible(name="mine", _target_="theirs.Mine", params=params)
-    return make(ExtensionKind.reward, group, {}, {}, limit_s=1.0)
+    return make_extension(ExtensionKind.reward, group, {}, {}, limit_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_each_way_to_be_wrong_is_one_paragraph_that_names_the_class(package, sou
 
 def test_a_name_that_nobody_has():
     with pytest.raises(UserError, match="reward=nope is not known; choose one of default"):
-        make(ExtensionKind.reward, RewardConfig(name="nope"), {}, {"default": "x.y"})
+        make_extension(ExtensionKind.reward, RewardConfig(name="nope"), {}, {"default": "x.y"})
 
 
 def test_lists_of_params_are_lists(package):
@@ -99,17 +99,17 @@ def test_an_entry_point_of_an_installed_package_is_found_by_name(tmp_path, packa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[swe_rl.reward]\nmine = theirs:Mine\ndefault = theirs:Mine\n")
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    folders.offered.cache_clear()
+    folders.find_offered.cache_clear()
     try:
         assert folders.extension_names() == {"reward": ["mine"]}, "a name of ours stays ours"
         reward = make_reward(RewardConfig(name="mine"), 1.0)
         assert "  reward=mine  theirs.Mine, theirs 1.2\n" in help_text()
         config = compose([]).config
-        assert describe(config, "reward")[0]["options"]["mine"] == "theirs.Mine, of the package theirs 1.2"
-        assert describe(config, "reward/mine")[0]["file"] == "_target_: theirs.Mine\n"
+        assert describe_topic(config, "reward")[0]["options"]["mine"] == "theirs.Mine, of the package theirs 1.2"
+        assert describe_topic(config, "reward/mine")[0]["file"] == "_target_: theirs.Mine\n"
         assert reward.failure == -1.0 and asyncio.run(reward.reward(an_attempt(resolved=True))) == 2.0
     finally:
-        folders.offered.cache_clear()
+        folders.find_offered.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_a_method_that_is_missing_or_takes_other_things_is_named_before_and_afte
     body = "".join(f"    def {name}(self, {', '.join(names)}): ...\n" for name, names in methods.items())
     call = f"{wrong}({', '.join(CONTRACTS[kind].methods[wrong])})"
     use_code([package("theirs", f"class Mine:\n    pass\n{body}\n\ndef made():\n    return Mine()\n")])
-    [said] = problems(Foreign(kind, "mine", "theirs.Mine", "-"), Extensible(), ())
+    [said] = find_problems(Foreign(kind, "mine", "theirs.Mine", "-"), Extensible(), ())
     assert said.message.startswith("theirs.Mine") and call in said.message and "docs/extending.md" in said.fix
     for target in ("theirs.Mine", "theirs.made"):  # what a function returns is known once it is made
         with pytest.raises(ExtensionError) as raised:
-            make(kind, Extensible(name="mine", _target_=target), {}, {})
+            make_extension(kind, Extensible(name="mine", _target_=target), {}, {})
         assert call in str(raised.value) and target in str(raised.value) and "\n" not in str(raised.value)
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import RewardConfig
-from swe_rl.extension.find import foreign, problems
-from swe_rl.extension.outline import _tree
+from swe_rl.extension.find import find_foreign, find_problems
+from swe_rl.extension.outline import _cached_tree
 
 HEAD = """
 from abc import ABC, ABCMeta, abstractmethod
@@ -124,18 +124,18 @@ def source(bodies, mark, bases, around):
     return HEAD + around.format(text.replace("\n", "\n    ").join(["    ", ""]) if around.endswith(":\n{}") else text)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**PIECES)
 def test_nothing_that_python_takes_is_refused(package, bodies, mark, bases, around, params):
     folder = package("theirs", source(bodies, mark, bases, around))
     sys.modules.pop("theirs", None)
     sys.path[:0] = [str(folder)]
-    _tree.cache_clear()
+    _cached_tree.cache_clear()
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a second source of the same second and size
     try:
         group = RewardConfig(name="Mine", _target_="theirs.Mine", params=params)
-        chosen = foreign(ExtensionKind.reward, group)
-        said = list(problems(chosen, group, [str(folder)]))  # raises nothing
+        chosen = find_foreign(ExtensionKind.reward, group)
+        said = list(find_problems(chosen, group, [str(folder)]))  # raises nothing
         try:
             importlib.import_module("theirs")
         except Exception:  # no legal class

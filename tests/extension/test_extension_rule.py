@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import error
 from swe_rl.check.foreign import ForeignRule
-from swe_rl.cli.dispatch import guard
+from swe_rl.cli.dispatch import may_start
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.compose import compose
 from swe_rl.extension.find import Foreign
@@ -38,25 +38,25 @@ def composed(package, source, *words):
 
 def test_what_it_says_is_said_by_the_check_and_before_a_start(package, capsys):
     made = composed(package, GOOD)
-    findings = [finding for finding in check(made.config, made.origins) if finding.rule_id in ("small", "seed")]
+    findings = [finding for finding in check_config(made.config, made.origins) if finding.rule_id in ("small", "seed")]
     assert [(it.severity, it.key, it.value) for it in findings] == [
         ("error", "rollout.n", 8),
         ("warning", "trainer.seed", 0),
     ]
-    assert not guard(made)
+    assert not may_start(made)
     started = " ".join(capsys.readouterr().err.split())
     assert "error [small] rollout.n=8" in started and "Nothing was started." in started
     assert all(finding.message in started and finding.fix in started for finding in findings)
-    assert guard(composed(package, GOOD, "+rule.params.most=8"))
+    assert may_start(composed(package, GOOD, "+rule.params.most=8"))
     assert "[small]" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("job", ["serve", "prepare", "simulate", "eval", "rollout"])
 def test_every_job_asks_it(package, job):
     made = composed(package, GOOD, f"job={job}")
-    assert "small" in {finding.rule_id for finding in check(made.config)}
+    assert "small" in {finding.rule_id for finding in check_config(made.config)}
     asked = composed(package, GOOD, "job=check", f"job.of={job}")
-    assert "small" in {finding.rule_id for finding in check(asked.config)}
+    assert "small" in {finding.rule_id for finding in check_config(asked.config)}
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_every_job_asks_it(package, job):
 )
 def test_a_wrong_one_is_one_finding_that_names_it(package, source, words):
     made = composed(package, source)
-    [finding] = [it for it in check(made.config) if it.rule_id in ("own_rule", "extension")]
+    [finding] = [it for it in check_config(made.config) if it.rule_id in ("own_rule", "extension")]
     assert words in finding.message and "theirs.Mine" in finding.message and "\n" not in finding.message
-    assert not guard(made)
+    assert not may_start(made)
 
 
 def test_one_that_hangs_or_names_no_key_is_named():

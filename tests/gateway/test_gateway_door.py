@@ -39,6 +39,8 @@ def routes_of(gateway):
 
 
 BY_ID = {(method, "/responses/{reply_id}") for method in ("GET", "HEAD", "DELETE")}
+BY_ID |= {(method, "/models/{name}") for method in ("GET", "HEAD")}
+NOTHING = {("POST", "/{path}")}  # refused there, and told to the session
 
 
 async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says, tmp_path):
@@ -46,7 +48,7 @@ async def test_the_door_forwards_what_the_gateway_takes_of_a_session(serve, says
     async with serve(ScriptedEngine(says("ok")), clients_begin=False) as (gateway, _, url):
         routes = routes_of(gateway)
         taken = {(method, path.removeprefix(OPENED)) for method, path in routes if path.startswith(OPENED)}
-        assert taken == FORWARDED | BY_ID
+        assert taken == FORWARDED | BY_ID | NOTHING
         gateway.open_session("a/b", PINNED)
         own = urlsplit(gateway.session_url("a/b")).path
         paths = {path.replace(OPENED, own) for _, path in routes}
@@ -93,7 +95,7 @@ async def test_heartbeats_come_at_once_and_who_leaves_ends_the_call(serve, says,
         gateway.open_session("s", PINNED)
         async with behind_a_door(gateway, "s", tmp_path / "door") as (http, base):
             async with http.post(f"{base}/chat/completions", json=CHAT | {"stream": True}) as response:
-                assert await asyncio.wait_for(response.content.readline(), 5) == b": still generating\n"
+                assert b'"role":"assistant"' in await asyncio.wait_for(response.content.readline(), 5)
             for _ in range(200):
                 if engine.cancelled:
                     break
@@ -116,7 +118,7 @@ async def test_refusals_and_large_bodies_come_through(serve, says, tmp_path):
             key = {"Authorization": "Bearer key"}
             large = [{"role": "user", "content": "a b c d " * 25_000}] * 4
             assert await ask(CHAT) == (401, None)
-            assert await ask(CHAT | {"n": 2}, **key) == (400, None)
+            assert await ask(CHAT | {"messages": []}, **key) == (400, None)
             assert await ask(CHAT | {"messages": large}, **key) == (200, None)
             assert await ask(CHAT | {"messages": large * 2}, **key) == (413, None)
             for suffix in ("/messages", "/messages/count_tokens"):

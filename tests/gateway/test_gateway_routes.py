@@ -145,15 +145,15 @@ class Gated(ScriptedEngine):
         return await super().generate(*args, **options)
 
 
-async def test_a_thousand_sessions_at_once_in_one_process(serve, says, http):
+async def test_hundreds_of_sessions_at_once_in_one_process(serve, says, http):
     engine = Gated(says("ok"))
     messages = [USER, None, {"role": "user", "content": "out"}]
     async with serve(engine) as (gateway, store, _):
-        names = [f"s{number}" for number in range(1000)]
+        names = [f"s{number}" for number in range(300)]
         for name in names:
             gateway.open_session(name, PINNED)
         calls = [asyncio.create_task(ask(http, gateway.session_url(name))) for name in names]
-        await until(lambda: engine.waiting == 1000, 60.0)
+        await until(lambda: engine.waiting == len(names), 60.0)
         engine.gate.set()
         first = await asyncio.gather(*calls)
         messages[1] = first[0][1]["choices"][0]["message"]
@@ -161,8 +161,8 @@ async def test_a_thousand_sessions_at_once_in_one_process(serve, says, http):
         assert {status for status, _ in (*first, *second)} == {200}
         summaries = await asyncio.gather(*(gateway.close_session(name) for name in names))
         assert {(one.num_calls, tuple(one.breaks)) for one in summaries} == {(2, ())}
-        assert store.stats().traces == 2000
-        assert {tuple((one.turn, one.chain) for one in store.traces(name)) for name in names[::50]} == {
+        assert store.stats().traces == 2 * len(names)
+        assert {tuple((one.turn, one.chain) for one in store.traces(name)) for name in names[::20]} == {
             ((0, 0), (1, 0))
         }
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, field
 
 import orjson
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.gateway.conversation import KnownBodies, extend_hash, prefix_hashes
@@ -163,7 +163,6 @@ def asked(step, answered):
     return messages
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(_step, max_size=25))
 def test_plans_breaks_and_ids_are_those_of_the_definition(renderer, steps):
     """Edits of history, branches, retries, sub-agents, calls in flight side by side, calls that come to nothing."""

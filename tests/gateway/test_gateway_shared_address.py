@@ -135,7 +135,7 @@ async def test_a_refused_first_call_leaves_nothing(serve, says):
     async with serve(ScriptedEngine(says("Done.")), **settings_of(2)) as (gateway, _, _url):
         for door in doors(gateway):
             with pytest.raises(APIStatusError) as refused:
-                await ask(door, [{"role": "nobody", "content": "x"}], **naming("body", "a"))
+                await ask(door, [], **naming("body", "a"))
             assert refused.value.status_code == 400
         await until(lambda: gateway.num_sessions == 0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.errors import UserError
@@ -167,7 +167,6 @@ _ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 _float32 = st.floats(max_value=0, width=32, allow_nan=False)
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_traces_come_back_and_cost_what_is_new(data):
     written, whole, ends, new_ids = {}, {}, {}, 0

@@ -65,7 +65,15 @@ async def test_a_trajectory_is_nobodys_to_add_tokens_to(serve, says):
         ({"stop": ["x"]}, "stop"),
         ({"n": 2}, "n"),
         ({"stream": True}, "stream"),
-        ({"min_p": 0.1}, "min_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget"),
         ({"ignore_eos": False}, "ignore_eos"),
         ({"return_token_ids": False}, "return_token_ids"),
         ({"model": "other"}, "model"),
@@ -77,6 +85,18 @@ async def test_what_cannot_be_honoured_is_refused_by_name(serve, says, change, p
         await store.flush()
         assert status in (400, 404) and answer["error"]["param"] == param
         assert store.sessions() == []
+
+
+async def test_what_an_engine_is_asked_arrives_as_it_was_sent(serve, says):
+    """A run whose engine is another one's gateway: what the client writes, the route reads."""
+    engine = ScriptedEngine(says("ok"))
+    params = SamplingParams(32, temperature=0.7, top_p=0.9, top_k=20, stop_token_ids=(1,), seed=3, min_p=0.05)
+    sent = request_body(TokenIn.completions, IDS, params, model="tiny", request_id="r")
+    neutral = {"logit_bias": None, "bad_words": [], "min_tokens": 0}
+    async with serve(engine, vocab_size=1536) as (_, _, url):
+        status, _ = await post(url, sent | neutral)
+    [(_, prompt_ids, arrived)] = engine.requests
+    assert (status, prompt_ids, arrived) == (200, IDS, params)
 
 
 async def test_a_prompt_without_room_is_too_long(serve, says):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.errors import ApiError
-from swe_rl.gateway.live import BACK_OFF_S, Waits
+from swe_rl.gateway.waits import BACK_OFF_S, Waits
 from tests.gateway.test_gateway_completion import SETTINGS, USER, make_door
 
 __all__ = ["make_door"]

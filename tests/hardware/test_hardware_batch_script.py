@@ -6,13 +6,13 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.launcher import told
+from swe_rl.config.launcher import merge_slurm_settings
 from swe_rl.hardware.slurm.batch_script import Array, batch_script
 
 
 def script(*given, array=None, preset=None, exports=None):
     first = compose(["hydra/launcher=submitit_slurm", *given])
-    settings = told(first.config, {**first.launcher_settings, **(preset or {})}, given)
+    settings = merge_slurm_settings(first.config, {**first.launcher_settings, **(preset or {})}, given)
     return batch_script(
         settings,
         ["/py thon", "-m", "job", "$SLURM_ARRAY_TASK_ID"],
@@ -102,3 +102,13 @@ def test_one_log_where_errors_go_to_standard_output():
 def test_a_reference_that_nobody_resolves_is_refused():
     with pytest.raises(ConfigError, match="comment"):
         script(preset={"comment": "${name}"})
+
+
+def test_paths_with_a_backslash_are_for_the_shell_alone():
+    """SLURM takes a backslash for a mark, however it is quoted."""
+    logs, here = Path("/out/a\\=0/logs"), Path("/home/me and you")
+    text = batch_script({"partition": "cpu"}, ["pwd"], logs=logs, chdir=here, exports={}, array=Array(2, 2))
+    assert "#SBATCH --chdir=/\n" in text and "#SBATCH --output=/dev/null\n" in text
+    assert not any("\\" in line for line in text.splitlines() if line.startswith("#SBATCH"))
+    log = "'/out/a\\=0/logs/slurm-'${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    assert f"\nexec >> {log}.out 2>> {log}.err\ncd '/home/me and you' || exit\n" in text

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host
 from swe_rl.config.compose import compose
 from swe_rl.engine.make import EngineFolders, make_engines
 from swe_rl.engine.vllm.devices import DeviceError, slice_number
-from swe_rl.engine.vllm.log import Cause, diagnose
+from swe_rl.engine.vllm.log import Cause, diagnose_start
 from swe_rl.engine.vllm.server import ServerDiedError
 from swe_rl.run.training import trainer_gpus
 
@@ -38,7 +38,7 @@ def servers(tmp_path):
 
 def refused(*overrides, **environment):
     host = Host(environment=environment, file_exists=lambda _: False, folder_writable=lambda _: True)
-    found = check(compose([*overrides]).config, host=host)
+    found = check_config(compose([*overrides]).config, host=host)
     return {(one.rule_id, one.key) for one in found if one.severity.value == "error"}
 
 
@@ -108,7 +108,7 @@ def test_slices_that_the_configuration_does_not_know_of():
     ],
 )
 def test_a_vllm_that_does_not_take_names_is_given_a_number(servers, tmp_path, line):
-    assert diagnose(f"Traceback\n{line}\n").cause is Cause.mig_name
+    assert diagnose_start(f"Traceback\n{line}\n").cause is Cause.mig_name
     folders = EngineFolders(tmp_path / "logs", tmp_path / "scratch", tmp_path / "scratch", tmp_path / "cache")
     said = []
     environ = {**LEAST, "CUDA_VISIBLE_DEVICES": f"{A},{B}"}
@@ -131,4 +131,4 @@ def test_nodes_without_a_compiler_are_not_asked_to_compile():
     lazy = config()
     assert not lazy.hardware.compiler
     compiling = replace(lazy, engine=replace(lazy.engine, enforce_eager=False))
-    assert "compiler" in {one.rule_id for one in check(compiling)}
+    assert "compiler" in {one.rule_id for one in check_config(compiling)}

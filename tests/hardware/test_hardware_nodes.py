@@ -2,13 +2,13 @@
 
 import pytest
 
-from swe_rl.hardware.slurm.jobs import allocation
-from swe_rl.hardware.slurm.nodes import NodesError, address, names_of, node_names, step, step_environment
+from swe_rl.hardware.slurm.jobs import current_allocation
+from swe_rl.hardware.slurm.nodes import NodesError, names_of, node_address, node_names, step_command, step_environment
 from swe_rl.host.program import Completed
 
 
 def job(node="n2", nodes="n[1-3]"):
-    return allocation({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": node, "SLURM_JOB_NODELIST": nodes})
+    return current_allocation({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": node, "SLURM_JOB_NODELIST": nodes})
 
 
 def slurm(words, timeout_s, environ):
@@ -39,7 +39,7 @@ def test_slurm_itself_reads_its_lists_of_nodes_and_names_may_have_a_domain(form)
     here = job("gpu-a02.hpc.example.edu", form)
     assert node_names(here, 0, hostnames) == ("gpu-a02.hpc.example.edu", "gpu-a01.hpc.example.edu")
     assert asked == [form]
-    assert "--nodelist=gpu-a01.hpc.example.edu" in step("gpu-a01.hpc.example.edu", "engine")
+    assert "--nodelist=gpu-a01.hpc.example.edu" in step_command("gpu-a01.hpc.example.edu", "engine")
 
 
 def test_too_few_nodes():
@@ -73,11 +73,11 @@ def test_nodes_are_asked_for_only_where_a_layout_needs_them():
 
 
 def test_address():
-    assert address("n1", slurm) == "10.0.0.1"
-    assert address("n1", silent) == "n1"
+    assert node_address("n1", slurm) == "10.0.0.1"
+    assert node_address("n1", silent) == "n1"
 
 
 def test_a_step_is_one_process_beside_the_others():
-    line = step("n3", "engine2")
+    line = step_command("n3", "engine2")
     assert line[0] == "srun" and {"--overlap", "--nodelist=n3", "--ntasks=1"} <= set(line)
     assert step_environment({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}) == {"SLURM_JOB_ID": "7"}

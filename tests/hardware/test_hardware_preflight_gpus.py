@@ -41,7 +41,7 @@ def machine(count=2, memory="81559", used="3", mig="Disabled", visible=None):
 
 
 def found(config, system):
-    return list(gpus.ask(config, system))
+    return list(gpus.probe_gpus(config, system))
 
 
 def rules(config, system):

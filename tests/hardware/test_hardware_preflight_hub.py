@@ -44,7 +44,7 @@ def machine(snapshot=(), environment=None, servers=None, **options):
 
 
 def rules(config, system):
-    return [(one.rule_id, one.severity) for one in hub.ask(config, system)]
+    return [(one.rule_id, one.severity) for one in hub.probe_hub(config, system)]
 
 
 WHOLE = ("config.json", "model.safetensors")
@@ -69,7 +69,7 @@ def test_a_model_in_the_cache_needs_no_network(snapshot, environment):
     ],
 )
 def test_offline_an_incomplete_model_is_an_error(snapshot, why):
-    (found,) = hub.ask(wanting(), machine(snapshot, {"HF_HUB_OFFLINE": "1"}))
+    (found,) = hub.probe_hub(wanting(), machine(snapshot, {"HF_HUB_OFFLINE": "1"}))
     assert (found.rule_id, found.severity, found.key) == ("preflight_hub", Severity.error, "model.path")
     assert why in found.message and "HF_HUB_OFFLINE" in found.message and CACHE in found.message
     assert f"hf download {MODEL}" in found.fix
@@ -89,7 +89,7 @@ def test_no_network_and_no_copy_is_an_error(config):
 
 def test_a_model_to_download_is_a_warning():
     system = machine(servers={API: HttpAnswer(200)})
-    (found,) = hub.ask(wanting(), system)
+    (found,) = hub.probe_hub(wanting(), system)
     assert (found.rule_id, found.severity) == ("preflight_hub", Severity.warning)
     assert "30 GB" in found.message and found.fix == f"hf download {MODEL}"
     assert [question.method for question in system.questions] == ["HEAD"]
@@ -114,7 +114,7 @@ def test_a_gated_model_needs_a_token_and_the_token_stays_here():
     servers = {API: HttpAnswer(200)}
     assert rules(wanting(gated=True), machine(servers=servers)) == [("preflight_hub_token", Severity.error)]
     system = machine(servers=servers, files={"/users/ann/.cache/huggingface/token": "hf_secret"})
-    findings = list(hub.ask(wanting(gated=True), system))
+    findings = list(hub.probe_hub(wanting(gated=True), system))
     assert [one.severity for one in findings] == [Severity.warning]
     assert "hf_secret" not in repr((findings, system.questions))
 
@@ -123,7 +123,7 @@ def test_data_sets_have_a_folder_and_an_address_of_their_own():
     config = configured(env={"dataset": "a/b", "eval_dataset": "c/d"})
     cached = {f"{CACHE}/datasets--a--b/snapshots/1/data.parquet": "", f"{CACHE}/datasets--a--b/refs/main": "1"}
     system = machine(files=cached, servers={"https://hub.mine/api/datasets/c/d": HttpAnswer(200)})
-    assert [one.key for one in hub.ask(config, system)] == ["env.eval_dataset"]
+    assert [one.key for one in hub.probe_hub(config, system)] == ["env.eval_dataset"]
     system = machine(files=cached, servers=system.servers, environment={"HF_ENDPOINT": "https://hub.mine"})
     assert rules(config, system) == []
 
@@ -177,7 +177,7 @@ def too_long(system=None, *, model=None, env=None, agent=None, job=None, **rollo
     rollout = {"max_prompt_tokens": 100, "max_trajectory_tokens": 4096, **rollout}
     given = {"model": {"path": "builtin:tiny"} | (model or {}), "env": env or {}, "agent": agent or {}}
     given |= {"rollout": rollout, "job": job or {}}
-    return [(one.message, one.fix) for one in hub.prompts(configured(**given), system or System())]
+    return [(one.message, one.fix) for one in hub.probe_prompt_lengths(configured(**given), system or System())]
 
 
 def test_issues_that_are_longer_than_a_first_prompt_are_counted_by_the_models_tokenizer(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import slurm
-from swe_rl.check.preflight.slurm import minutes, read_groups
+from swe_rl.check.preflight.slurm import parse_minutes, read_groups
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed, Unanswered
@@ -40,7 +40,7 @@ def cluster(text=SINFO, **programs):
 
 
 def rules(config, system=None):
-    return [(one.rule_id, one.severity) for one in slurm.partitions(config, system or cluster())]
+    return [(one.rule_id, one.severity) for one in slurm.probe_partitions(config, system or cluster())]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_partitions(hardware, expected):
 
 
 def test_the_nearest_name_can_be_typed():
-    (found,) = slurm.partitions(configured(partition="gpu_tset"), cluster())
+    (found,) = slurm.probe_partitions(configured(partition="gpu_tset"), cluster())
     assert "hardware.partition=gpu_test" in found.fix
     assert "cpu, gpu_test, long" in found.message
 
@@ -83,7 +83,7 @@ def test_the_nearest_name_can_be_typed():
 def test_the_key_to_blame_is_the_need_that_no_node_meets():
     hardware = {"partition": "gpu_test", "trainer_gpus": 8, "gpus_per_node": 8}
     keys = [
-        next(slurm.partitions(configured(**hardware, **more), cluster())).key
+        next(slurm.probe_partitions(configured(**hardware, **more), cluster())).key
         for more in ({"cpus_per_node": 65}, {"memory_gb": 900.0}, {"nodes": 9})
     ]
     assert keys == ["hardware.cpus_per_node", "hardware.memory_gb", "hardware.nodes"]
@@ -92,12 +92,12 @@ def test_the_key_to_blame_is_the_need_that_no_node_meets():
 def test_a_runtime_job_is_checked_as_well():
     base = configured()
     runtime = replace(base.runtime, kind=RuntimeKind.job, partition="gpu_test", cpus_per_node=65, time_limit_min=300)
-    found = list(slurm.partitions(replace(base, runtime=runtime), cluster()))
+    found = list(slurm.probe_partitions(replace(base, runtime=runtime), cluster()))
     assert [one.key for one in found] == ["runtime.time_limit_min", "runtime.cpus_per_node"]
 
 
 def test_without_sinfo_the_partition_is_unknown():
-    (found,) = slurm.partitions(configured(partition="cpu"), ScriptedSystem())
+    (found,) = slurm.probe_partitions(configured(partition="cpu"), ScriptedSystem())
     assert (found.rule_id, found.severity) == ("preflight_unknown", Severity.warning)
 
 
@@ -129,12 +129,12 @@ def test_lines_of_sinfo():
     [("30", 30), ("30:00", 30), ("4:00:00", 240), ("1-00", 1440), ("1-12:30:00", 2190), ("infinite", None)],
 )
 def test_time_limits(text, expected):
-    assert minutes(text) == expected
+    assert parse_minutes(text) == expected
 
 
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59))
 def test_time_limits_of_days(days, hours, mins):
-    assert minutes(f"{days}-{hours:02}:{mins:02}:00") == days * 1440 + hours * 60 + mins
+    assert parse_minutes(f"{days}-{hours:02}:{mins:02}:00") == days * 1440 + hours * 60 + mins
 
 
 ASSOCIATIONS = Completed(0, "lab_a|normal,high\nlab_b|normal\n")
@@ -159,6 +159,6 @@ ASSOCIATIONS = Completed(0, "lab_a|normal,high\nlab_b|normal\n")
 def test_accounts(hardware, done, expected):
     config = configured(**{"partition": "cpu", **hardware})
     programs = {} if done is None else {"sacctmgr -n -P show assoc user=ann": done}
-    found = list(slurm.account(config, cluster(**programs)))
+    found = list(slurm.probe_account(config, cluster(**programs)))
     assert [one.key for one in found] == ([expected] if expected else [])
     assert all(one.severity is Severity.error and one.fix.startswith(f"{expected}=") for one in found)

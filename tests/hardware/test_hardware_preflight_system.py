@@ -136,8 +136,7 @@ def test_a_container_engine_over_its_socket(tmp_path):
     with serving(UnixServer(path, EngineHandler)):
         engine = HERE.engine(f"unix://{path}")
         assert HERE.is_socket(path) and not HERE.is_socket(str(tmp_path))
-        assert engine.info()["DockerRootDir"] == "/data" and engine.images() == {"a:1"}
-        assert engine.has_image("a:1") and not engine.has_image("b:1")
+        assert engine.info()["DockerRootDir"] == "/data"
 
 
 def test_a_container_engine_that_does_not_answer(tmp_path, monkeypatch):

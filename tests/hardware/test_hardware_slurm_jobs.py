@@ -6,12 +6,15 @@ from swe_rl.hardware.slurm.jobs import (
     JobState,
     Queue,
     SlurmError,
-    ask,
+    ask_slurm,
+    cancel_job,
+    environment_outside,
     job_state,
-    outside,
+    queue_states,
     read_state,
-    scontrol,
-    submit,
+    run_scontrol,
+    submit_script,
+    view_job,
 )
 from swe_rl.host.program import Completed, NoAnswerInTime, Unanswered
 
@@ -76,34 +79,61 @@ def test_what_is_asked():
 def test_a_submission_gives_the_id_and_inherits_nothing_of_this_job(tmp_path):
     run = answering(stdout="sbatch: lua: a greeting\n42;cluster\n")
     environ = {"PATH": "/bin", "SLURM_CONF": "/c", "SLURM_JOB_ID": "1", "CUDA_VISIBLE_DEVICES": "0", "SBATCH_QOS": "x"}
-    assert submit(tmp_path / "a.sh", run, environ) == "42"
+    assert submit_script(tmp_path / "a.sh", run, environ) == "42"
     assert run.asked == [(["sbatch", "--parsable", str(tmp_path / "a.sh")], {"PATH": "/bin", "SLURM_CONF": "/c"})]
 
 
 def test_a_refusal_says_why(tmp_path):
     with pytest.raises(SlurmError, match="was refused: invalid partition"):
-        submit(tmp_path / "a.sh", answering(1, stderr="invalid partition\n"), {})
+        submit_script(tmp_path / "a.sh", answering(1, stderr="invalid partition\n"), {})
     with pytest.raises(SlurmError, match="sbatch"):
-        submit(tmp_path / "a.sh", missing, {})
+        submit_script(tmp_path / "a.sh", missing, {})
 
 
 def test_the_one_error_of_every_command():
     with pytest.raises(SlurmError, match="there is no `no-such-program-of-ours` on PATH"):
-        ask(["no-such-program-of-ours"])
+        ask_slurm(["no-such-program-of-ours"])
     with pytest.raises(SlurmError, match="gave no answer in 0 s") as late:
-        ask(["sleep", "60"], timeout_s=0.1)
+        ask_slurm(["sleep", "60"], timeout_s=0.1)
     assert late.value.perhaps
     with pytest.raises(SlurmError) as broken:
-        ask(["squeue"], raising(Unanswered("does not start")))
+        ask_slurm(["squeue"], raising(Unanswered("does not start")))
     assert not broken.value.perhaps
     with pytest.raises(SlurmError, match="^no contact to it$"):
-        scontrol("show", run=answering(1, stderr="no contact\n to it"))
+        run_scontrol("show", run=answering(1, stderr="no contact\n to it"))
     with pytest.raises(SlurmError, match="^scontrol ended with 3$"):
-        scontrol("show", run=answering(3))
+        run_scontrol("show", run=answering(3))
 
 
 def test_outside_keeps_what_is_no_job_s():
-    assert outside({"SLURMD_NODENAME": "n1", "SRUN_DEBUG": "3", "HOME": "/h", "MY_SLURM": "1"}) == {
+    assert environment_outside({"SLURMD_NODENAME": "n1", "SRUN_DEBUG": "3", "HOME": "/h", "MY_SLURM": "1"}) == {
         "HOME": "/h",
         "MY_SLURM": "1",
+    }
+
+
+def test_what_a_user_sets_for_his_own_looks_changes_no_answer(monkeypatch):
+    for name in (
+        "SQUEUE_PARTITION",
+        "SQUEUE_USERS",
+        "SACCT_FORMAT",
+        "SINFO_FORMAT",
+        "SLURM_TIME_FORMAT",
+        "SCANCEL_STATE",
+    ):
+        monkeypatch.setenv(name, "x")
+    for name in ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "y")
+    run = answering(0, "RUNNING|None")
+    job_state("7", run)
+    queue_states(["7"], run)
+    cancel_job("7", run)
+    view_job("7", run)
+    assert {command[0] for command, _ in run.asked} == {"squeue", "sacct", "scancel", "scontrol"}
+    for _, environ in run.asked:
+        assert "x" not in environ.values() and environ["LC_ALL"] == "C"
+        assert [environ[name] for name in ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")] == ["y"] * 3
+    assert environment_outside({"SLURM_JWT": "y", "SLURM_CLUSTERS": "y", "SLURM_JOB_ID": "1"}) == {
+        "SLURM_JWT": "y",
+        "SLURM_CLUSTERS": "y",
     }

@@ -12,8 +12,8 @@ from contextlib import closing, nullcontext
 import pytest
 
 from swe_rl.hardware import sync
-from swe_rl.hardware.slurm.jobs import allocation
-from swe_rl.hardware.sync import Copier, SyncError, folder_name, restore, synced
+from swe_rl.hardware.slurm.jobs import current_allocation
+from swe_rl.hardware.sync import Copier, SyncError, folder_name, keep_synced, restore_run
 from swe_rl.logger.folder import RunFolder, StatusWriter
 from tests.support.waiting import wait_until
 
@@ -104,7 +104,7 @@ def test_a_trace_store_is_copied_as_it_was_at_one_moment(source, tmp_path, rsync
         assert target.stat().st_ino != inode
     sync.Copier(source, tmp_path / "after", rsync=rsync).copy()  # the run's last, once its store is closed
     assert [path.name for path in source.glob("traces.db*")] == ["traces.db"]
-    restore(target.parent, tmp_path / "new")
+    restore_run(target.parent, tmp_path / "new")
     with closing(sqlite3.connect(tmp_path / "new" / "traces.db")) as copy:
         assert copy.execute("SELECT count(*) FROM traces").fetchone() == (9,)
 
@@ -158,7 +158,7 @@ def test_back_again(source, tmp_path):
     half = tmp_path / "copy" / "checkpoints" / "step_000003" / "a"
     half.parent.mkdir()
     half.touch()
-    restore(tmp_path / "copy", tmp_path / "new")
+    restore_run(tmp_path / "copy", tmp_path / "new")
     assert names(tmp_path / "new") == [name for name in names(tmp_path / "copy") if "step_000003" not in name]
 
 
@@ -167,7 +167,7 @@ def test_what_names_a_run_and_makes_a_checkpoint_whole_comes_last(source, tmp_pa
     monkeypatch.setattr(sync, "_copy_file", lambda old, new: (sent.append(old.name), copy_file(old, new)))
     for name in ("status.json", "requeue.json"):
         (source / name).touch()
-    restore(source, tmp_path / "new")
+    restore_run(source, tmp_path / "new")
     assert sent[-3:] == ["manifest.json", "status.json", "requeue.json"]
     assert set(sent[:-3]) == {"steps.jsonl", "config.yaml", "a"}
     assert (tmp_path / "new" / "requeue.json").is_file()
@@ -175,11 +175,11 @@ def test_what_names_a_run_and_makes_a_checkpoint_whole_comes_last(source, tmp_pa
 
 def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync):
     said, target = [], tmp_path / "copy"
-    with synced(source, target, every_s=0.05, say=said.append, rsync=rsync):
+    with keep_synced(source, target, every_s=0.05, say=said.append, rsync=rsync):
         wait_until(lambda: (target / "steps.jsonl").exists())
         (source / "late").write_text("x")
         wait_until(lambda: (target / "late").exists())
-    with synced(source, target, every_s=3600, say=said.append, rsync=rsync):
+    with keep_synced(source, target, every_s=3600, say=said.append, rsync=rsync):
         (source / "last").write_text("x")
     assert (target / "last").exists() and said == []
 
@@ -187,7 +187,7 @@ def test_rounds_while_the_run_goes_on_and_one_at_its_end(source, tmp_path, rsync
 def test_a_round_that_is_asked_for_begins_after_the_question_and_holds_nobody_too_long(source, tmp_path, monkeypatch):
     going, go_on, copy_file = threading.Event(), threading.Event(), sync._copy_file
     monkeypatch.setattr(sync, "_copy_file", lambda *paths: (going.set(), go_on.wait(10), copy_file(*paths)))
-    with synced(source, tmp_path / "copy", every_s=0.01, say=print) as rounds:
+    with keep_synced(source, tmp_path / "copy", every_s=0.01, say=print) as rounds:
         going.wait(10)
         (source / ".hydra" / "late").touch()
         rounds.now(0.05)  # the round that goes on may have passed that folder
@@ -211,7 +211,7 @@ def test_rsync_sends_what_makes_things_whole_in_a_second_call(source, tmp_path):
 
 
 def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
-    with pytest.raises(KeyError), synced(source, tmp_path / "copy", every_s=3600, say=print):
+    with pytest.raises(KeyError), keep_synced(source, tmp_path / "copy", every_s=3600, say=print):
         raise KeyError
     assert (tmp_path / "copy" / "steps.jsonl").exists()
 
@@ -219,7 +219,7 @@ def test_the_last_round_is_made_whatever_ends_the_run(source, tmp_path):
 def test_an_error_is_said_once_and_at_the_end_and_the_run_goes_on(source, tmp_path, rsync):
     said = []
     (tmp_path / "file").touch()
-    with synced(source, tmp_path / "file" / "copy", every_s=0.02, say=said.append, rsync=rsync):
+    with keep_synced(source, tmp_path / "file" / "copy", every_s=0.02, say=said.append, rsync=rsync):
         wait_until(lambda: said)
         time.sleep(0.2)
         assert len(said) == 1
@@ -231,7 +231,7 @@ def test_a_target_that_hangs_holds_nobody(source, tmp_path):
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     said, started = [], time.monotonic()
-    with synced(source, tmp_path / "copy", every_s=0.01, say=said.append, rsync=str(slow), last_s=0.3):
+    with keep_synced(source, tmp_path / "copy", every_s=0.01, say=said.append, rsync=str(slow), last_s=0.3):
         time.sleep(0.1)
     assert time.monotonic() - started < 5
     assert "not done in time" in said[-1]
@@ -266,15 +266,15 @@ def test_a_mark_that_a_full_disk_does_not_take_is_not_left(source, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            sync.claim(tmp_path / "copy", RunFolder(source))
+            sync.claim_copy(tmp_path / "copy", RunFolder(source))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, old)
-    assert sync.claim(tmp_path / "copy", RunFolder(source)) == tmp_path / "copy"
+    assert sync.claim_copy(tmp_path / "copy", RunFolder(source)) == tmp_path / "copy"
 
 
 def test_the_copys_name():
-    assert folder_name(allocation({"SLURM_JOB_ID": "12"}), "2026", "dp4") == "job_12_dp4"
-    array = allocation({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"})
+    assert folder_name(current_allocation({"SLURM_JOB_ID": "12"}), "2026", "dp4") == "job_12_dp4"
+    array = current_allocation({"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"})
     assert folder_name(array, "2026", "dp4") == "job_12_2_dp4"
     assert folder_name(None, "2026", "dp4") == "job_2026_dp4"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swe_rl.host.machine import cpus, look, memory_bytes, this_machine
+from swe_rl.host.machine import count_cpus, describe_machine, memory_bytes, this_machine
 from swe_rl.host.program import Completed, Unanswered
 
 SLICES = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-7f57f032)
@@ -34,7 +34,7 @@ class NoDriver:
 
 
 def machine(driver, **environ):
-    return look(driver, environ, cpus=64, memory_bytes=512 * 10**9)
+    return describe_machine(driver, environ, cpus=64, memory_bytes=512 * 10**9)
 
 
 WHOLE = [(143771, "Disabled")] * 4
@@ -52,7 +52,19 @@ def test_the_smallest_gpu_counts():
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [("0,2", 2), ("", 0), ("-1", 0), ("GPU-1aa", 1), ("7", 0), ("0,-1,1", 1)]
+    ("visible", "count"),
+    [
+        ("0,2", 2),
+        ("", 0),
+        ("-1", 0),
+        ("GPU-1aa", 1),
+        ("7", 0),
+        ("0,-1,1", 1),
+        ("0,x,1", 1),
+        ("0,77,1", 1),
+        ("x,0", 0),
+        (" 0 , 1", 2),
+    ],
 )
 def test_only_what_the_process_sees_counts(visible, count):
     assert machine(Driver(*WHOLE), CUDA_VISIBLE_DEVICES=visible).gpus == count
@@ -113,8 +125,8 @@ def test_an_allocation_without_an_end_has_no_limit(end):
     ("quota", "most"), [("100000 100000", 1), ("150000 100000", 2), ("max 100000", None), ("", None), ("x", None)]
 )
 def test_a_container_has_its_quota_of_cpus(quota, most):
-    free = cpus(lambda path: None)
-    assert cpus(lambda path: quota) == (min(free, most) if most else free)
+    free = count_cpus(lambda path: None)
+    assert count_cpus(lambda path: quota) == (min(free, most) if most else free)
 
 
 def test_a_container_has_its_memory():

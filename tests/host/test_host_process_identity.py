@@ -64,7 +64,7 @@ def test_a_record_of_a_wall_clock_time_counts_by_its_pid_alone(ended: int):
 
 
 def test_a_process_that_proc_hides_is_alive(monkeypatch: pytest.MonkeyPatch, ended: int):
-    monkeypatch.setattr(process_identity, "_stat", lambda pid: None)
+    monkeypatch.setattr(process_identity, "_read_stat", lambda pid: None)
     assert not ProcessIdentity(socket.gethostname(), os.getppid()).is_gone()
     assert ProcessIdentity(socket.gethostname(), ended).is_gone()
 

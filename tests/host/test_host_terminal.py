@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.host.terminal import WIDTH, width
+from swe_rl.host.terminal import WIDTH, terminal_width
 from tests.support.command import LIGHT, warm
 
 ROOT = Path(__file__).parent.parent.parent
@@ -122,7 +122,7 @@ def test_text_arrives_as_it_was_written(tmp_path):
 
 def test_width_without_a_terminal(tmp_path):
     with (tmp_path / "file").open("w") as file:
-        assert width(file) == WIDTH
+        assert terminal_width(file) == WIDTH
 
 
 def test_width_of_a_terminal():
@@ -134,7 +134,7 @@ def test_width_of_a_terminal():
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 57, 0, 0))
     with os.fdopen(terminal, "w") as stream:
-        assert width(stream) == 57
+        assert terminal_width(stream) == 57
     os.close(main)
 
 
@@ -155,12 +155,12 @@ def closed(arguments, cwd, redirections):
     ("redirections", "argument", "status"),
     [
         ("<&-", "job=check", 0),
-        (">&-", "job=check", 0),  # which writes there, as the next
+        pytest.param(">&-", "job=check", 0, marks=pytest.mark.slow),  # which writes there, as the next
         (">&-", "--version", 0),
         ("2>&-", "rollout.n=0", 2),  # which writes there
-        (">&- 2>&-", "rollout.n=0", 2),
+        pytest.param(">&- 2>&-", "rollout.n=0", 2, marks=pytest.mark.slow),
         ("<&- >&- 2>&-", "job=check", 0),
-        ("<&- >&- 2>&-", "rollout.n=0", 2),
+        pytest.param("<&- >&- 2>&-", "rollout.n=0", 2, marks=pytest.mark.slow),
     ],
 )
 def test_closed_streams_are_quiet(redirections, argument, status, tmp_path):
@@ -186,7 +186,15 @@ def test_no_file_gets_the_number_of_a_closed_stream(redirections, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["job=describe"], ["job=plan"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        pytest.param(["--version"], marks=pytest.mark.slow),
+        pytest.param(["job=describe"], marks=pytest.mark.slow),
+        ["job=plan"],
+    ],
+)
 def test_what_only_shows_and_cannot_has_failed(arguments, tmp_path):
     status, _, err = closed(["-m", "swe_rl", *arguments], tmp_path, "> /dev/full")
     assert (status, err) == (1, "error: standard output cannot be written: No space left on device\n")

@@ -10,7 +10,7 @@ from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
 from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.run.learner import EXACT, ROUNDED, explained, require_agreement
+from swe_rl.run.agreement import EXACT, ROUNDED, explained_difference, require_agreement
 from swe_rl.trainer.rank_trainer import RankTrainer
 from tests.support.tiny_qwen3 import tiny_qwen3
 
@@ -81,5 +81,5 @@ async def test_an_engine_that_cannot_answer_is_told_with_its_reason(trainer):
 
 
 def test_rounding_is_that_of_the_arithmetic():
-    assert explained(compose().config) == EXACT
-    assert explained(compose(["layout=dp4", "hardware=h100x8", "model=qwen3_14b"]).config) == ROUNDED
+    assert explained_difference(compose().config) == EXACT
+    assert explained_difference(compose(["layout=dp4", "hardware=h100x8", "model=qwen3_14b"]).config) == ROUNDED

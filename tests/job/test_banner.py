@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from swe_rl.config.compose import compose
-from swe_rl.job.plan import plan
+from swe_rl.job.plan import make_plan
 from swe_rl.logger.folder import RunFolder
-from swe_rl.run.session import banner
+from swe_rl.run.session import banner_lines
 
 
 def lines(*overrides):
     config = compose(overrides).config
-    return banner(config, plan(config), Path("/runs/a"))
+    return banner_lines(config, make_plan(config), Path("/runs/a"))
 
 
 def test_a_run_on_a_cpu():
@@ -27,7 +27,7 @@ def test_gpus_and_the_estimate_of_the_plan():
     overrides = ("model=qwen3_8b", "layout=colocated8", "hardware=h100x8", "env=swe_gym", "agent=mini_swe")
     what, work, *_ = lines(*overrides)
     assert what.endswith("engine vllm, 8 GPUs, layout colocated8, router default")
-    assert work.endswith(f", about {plan(compose(overrides).config)['time']['run']}")
+    assert work.endswith(f", about {make_plan(compose(overrides).config)['time']['run']}")
 
 
 def test_an_evaluation_and_a_run_without_a_trainer():
@@ -40,13 +40,16 @@ def test_an_evaluation_and_a_run_without_a_trainer():
 
 def test_what_tells_a_run_from_others_of_its_sweep():
     config = compose(()).config
-    assert banner(config, {}, Path("/runs/0"), ["trainer.seed=0", "algo=rloo"])[1] == "with    trainer.seed=0 algo=rloo"
+    assert (
+        banner_lines(config, {}, Path("/runs/0"), ["trainer.seed=0", "algo=rloo"])[1]
+        == "with    trainer.seed=0 algo=rloo"
+    )
 
 
 def test_a_folder_below_the_working_directory_is_named_from_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (tmp_path / "outputs" / "a", Path("outputs/a")):
-        assert banner(compose(()).config, {}, folder)[-2:] == [
+        assert banner_lines(compose(()).config, {}, folder)[-2:] == [
             "folder  outputs/a",
             "watch   tail -f outputs/a/run.log",
         ]

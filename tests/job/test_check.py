@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from swe_rl.check.check import RULES
 from swe_rl.check.findings import error, report_lines
-from swe_rl.cli.dispatch import guard
+from swe_rl.cli.dispatch import may_start
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.job import check
 
@@ -44,7 +44,7 @@ def test_a_refused_job_says_the_same_as_its_check(capsys):
     composed = compose(["rollout.n=0", "gateway.host=0.0.0.0", "job=check"])
     check.run(composed.config, None, composed.origins)
     checked = capsys.readouterr().out.splitlines()
-    assert not guard(compose(["rollout.n=0", "gateway.host=0.0.0.0"]))
+    assert not may_start(compose(["rollout.n=0", "gateway.host=0.0.0.0"]))
     assert capsys.readouterr().err.splitlines() == [*checked[:-1], "Nothing was started."]
 
 

@@ -17,12 +17,12 @@ async def kind():
 
 def test_uvloop_where_it_is_installed():
     pytest.importorskip("uvloop")
-    assert event_loop.run(kind()) == "uvloop"
+    assert event_loop.run_job(kind()) == "uvloop"
 
 
 def test_without_it_asyncio_s_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
-    assert event_loop.run(kind()) == "asyncio"
+    assert event_loop.run_job(kind()) == "asyncio"
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -39,7 +39,7 @@ def test_ctrl_c_cancels_the_work(monkeypatch, installed):
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        event_loop.run(work())
+        event_loop.run_job(work())
     assert ended == [True]
 
 
@@ -67,7 +67,7 @@ class Part:
 
 async def test_two_at_the_same_time():
     work, beside = Part("made"), Part("beside")
-    both = asyncio.ensure_future(event_loop.together(work.run(), beside.run()))
+    both = asyncio.ensure_future(event_loop.run_together(work.run(), beside.run()))
     work.may_end.set()
     await until(lambda: work.ended)
     assert not both.done()
@@ -78,7 +78,7 @@ async def test_two_at_the_same_time():
 @pytest.mark.parametrize("first", ["work", "beside"])
 async def test_the_first_error_ends_the_other_one(first):
     parts = {"work": Part(OSError("work")), "beside": Part(OSError("beside"))}
-    both = asyncio.ensure_future(event_loop.together(*(part.run() for part in parts.values())))
+    both = asyncio.ensure_future(event_loop.run_together(*(part.run() for part in parts.values())))
     parts.pop(first).may_end.set()
     with pytest.raises(OSError, match=first):
         await both
@@ -88,7 +88,7 @@ async def test_the_first_error_ends_the_other_one(first):
 
 async def test_an_interruption_ends_both_whatever_they_then_say():
     work, beside = Part(OSError("work")), Part()
-    both = asyncio.ensure_future(event_loop.together(work.run(), beside.run()))
+    both = asyncio.ensure_future(event_loop.run_together(work.run(), beside.run()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     both.cancel()

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from swe_rl.check.check import check
-from swe_rl.config.choices import Advantage, ExportType, JobName
-from swe_rl.config.compose import compose, config_hash, flatten
+from swe_rl.check.check import check_config
+from swe_rl.config.choices import AdvantageKind, ExportType, JobName
+from swe_rl.config.compose import compose, config_hash, flatten_config
 from swe_rl.config.keys import key_types
 from swe_rl.config.known_models import facts_of
 from swe_rl.config.schema import AlgoConfig
@@ -52,7 +52,7 @@ def made(config, tmp_path_factory):
             step=step,
             weight_version=step,
             data_order={},
-            config=flatten(config),
+            config=flatten_config(config),
             hash_of_config=config_hash(config),
             keep=2,
         )
@@ -129,11 +129,11 @@ def test_a_model_and_a_data_set_of_the_hub_are_linked():
 def test_of_a_run_with_a_critic_the_policy_alone_is_exported(config, tmp_path, capsys):
     model, critic = load_model(config.model), load_model(config.model)
     attach_value_head(critic)
-    algo = AlgoConfig(advantage=Advantage.gae)
+    algo = AlgoConfig(advantage=AdvantageKind.gae)
     trainer = RankTrainer(model, config.trainer, algo, pad_token_id=0, critic=critic)
     with torch.no_grad():
         next(critic.parameters()).add_(1.0)
-    state = {"data_order": {}, "config": flatten(config), "hash_of_config": config_hash(config), "keep": 1}
+    state = {"data_order": {}, "config": flatten_config(config), "hash_of_config": config_hash(config), "keep": 1}
     trainer.save(tmp_path / "run" / "checkpoints", step=1, weight_version=1, **state)
     target = tmp_path / "out"
     assert export.run(with_job(config, checkpoint=str(tmp_path / "run"), output=str(target)), None) == 0
@@ -201,7 +201,7 @@ def test_a_warm_start_takes_them_for_what_it_begins_with(run_folder):
 
 
 def refusals(config):
-    return [finding.message for finding in check(config) if finding.rule_id == "model_path"]
+    return [finding.message for finding in check_config(config) if finding.rule_id == "model_path"]
 
 
 @pytest.mark.parametrize("inside", ["", "checkpoints/step_000001", "checkpoints", "other"])
@@ -282,9 +282,9 @@ def test_the_model_of_a_run_that_is_gone_may_be_named(config, run_folder, tmp_pa
     state = json.loads((checkpoint / "state.json").read_text())
     moved = json.dumps(state | {"config": state["config"] | {"model.path": str(tmp_path / "gone")}})
     (checkpoint / "state.json").write_text(moved)
-    assert export._description(checkpoint, export._saved_config(checkpoint), config.model).name == "tiny"
+    assert export._base_model_folder(checkpoint, export._saved_config(checkpoint), config.model).name == "tiny"
     with pytest.raises(UserError, match="Give model.path=FOLDER of the same model"):
-        export._description(checkpoint, export._saved_config(checkpoint), replace(config.model, hidden_size=7))
+        export._base_model_folder(checkpoint, export._saved_config(checkpoint), replace(config.model, hidden_size=7))
 
 
 def test_a_full_disk_names_the_exports_folder_and_leaves_nothing(config, run_folder, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.host.scratch import scratch_path
 from swe_rl.logger.folder import RunFolder
-from swe_rl.run.components import _weights, own_key, scratch_root
+from swe_rl.run.components import _weights_folder, own_key, scratch_root
 
 
 def test_the_scratch_folder_is_this_users(tmp_path):
@@ -35,7 +35,7 @@ def test_weights_for_engines_elsewhere_pass_through_the_runs_own_folder(tmp_path
     left = folder.weights / "weights_00000003" / "model.safetensors"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
-    with _weights(compose(ELSEWHERE).config, folder, scratch) as root:
+    with _weights_folder(compose(ELSEWHERE).config, folder, scratch) as root:
         assert root == folder.weights and not root.exists()
         (root / "weights_00000004").mkdir(parents=True)
     assert not folder.weights.exists()
@@ -43,7 +43,7 @@ def test_weights_for_engines_elsewhere_pass_through_the_runs_own_folder(tmp_path
 
 @pytest.mark.parametrize("overrides", [(), (*ELSEWHERE, "paths.scratch=/shared/me"), (*ELSEWHERE, "job=rollout")])
 def test_other_weights_stay_in_the_scratch_folder(tmp_path, overrides):
-    with _weights(compose(overrides).config, RunFolder(tmp_path), tmp_path / "scratch") as root:
+    with _weights_folder(compose(overrides).config, RunFolder(tmp_path), tmp_path / "scratch") as root:
         assert root == tmp_path / "scratch"
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from swe_rl.__main__ import main
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.cli.help import help_text
-from swe_rl.config.compose import compose, expand
+from swe_rl.config.compose import compose, expand_sweep
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import conf_dir
 from swe_rl.config.keys import comment_of, yaml_comments
@@ -54,7 +54,7 @@ def test_comments_of_the_chosen_option_and_its_parents():
 @pytest.mark.parametrize("topic", ["rolout", "algo/nope", "rollout.x", "hydra", "hydra/launcher/nope"])
 def test_unknown_topic(topic):
     with pytest.raises(ConfigError, match="job.topic"):
-        job.describe(compose().config, topic)
+        job.describe_topic(compose().config, topic)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def own(tmp_path):
 
 def describe_own(own, topic, *overrides):
     composed = compose(["job=describe", *overrides], own)
-    return job.describe(composed.config, topic, composed.origins)
+    return job.describe_topic(composed.config, topic, composed.origins)
 
 
 def test_the_users_own_options_are_among_them(own):
@@ -100,13 +100,13 @@ def test_a_name_that_is_taken_is_said(own):
 
 def test_what_is_said_of_a_taken_name_is_what_hydra_does(own):
     assert compose(["model=tiny"], own).config.model.num_layers == compose().config.model.num_layers
-    assert [one[0] for one in expand(["+sweep=seeds"], own)] == ["trainer.seed=8", "trainer.seed=9"]
+    assert [one[0] for one in expand_sweep(["+sweep=seeds"], own)] == ["trainer.seed=8", "trainer.seed=9"]
     composed = compose(["hardware=mine"], own)
-    found = [finding for finding in check(composed.config, composed.origins) if finding.rule_id == "own_option"]
+    found = [finding for finding in check_config(composed.config, composed.origins) if finding.rule_id == "own_option"]
     assert [(one.severity, one.key, one.value) for one in found] == [("warning", "model", "tiny")]
     assert "never read: conf/model/tiny.yaml has the name" in found[0].message
     composed = compose(["model=qwen3_4b", "job=rollout"], own)
-    assert "own_option" not in {finding.rule_id for finding in check(composed.config, composed.origins)}
+    assert "own_option" not in {finding.rule_id for finding in check_config(composed.config, composed.origins)}
 
 
 def test_help_lists_them(own, capsys, monkeypatch):

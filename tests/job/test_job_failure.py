@@ -1,11 +1,11 @@
 """How failures read, and which exit status they make."""
 
 from swe_rl.errors import RunError, UserError
-from swe_rl.logger.failure import describe, report
+from swe_rl.logger.failure import describe_failure, report_failure
 
 
 def test_user_error_is_a_paragraph(capsys, tmp_path):
-    assert report(UserError("the file x is missing; make it"), tmp_path) == 2
+    assert report_failure(UserError("the file x is missing; make it"), tmp_path) == 2
     assert capsys.readouterr().err == "error: the file x is missing; make it\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -17,7 +17,7 @@ def test_run_error_shows_the_real_cause(tmp_path, capsys):
         except OSError as error:
             raise RunError("cannot write the checkpoint") from error
     except RunError as error:
-        assert report(error, tmp_path) == 1
+        assert report_failure(error, tmp_path) == 1
     shown = capsys.readouterr().err
     assert shown == "run failed: cannot write the checkpoint\n  because: OSError: [Errno 28] No space left on device\n"
     assert "Traceback" in (tmp_path / "run.log").read_text()
@@ -30,7 +30,7 @@ def test_suppressed_context_is_not_a_cause():
         except ValueError:
             raise RunError("outer") from None
     except RunError as error:
-        assert "inner" not in describe(error)
+        assert "inner" not in describe_failure(error)
 
 
 def test_our_fault_has_a_traceback_without_secrets(monkeypatch):
@@ -38,11 +38,11 @@ def test_our_fault_has_a_traceback_without_secrets(monkeypatch):
     try:
         raise KeyError("abcdefgh1234")
     except KeyError as error:
-        text = describe(error)
+        text = describe_failure(error)
     assert "Traceback" in text and "fault of swe_rl" in text
     assert "abcdefgh1234" not in text
 
 
 def test_interrupt(capsys):
-    assert report(KeyboardInterrupt()) == 130
+    assert report_failure(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"

@@ -50,7 +50,7 @@ def config(tmp_path):
 @pytest.fixture
 def engine(monkeypatch):
     made = Engine({"r.io/x:1": 2_500_000_000}, set())
-    monkeypatch.setattr(job, "_engine", lambda config, required: made)
+    monkeypatch.setattr(job, "_connect_engine", lambda config, required: made)
     return made
 
 
@@ -82,7 +82,7 @@ def test_a_pull_keeps_going_and_names_what_failed(capsys, config, engine, monkey
         assert [state.image for state in states] == ["r.io/y:1"]
         states[0].problem = "the registry is full"
 
-    monkeypatch.setattr(job, "_pull", pull)
+    monkeypatch.setattr(job, "_pull_images", pull)
     status, said = run(capsys, config("job.images_action=pull"))
     assert status == 1 and "the registry is full" in said.replace("\n", " ").replace("│", "")
 

@@ -8,10 +8,10 @@ from swe_rl.config.compose import compose
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.proof.record import book_of
 from swe_rl.env.protocol import Grade
-from swe_rl.env.records import Row
+from swe_rl.env.records import PlacedRecord
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe import read as reading
-from swe_rl.env.swe.dataset import Loaded
+from swe_rl.env.swe.dataset import LoadedRows
 from swe_rl.env.swe.env import SweEnv
 from swe_rl.job import prepare as job
 from swe_rl.job import validate
@@ -138,7 +138,7 @@ def test_two_revisions_of_the_hub_are_not_mixed(tmp_path, config, monkeypatch):
 
     def load(dataset, split, *, revision, key):
         name = "a" if split == "train" else "b"
-        return Loaded([Row("row", record(name))], dataset, next(revisions))
+        return LoadedRows([PlacedRecord("row", record(name))], dataset, next(revisions))
 
     monkeypatch.setattr(reading, "load_rows", load)
     words = ["env.dataset=you/data", "env.split=train", "env.eval_split=test"]

@@ -10,13 +10,14 @@ from swe_rl.config.compose import compose
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
-from swe_rl.job.plan import plan
+from swe_rl.job.plan import make_plan
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
 from swe_rl.plan.engine_speed import SpeedError
 from swe_rl.plan.memory import kv_tokens_per_engine
+from swe_rl.report.simulation_table import print_table
 from swe_rl.rollout.recorded import recorded_programs
-from swe_rl.router.simulation.workload import MINI_SWE, Program, Turn
+from swe_rl.router.simulation.workload import MINI_SWE, SimulatedProgram, SimulatedTurn
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def published():
 @pytest.fixture(scope="module")
 def compared(published):
     small = replace(published, rollout=replace(published.rollout, prompts_per_step=20, concurrency=80))
-    return job.compare(small, capacity_tokens=60_000)
+    return job.compare_routers(small, capacity_tokens=60_000)
 
 
 def test_every_router_on_the_same_workloads(compared):
@@ -43,16 +44,18 @@ def test_every_router_on_the_same_workloads(compared):
 
 def test_the_configured_router_comes_second_and_once(published):
     shipped = compose(["router=cap"]).config.router
-    labels = [arm.label for arm in job.arms(replace(published, router=replace(shipped, max_programs_per_engine=7)))]
+    labels = [
+        arm.label for arm in job.choose_routers(replace(published, router=replace(shipped, max_programs_per_engine=7)))
+    ]
     assert labels == ["default", "cap 7", "sticky_least_loaded", "cap 16", "cap 32", "tr"]
     for router in ("default", "tr", "cap"):
-        labels = [arm.label for arm in job.arms(compose([f"router={router}"]).config)]
+        labels = [arm.label for arm in job.choose_routers(compose([f"router={router}"]).config)]
         assert sorted(labels) == ["cap 16", "cap 32", "default", "sticky_least_loaded", "tr"]
 
 
 def test_baselines_are_as_shipped_and_labels_say_what_is_not():
     config = compose(["router=tr", "router.tick_s=1.5", "router.acting_token_weight=0.1"]).config
-    arms = {arm.label: arm.router for arm in job.arms(config)}
+    arms = {arm.label: arm.router for arm in job.choose_routers(config)}
     assert arms["tr acting_token_weight=0.1 tick_s=1.5"] == config.router
     odd = compose(["router=tr", "+router.params={x: 1}"]).config.router
     assert job.label_of(odd) == "tr params={'x': 1}"
@@ -83,16 +86,16 @@ def test_table_and_json(capsys):
 def test_unknown_speed_is_refused(published):
     unknown = replace(published, hardware=replace(published.hardware, gpu_bf16_tflops=0.0))
     with pytest.raises(SpeedError, match="hardware.gpu_bf16_tflops"):
-        job.compare(unknown)
+        job.compare_routers(unknown)
 
 
 def test_the_published_run_takes_seconds(published):
     """396 trajectories on four engines of about 200k tokens: published 1493.8 tokens/s with the default router, under
-    SkyRL. What is simulated, 2437, is a bound and no prediction: engines as fast as the measured ones of
-    bench/simulate_measured.py, programs of which only means are published, and nothing of containers and training."""
+    SkyRL. What is simulated, 2437, is a bound and no prediction: engines as fast as those that were measured on H200,
+    programs of which only means are published, and nothing of containers and training."""
     started_s = time.process_time()
-    load = job.draw(MINI_SWE, published.rollout, 0)
-    outcome = job.simulate_arm(published, job.arms(published)[0], load, job.capacity_of(published))
+    load = job.draw_workload(MINI_SWE, published.rollout, 0)
+    outcome = job.simulate_arm(published, job.choose_routers(published)[0], load, job.capacity_of(published))
     assert time.process_time() - started_s < 5.0
     assert outcome.programs == 396
     assert 1493.8 < outcome.tokens_per_s < 2 * 1493.8
@@ -130,14 +133,14 @@ def recorded(tmp_path):
     return folder
 
 
-TURNS = (Turn(4, 2, 6.0), Turn(1, 1, 0.0))
+TURNS = (SimulatedTurn(4, 2, 6.0), SimulatedTurn(1, 1, 0.0))
 
 
 def test_a_recorded_step_is_read_and_its_folder_is_not_written(recorded):
     before = {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")}
     assert recorded_programs(recorded, 1) == (
-        Program("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
-        Program("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
+        SimulatedProgram("train.1.i.0.0", "train.1.i", TURNS, 2.0, 3.0, 3),
+        SimulatedProgram("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
     assert {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")} == before
 
@@ -160,7 +163,7 @@ def test_a_folder_without_turns_is_refused(recorded, tmp_path):
     for path, message in ((tmp_path / "none", "not the folder of a run"), (recorded.path, "has no turns")):
         recorded.trajectories(1).write_text("")
         config = compose([f"job.workload_from={path}"]).config
-        for ask in (job.compare, job.step_rollouts):
+        for ask in (job.compare_routers, job.step_rollouts):
             with pytest.raises(job.WorkloadError, match=message):
                 ask(config)
     assert not (tmp_path / "none").exists()
@@ -171,18 +174,18 @@ def test_what_was_let_go_after_the_longest_wait_is_said(published, capsys):
     rollout = replace(published.rollout, prompts_per_step=9, n=1, concurrency=9)
     router = replace(compose(["router=tr"]).config.router, max_hold_s=60.0)
     tight = replace(published, rollout=rollout, router=router, layout=replace(published.layout, engines=1))
-    made = job.compare(tight, capacity_tokens=36_000, routers=job.arms(tight)[:2])
+    made = job.compare_routers(tight, capacity_tokens=36_000, routers=job.choose_routers(tight)[:2])
     label = "tr max_hold_s=60"
     found = made["routers"][label]
     assert found["forced"]["mean"] > 0 and 0 < found["forced_share"]["mean"] < found["forced_share_of_held"]["mean"] < 1
     assert made["routers"]["default"]["forced"]["mean"] == 0
-    job._print_table(made)
+    print_table(made)
     printed = capsys.readouterr().out
     assert "let go by max_hold_s" in printed and "of those held" in printed
 
 
 def test_sandboxes_limit_what_is_simulated_at_once(published):
-    """As `plan` counts them: a trajectory that waits for its container asks no engine."""
+    """As the plan counts them: a trajectory that waits for its container asks no engine."""
     few = replace(published, sandbox=replace(published.sandbox, concurrency=7))
     assert {load.concurrency for load in job.loads_of(few, count=1).workloads} == {7}
 
@@ -198,6 +201,7 @@ FLOWS = ["model=qwen3_4b", "layout=dp4", "layout.engines=2", "layout.trainer_gpu
 FLOWS += ["hardware=h200x8", "rollout.mode=stream", "rollout.prompts_per_step=4", "rollout.n=4"]
 
 
+@pytest.mark.slow
 def test_groups_that_flow_are_simulated_and_planned(capsys):
     """Beside the ways that wait for steps, and with the same GPUs divided otherwise; the best has the most tokens."""
     config = compose(["job=simulate", "job.format=json", *FLOWS]).config
@@ -208,7 +212,7 @@ def test_groups_that_flow_are_simulated_and_planned(capsys):
     assert list(made["divisions"]) == ["2 engines + 2 trainer GPUs", "3 engines + 1 trainer GPU"]
     assert made["best"] == max(made["divisions"], key=lambda name: made["divisions"][name]["tokens_per_h"])
     assert made["divisions"]["2 engines + 2 trainer GPUs"]["step_s"] == made["ways"]["stream"]["step_s"]
-    planned = plan(compose(["job=plan", *FLOWS]).config)["flow"]
+    planned = make_plan(compose(["job=plan", *FLOWS]).config)["flow"]
     assert planned["best"] == made["best"] and planned["slower_side"] == made["slower_side"]
     assert planned["trained_tokens_per_h"] == pytest.approx(made["ways"]["stream"]["tokens_per_h"], rel=0.2)
     job.run(replace(config, job=replace(config.job, format="table")), None)
@@ -218,8 +222,9 @@ def test_groups_that_flow_are_simulated_and_planned(capsys):
 
 def test_only_groups_that_flow_have_a_section_of_the_plan():
     steps = [word for word in FLOWS if word != "rollout.mode=stream"]
-    assert "flow" not in plan(compose(steps).config) and "flow" not in plan(compose(["rollout.mode=stream"]).config)
-    unknown = plan(compose([*FLOWS, "hardware.gpu_bf16_tflops=0"]).config)["flow"]
+    assert "flow" not in make_plan(compose(steps).config)
+    assert "flow" not in make_plan(compose(["rollout.mode=stream"]).config)
+    unknown = make_plan(compose([*FLOWS, "hardware.gpu_bf16_tflops=0"]).config)["flow"]
     assert "hardware.gpu_bf16_tflops" in unknown["not simulated"]
 
 

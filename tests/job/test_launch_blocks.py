@@ -11,7 +11,7 @@ from swe_rl.submission.freeze import FOLDER as FROZEN
 
 
 def order(*overrides):
-    jobs = launch._jobs([*overrides], None)
+    jobs = launch._compose_jobs([*overrides], None)
     return [(job.config.router.name, job.config.job.repeat, job.config.trainer.seed) for job in jobs]
 
 
@@ -60,7 +60,7 @@ def started(tmp_path, monkeypatch):
 
 
 def test_a_sweep_with_repeats_runs_in_that_order_and_is_compared(started, tmp_path, capsys):
-    status = launch.start(["--multirun", "job=rollout", "router=default,tr", "job.repeat=0,1"])
+    status = launch.run_command(["--multirun", "job=rollout", "router=default,tr", "job.repeat=0,1"])
     printed = capsys.readouterr()
     assert status == 0, printed.err
     assert started == [("0", "default", 0), ("1", "tr", 0), ("2", "tr", 1), ("3", "default", 1)]
@@ -74,7 +74,7 @@ def test_a_sweep_with_repeats_runs_in_that_order_and_is_compared(started, tmp_pa
 
 def test_a_job_that_fails_does_not_stop_the_others(started, tmp_path):
     sweep = ["--multirun", "job=rollout", "router=default,tr", "job.repeat=0,1", "model.revision=bad"]
-    assert launch.start([*sweep, "hydra.sweep.dir=sweeps/${name}_${now:%Y}"]) == 1
+    assert launch.run_command([*sweep, "hydra.sweep.dir=sweeps/${name}_${now:%Y}"]) == 1
     assert len(started) == 4
     (folder,) = (tmp_path / "sweeps").iterdir()  # with all that belongs to the sweep
     assert folder.name.startswith("rollout_2") and {"0", "3", FROZEN} <= {path.name for path in folder.iterdir()}

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swe_rl.agent.protocol import Turn
-from swe_rl.config.choices import Advantage
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.compose import compose
 from swe_rl.config.known_models import CHECKPOINT_FACTS
 from swe_rl.config.schema import ModelConfig
@@ -26,15 +25,15 @@ from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.logger.jsonl import StepLog, read_evals, read_events, read_jsonl
-from swe_rl.rollout.collect import NO_PREFIXES, Collected, RolloutError
+from swe_rl.rollout.collect import Collected, RolloutError
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.run import rollouts as rollouts_module
 from swe_rl.run.components import Components
-from swe_rl.run.event_loop import uninterrupted
+from swe_rl.run.event_loop import run_uninterrupted
 from swe_rl.run.learner import Learner, NoLearner
 from swe_rl.run.loop import Run
 from swe_rl.run.rollouts import Rollouts
-from swe_rl.run.session import session
+from swe_rl.run.session import open_session
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
@@ -66,17 +65,11 @@ class MadeUpRollouts:
 
     def __init__(self, store, fail_at=None):
         self.store, self.fail_at, self.asked, self.attempted = store, fail_at, [], []
-        self.begun = []  # (group, source, tokens) of trajectories that were given a prefix
 
     def on_tail(self, active):
         """No router listens."""
 
-    def begins(self, one, prefix):
-        if prefix is not None:
-            one.prefix, one.prefix_sampled_tokens = prefix.source, prefix.sampled_tokens
-            self.begun.append((one.group_id, prefix.source, prefix.sampled_tokens))
-
-    async def attempts(self, instance, name, temperature, retried, place=None, prefix=None):
+    async def attempts(self, instance, name, temperature, retried, place=None):
         """Where groups flow. Some take longer than others."""
         self.attempted.append(str(name))
         try:
@@ -87,19 +80,15 @@ class MadeUpRollouts:
             place.give_back()
         one, trace = self._trajectory(name.instance_id, name.split, name.step, name.sample)
         one.num_calls = max(1, len(one.turns))
-        self.begins(one, prefix)
         self.store.append(trace)
         return one, None
 
-    async def collect(
-        self, instances, *, split, step, n, temperature, on_done=None, known=None, places=None, prefixes=NO_PREFIXES
-    ):
+    async def collect(self, instances, *, split, step, n, temperature, on_done=None, known=None, places=None):
         self.asked.append((split, step, [one.instance_id for one in instances]))
         collected = Collected([], [])
         for instance in instances:
             for sample in range(n):
                 one, trace = self._trajectory(instance.instance_id, split, step, sample)
-                self.begins(one, prefixes.get(instance.instance_id))
                 self.store.append(trace)
                 if self.fail_at and self.fail_at[:2] == (split, step):
                     raise self.fail_at[2]
@@ -150,10 +139,10 @@ def _one_thread():
 
 def in_this_process(config, _):
     others = {"reference": small_model()} if config.algo.kl_coef else {}
-    if config.algo.advantage is Advantage.gae:
+    if config.algo.advantage is AdvantageKind.gae:
         others["critic"] = small_model()
         attach_value_head(others["critic"])
-    if config.algo.advantage is Advantage.teacher:
+    if config.algo.advantage is AdvantageKind.teacher:
         others["teacher"] = tiny_qwen3(1, vocab_size=VOCAB, max_position_embeddings=32768, initializer_range=0.02)
     return RankTrainer(small_model(), config.trainer, config.algo, pad_token_id=0, **others)
 
@@ -180,7 +169,7 @@ def started(tmp_path):
         fresh = tmp_path / outputs / "train" / f"start{count}"
         fresh.mkdir(parents=True)
         config = compose([*SMALL, f"paths.outputs={tmp_path / outputs}", *overrides]).config
-        with session(config, fresh, total_steps=config.trainer.steps, reports=False) as one:
+        with open_session(config, fresh, total_steps=config.trainer.steps, reports=False) as one:
             store, trainer = TraceStore(one.folder.traces_db), None
             try:
                 trainer = make(config, tmp_path) if trained else None
@@ -518,45 +507,6 @@ async def test_resume_computes_what_an_uninterrupted_run_would(started, instance
     assert second.store is not whole.store and len(read_jsonl(second.folder.eval_trajectories(3))) == 5
 
 
-def skew(rollouts):
-    """From step 4 on the first two instances fail throughout, and the last two succeed; all do two turns."""
-    plain = rollouts._trajectory
-
-    def skewed(name, split, step, sample):
-        one, trace = plain(name, split, step, sample)
-        hard, easy = name in ("train0", "train1"), name in ("train3", "train4")
-        solved = (sample == 0 and step < 4) if hard else (sample > 0 or step >= 4) if easy else one.reward > 0
-        one.status, one.reward = (Status.resolved, 1.0) if solved else (Status.unresolved, 0.0)
-        one.turns, one.num_calls = [Turn(0, "a", "a", "b"), Turn(1, "c", "c", None)], 2
-        one.sampled_tokens = 2 * len(trace.sampled_ids)
-        rollouts.store.append(trace)
-        base = {"turn": 1, "base_turn": 0, "base_tokens": trace.tokens}
-        return one, dataclasses.replace(trace, delta_ids=(1,), **base)
-
-    rollouts._trajectory = skewed
-
-
-async def test_a_resumed_run_begins_groups_with_the_same_prefixes(started):
-    given = ("trainer.steps=14", "rollout.prefix_replay=true")
-    with started(*given, outputs="whole") as whole:
-        skew(whole.rollouts)
-        await whole.loop.run()
-    with pytest.raises(RunError), started(*given, fail_at=("train", 12, RunError("killed"))) as first:
-        skew(first.rollouts)
-        await first.loop.run()
-    with started(*given) as second:
-        assert second.loop.step == 10
-        skew(second.rollouts)
-        await second.loop.run()
-    late = [begun for begun in whole.rollouts.begun if int(begun[0].split(".")[1]) > 10]
-    assert second.rollouts.begun == late
-    assert late and len({source for _, source, _ in whole.rollouts.begun}) > 1
-    for key in ("replayed_groups", "replayed_resolved_rate", "signal_rate", "loss"):
-        assert [record[key] for record in steps(second)] == [record[key] for record in steps(whole)]
-    named = {source["name"] for source in second.loop._rollouts.sampler.state()["prefixes"]["sources"]}
-    assert 0 < len(list(second.folder.prefixes.iterdir())) <= 3 * len(named)
-
-
 async def test_a_critic_is_resumed_with_its_policy(started):
     """Broken after its third step, which no checkpoint has."""
     given = ("trainer.steps=4", "algo=ppo", "algo.critic_epochs=2", "algo.critic_warmup_steps=1")
@@ -826,7 +776,7 @@ async def test_a_failure_of_the_uninterrupted_part_keeps_its_words_and_its_cause
         await asyncio.sleep(0.01)
         raise RunError("no space") from OSError("disk")
 
-    task = asyncio.create_task(uninterrupted(fails()))
+    task = asyncio.create_task(run_uninterrupted(fails()))
     await asyncio.sleep(0)
     if interrupted:
         task.cancel()

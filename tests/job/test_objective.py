@@ -7,7 +7,7 @@ import types
 import pytest
 
 from swe_rl.cli import launch
-from swe_rl.cli.dispatch import ObjectiveError, objective
+from swe_rl.cli.dispatch import ObjectiveError, read_objective
 from swe_rl.config.choices import Objective
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.explain import ConfigError
@@ -39,18 +39,18 @@ def test_the_figures_are_those_of_a_summary(tmp_path):
 
 def test_the_named_figure_is_returned(tmp_path):
     folder = measured(tmp_path / "run", resolved_rate_after=0.25, wall_s=3)
-    assert objective(compose(OVERRIDES).config, folder) == 0.25
-    assert objective(compose(["job.objective=wall_s"]).config, folder) == 3.0
-    assert objective(compose().config, tmp_path / "nowhere") is None
+    assert read_objective(compose(OVERRIDES).config, folder) == 0.25
+    assert read_objective(compose(["job.objective=wall_s"]).config, folder) == 3.0
+    assert read_objective(compose().config, tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize("figures", [{"wall_s": 2.5}, {"resolved_rate_after": None, "wall_s": 2.5}])
 def test_a_figure_that_was_not_measured(figures, tmp_path):
     folder = measured(tmp_path / "run", **figures, git_sha="abc", git_dirty=True)
     with pytest.raises(ObjectiveError, match="resolved_rate_after was not measured.*Figures that it has: wall_s[.]"):
-        objective(compose(OVERRIDES).config, folder)
+        read_objective(compose(OVERRIDES).config, folder)
     with pytest.raises(ObjectiveError, match="has: none"):
-        objective(compose(OVERRIDES).config, tmp_path / "nowhere")
+        read_objective(compose(OVERRIDES).config, tmp_path / "nowhere")
 
 
 def test_a_figure_that_does_not_exist():
@@ -68,10 +68,10 @@ def test_of_a_run_that_was_continued(tmp_path):
         digest = config_hash(compose([*given, f"trainer.seed={seed}"]).config)
         StatusWriter(folder / "status.json", config_hash=digest).finish(RunState.done, reason=None, exit_status=0)
     fresh = tmp_path / "train" / "fresh"
-    assert folder_of_ended(config, fresh).name == "new" and objective(config, fresh) == 0.2
+    assert folder_of_ended(config, fresh).name == "new" and read_objective(config, fresh) == 0.2
     named = compose([*given, f"trainer.resume={tmp_path / 'train' / 'other'}"]).config
-    assert objective(named, fresh) == 0.3
-    assert objective(config, measured(fresh, resolved_rate_after=0.4)) == 0.4
+    assert read_objective(named, fresh) == 0.3
+    assert read_objective(config, measured(fresh, resolved_rate_after=0.4)) == 0.4
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def job(monkeypatch, tmp_path):
 
 
 def test_a_single_run_ends_with_it(job, capsys):
-    assert launch.start(["trainer.lr=0.5", *OVERRIDES]) == 0
-    assert launch.start(["trainer.lr=1.0", *OVERRIDES]) == 1
+    assert launch.run_command(["trainer.lr=0.5", *OVERRIDES]) == 0
+    assert launch.run_command(["trainer.lr=1.0", *OVERRIDES]) == 1
     said = capsys.readouterr().err
     assert "run failed: job.objective=resolved_rate_after was not measured" in said and "Traceback" not in said
 
@@ -103,5 +103,5 @@ def test_hydras_callbacks_see_it(job, monkeypatch):
         seen.append(job_return.return_value)
 
     monkeypatch.setattr(MaskSecrets, "on_job_end", on_job_end)
-    assert launch.start(["--multirun", "trainer.lr=0.5,0.25", *OVERRIDES]) == 0
+    assert launch.run_command(["--multirun", "trainer.lr=0.5,0.25", *OVERRIDES]) == 0
     assert seen == [0.5, 0.25]

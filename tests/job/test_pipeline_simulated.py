@@ -4,12 +4,12 @@ import asyncio
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.router.simulation.outcome import Tally
+from swe_rl.router.simulation.outcome import SimulationTally
 from swe_rl.router.simulation.pace import StepsPace, TrainerSpeed
-from swe_rl.router.simulation.workload import Program, Turn
+from swe_rl.router.simulation.workload import SimulatedProgram, SimulatedTurn
 from swe_rl.run.loop import Pipeline
 from tests.rollout.test_flow import run
 from tests.rollout.test_pace import Alone
@@ -19,7 +19,9 @@ SYNC_S, TOKEN_S = 0.37, 0.021
 
 def program(seed, step):
     rng = random.Random(f"{seed}/{step}")
-    return Program(f"{step}", f"{step}", (Turn(rng.randrange(1, 400), 1, rng.lognormvariate(1.0, 0.8)),))
+    return SimulatedProgram(
+        f"{step}", f"{step}", (SimulatedTurn(rng.randrange(1, 400), 1, rng.lognormvariate(1.0, 0.8)),)
+    )
 
 
 class Work:
@@ -59,7 +61,7 @@ async def piped(seed, steps, ahead):
 class Steps(Alone):
     def __init__(self):
         super().__init__()
-        self.tally, self._began = Tally(), {}
+        self.tally, self._began = SimulationTally(), {}
 
     def begin(self, program, acted):
         self._began[program.program_id] = self.version
@@ -69,7 +71,6 @@ class Steps(Alone):
         return Counter({self._began[program.program_id]: 1})
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 3))
 def test_steps_ahead_are_those_of_the_pipeline(seed, steps, ahead):
     fleet = Steps()

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.check.check import check
-from swe_rl.check.findings import failing
-from swe_rl.config.choices import Advantage, EngineKind, SandboxKind
+from swe_rl.check.check import check_config
+from swe_rl.check.findings import forbids_start
+from swe_rl.config.choices import AdvantageKind, EngineKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.environment import HONOURED
-from swe_rl.config.folders import options
+from swe_rl.config.folders import list_options
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
-from swe_rl.job.plan import plan
+from swe_rl.job.plan import make_plan
 from swe_rl.plan import duration, memory, sizes
 from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
-from swe_rl.run.session import banner
+from swe_rl.run.session import banner_lines
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def published():
 
 @pytest.fixture(scope="module")
 def planned(published):
-    return plan(published)
+    return make_plan(published)
 
 
 def test_batch_arithmetic(planned):
@@ -90,9 +90,9 @@ def test_weights_are_counted_by_the_methods_of_their_layers(said, dense, expert,
 
 def test_the_command_of_the_environment_counts(monkeypatch):
     config = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8"]).config
-    before = plan(config)
+    before = make_plan(config)
     monkeypatch.setenv("SWE_RL_VLLM_COMMAND", "vllm serve -q online --quantization-config.linear=fp8_per_block")
-    after = plan(config)
+    after = make_plan(config)
     assert before["memory"]["engine_weights_gb"] == pytest.approx(2 * after["memory"]["engine_weights_gb"], abs=0.2)
     assert after["cache"]["kv_tokens_per_engine"] > before["cache"]["kv_tokens_per_engine"]
     assert after["config_hash"] == before["config_hash"]
@@ -187,7 +187,7 @@ def test_each_replica_holds_all_states_and_a_rank_its_share_of_them():
     assert memory.states_gb_per_gpu(two) == pytest.approx(14.77 * 16 / 8)
     assert memory.offloaded_gb(offloaded) == pytest.approx(2 * memory.offloaded_gb(whole_offloaded))
     assert memory.checkpoint_gb(two) == memory.checkpoint_gb(whole)
-    assert plan(two)["memory"]["trainer_replicas"] == 2 and "trainer_replicas" not in plan(whole)["memory"]
+    assert make_plan(two)["memory"]["trainer_replicas"] == 2 and "trainer_replicas" not in make_plan(whole)["memory"]
 
 
 def test_repeated_key_value_heads_hold_no_more_tokens():
@@ -206,9 +206,10 @@ def test_time_of_a_step_by_hand(published):
     assert duration.rollout_s(published) == bound_s(published)
     stated = compose(["+experiment=dp4_tr_atw01", "rollout.typical_trajectory_s=2500", "sandbox.concurrency=200"])
     assert duration.rollout_s(stated.config) == 2 * 2500.0  # two waves
-    assert [duration.text(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
+    assert [duration.format_duration(s) for s in (40, 150, 9000, 300000)] == ["40 s", "2 min", "2.5 h", "3.5 days"]
 
 
+@pytest.mark.slow
 def test_thinking_is_time_of_a_run_and_what_is_not_counted_is_said(planned):
     """Between two steps, on GPUs that are held."""
     rollouts = [
@@ -216,12 +217,12 @@ def test_thinking_is_time_of_a_run_and_what_is_not_counted_is_said(planned):
         for think_s in (0, 7200)
     ]
     assert duration.run_s(rollouts[1]) - duration.run_s(rollouts[0]) == pytest.approx(3 * 7200)
-    made = plan(rollouts[1])["time"]
+    made = make_plan(rollouts[1])["time"]
     run_s = duration.run_s(rollouts[1], simulate.step_rollouts(rollouts[1]).seconds)
     assert made["gpu_hours"] == pytest.approx(sizes.gpus_needed(rollouts[1]) * run_s / 3600, rel=0.01)
     assert "evaluations" not in made["assuming"] and "2.0 h of waiting between two steps" in made["assuming"]
     assert "evaluations and checkpoints are not counted" in planned["time"]["assuming"]
-    on_a_cpu = plan(compose([]).config)["time"]["assuming"]
+    on_a_cpu = make_plan(compose([]).config)["time"]["assuming"]
     assert "evaluations and checkpoints are not counted" in on_a_cpu
 
 
@@ -232,9 +233,9 @@ def test_a_critic_and_a_teacher_take_time_by_hand(published):
     def times(**algo):
         return duration.train_s(dataclasses.replace(published, algo=dataclasses.replace(published.algo, **algo))) / base
 
-    assert times(advantage=Advantage.gae, critic_epochs=3) == pytest.approx((8 + 2 + 3 * 8) / 8)
-    assert times(advantage=Advantage.teacher) == pytest.approx((8 + 2 + 2) / 8)
-    assert times(advantage=Advantage.teacher, teacher_params_b=29.54) == pytest.approx((8 + 2 + 4) / 8)
+    assert times(advantage=AdvantageKind.gae, critic_epochs=3) == pytest.approx((8 + 2 + 3 * 8) / 8)
+    assert times(advantage=AdvantageKind.teacher) == pytest.approx((8 + 2 + 2) / 8)
+    assert times(advantage=AdvantageKind.teacher, teacher_params_b=29.54) == pytest.approx((8 + 2 + 4) / 8)
 
 
 @given(
@@ -293,19 +294,26 @@ GRID = [
     )
 ]
 SMALL = ["rollout.prompts_per_step=8"]
-EXPERIMENTS = [[f"+experiment={option.name}", *SMALL] for option in options()["experiment"]]
+EXPERIMENTS = [[f"+experiment={option.name}", *SMALL] for option in list_options()["experiment"]]
+QUICK = [[], *GRID[::3], *EXPERIMENTS[::8]]
 WHOLE = [[f"+experiment={name}"] for name in ("dp4_default", "dp4_tr_atw01", "fasrc_prod")]
 
 
 def simulated(config):
     """Under the configured router and the one that others are compared with, which may be the same."""
     labels = {simulate.label_of(config.router), simulate.BASELINE}
-    return simulate.compare(config, routers=[arm for arm in simulate.arms(config) if arm.label in labels])
+    return simulate.compare_routers(
+        config, routers=[arm for arm in simulate.choose_routers(config) if arm.label in labels]
+    )
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], *GRID, *EXPERIMENTS, *(pytest.param(whole, marks=pytest.mark.slow) for whole in WHOLE)],
+    [
+        *QUICK,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (*GRID, *EXPERIMENTS) if one not in QUICK),
+        *(pytest.param(whole, marks=pytest.mark.slow) for whole in WHOLE),
+    ],
     ids=" ".join,
 )
 def test_plan_and_simulate_agree(overrides):
@@ -316,7 +324,7 @@ def test_plan_and_simulate_agree(overrides):
     external = ["engine.kv_cache_tokens=200000"] if "+experiment=django_grpo_modal" in overrides else []
     config = compose([*overrides, *external]).config
     made = simulated(config)
-    planned_s, simulated_s = plan(config)["time"]["rollouts_s_per_step"], made["step"]["rollouts_s"]
+    planned_s, simulated_s = make_plan(config)["time"]["rollouts_s_per_step"], made["step"]["rollouts_s"]
     assert planned_s == pytest.approx(simulated_s, rel=0.08 if overrides in WHOLE else 0.01)
     if not config.rollout.typical_trajectory_s:
         label = simulate.label_of(config.router)
@@ -328,6 +336,7 @@ def with_prompts(config, prompts):
     return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, prompts_per_step=prompts))
 
 
+@pytest.mark.slow
 def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
     monkeypatch.setattr(simulate, "PLAN_TURNS", 1000)
     config = with_prompts(published, 40)
@@ -351,19 +360,19 @@ def test_a_large_step_is_planned_on_some_of_the_engines(published, monkeypatch):
 def test_a_time_of_training_that_nothing_is_known_of_is_no_time_of_zero(overrides):
     """Neither on a CPU nor on GPUs of unknown speed; and what a run says first names no time then."""
     config = compose(overrides).config
-    made = plan(config)
+    made = make_plan(config)
     assert made["time"]["training_s_per_step"] == "not known" and duration.train_s(config) == 0.0
     assert "takes no time" not in made["time"]["assuming"]
     assert "without training" in job._in_short(made)
-    assert not any("about" in line for line in banner(config, made, Path("/runs/a")))
+    assert not any("about" in line for line in banner_lines(config, made, Path("/runs/a")))
 
 
 def test_what_cannot_be_simulated_is_bounded_and_said():
-    rows = plan(compose(["+experiment=django_grpo_modal"]).config)["time"]
+    rows = make_plan(compose(["+experiment=django_grpo_modal"]).config)["time"]
     assert rows["rollouts_from"].startswith("at least") and "engine.kv_cache_tokens" in rows["rollouts_from"]
     unknown = compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "hardware.gpu_bf16_tflops=0"]).config
-    assert plan(unknown)["time"]["rollouts_s_per_step"] == 0.0
-    assert "hardware.gpu_bf16_tflops" in plan(unknown)["time"]["rollouts_from"]
+    assert make_plan(unknown)["time"]["rollouts_s_per_step"] == 0.0
+    assert "hardware.gpu_bf16_tflops" in make_plan(unknown)["time"]["rollouts_from"]
 
 
 def test_sizes():
@@ -371,7 +380,7 @@ def test_sizes():
     assert sizes.optimizer_steps_per_step(config) == 2
     assert sizes.trajectories_per_mini_batch(config) == 8
     assert sizes.max_tokens_per_step(config) == 16 * config.rollout.max_trajectory_tokens
-    assert sizes.divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert sizes.divisors_of(12) == [1, 2, 3, 4, 6, 12]
     assert sizes.nearest_multiples(99, 16) == "96 or 112"
     assert sizes.nearest_multiples(3, 16) == "16"
 
@@ -400,7 +409,7 @@ def test_no_number_that_the_rules_refuse_stops_the_plan():
                 config = dataclasses.replace(
                     plain, **{group.name: dataclasses.replace(node, **{field.name: type(value)(wrong)})}
                 )
-                made = plan(config, partly=failing(check(config), strict=False))
+                made = make_plan(config, partly=forbids_start(check_config(config), strict=False))
                 assert made["disk"] and made["memory"], f"{group.name}.{field.name}={wrong}"
 
 
@@ -418,8 +427,8 @@ def test_no_number_that_the_rules_refuse_stops_the_plan():
 )
 def test_layers_are_compiled_where_the_run_saves_by_it(overrides, compiled):
     config = compose(["+experiment=dp4_default", *overrides]).config
-    assert duration.compiles(config) == compiled
-    assert job.plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
+    assert duration.compiles_layers(config) == compiled
+    assert job.make_plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
     asked = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, compile=False))
     assert (duration.run_s(config) < duration.run_s(asked)) == compiled
 
@@ -429,7 +438,7 @@ def test_an_adapter_is_what_travels_where_engines_serve_it():
     merged, served = (compose([*words, *more]).config for more in ([], ["trainer.lora_serving=adapter"]))
     assert memory.update_gb(merged) == pytest.approx(29.54)
     assert memory.update_gb(served) == pytest.approx(memory.lora_params_b(served) * 4)
-    time, of_merged = plan(served)["time"], plan(merged)["time"]
+    time, of_merged = make_plan(served)["time"], make_plan(merged)["time"]
     assert time["weights_gb_per_update"] < 1 < of_merged["weights_gb_per_update"]
     assert duration.sync_s(served) < 0.02 * duration.sync_s(merged)
     assert trainer_of(served).sync_s == duration.sync_s(served)  # what the simulator waits
@@ -467,7 +476,7 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     ],
 )
 def test_nothing_is_planned_that_the_job_does_not_start(of, short):
-    made = plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}"]).config)
+    made = make_plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}"]).config)
     rows = {key for section in made.values() if isinstance(section, dict) for key in section}
     assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
     assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
@@ -478,7 +487,7 @@ def test_nothing_is_planned_that_the_job_does_not_start(of, short):
 
 
 def test_gpu_hours_are_those_of_all_gpus():
-    time = plan(compose(["layout=dp4", "hardware=h100x8"]).config)["time"]
+    time = make_plan(compose(["layout=dp4", "hardware=h100x8"]).config)["time"]
     minutes = float(time["run"].removesuffix(" min"))
     assert time["gpu_hours"] == pytest.approx(8 * minutes / 60, rel=0.1)
 
@@ -495,7 +504,8 @@ def test_variables_that_are_not_set_are_counted(capsys, monkeypatch):
 
 
 def test_the_keys_that_a_page_explains_are_there():
-    made = plan(compose(["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "rollout=swe"]).config)
+    given = ["model=qwen3_14b", "layout=dp4", "hardware=h100x8", "rollout=swe", "engine.host_cache_gb=auto"]
+    made = make_plan(compose(given).config)
     keys = {key for rows in made.values() if isinstance(rows, dict) for key in rows}
     page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
     table = page.split("| key | meaning |")[1].split("\n\n")[0]

@@ -19,7 +19,7 @@ def data(tmp_path, monkeypatch):
             progress(one)
         return found
 
-    monkeypatch.setattr(job, "generate", made)
+    monkeypatch.setattr(job, "generate_instances", made)
     monkeypatch.setattr(job, "DATA", tmp_path / "data")
     return tmp_path / "data"
 
@@ -48,7 +48,7 @@ def test_a_split_that_cannot_be_proven_leaves_the_files_alone(data, monkeypatch)
             raise ValueError("only 1 of 32")
         return []
 
-    monkeypatch.setattr(job, "generate", fails)
+    monkeypatch.setattr(job, "generate_instances", fails)
     with pytest.raises(ValueError, match="only 1"):
         prepared()
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before

@@ -11,7 +11,7 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import RunError
 from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events
-from swe_rl.run.session import session
+from swe_rl.run.session import open_session
 from swe_rl.run.training import Restarts
 from swe_rl.trainer.protocol import RankLost, TrainerError
 
@@ -110,7 +110,7 @@ def start(tmp_path, monkeypatch):
         finally:
             open_now.pop()
 
-    monkeypatch.setattr(train, "components", components)
+    monkeypatch.setattr(train, "start_components", components)
 
     async def run(max_restarts, loops, groups):
         waiting = list(groups)
@@ -127,8 +127,8 @@ def start(tmp_path, monkeypatch):
         fresh = tmp_path / "outputs" / "train" / "one"
         fresh.mkdir(parents=True)
         try:
-            with session(config, fresh, total_steps=3) as one:
-                await train._train(config, one)
+            with open_session(config, fresh, total_steps=3) as one:
+                await train._train_run(config, one)
         finally:
             assert not open_now and all(one.closed for one in groups)
         return one.folder

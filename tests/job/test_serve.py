@@ -9,7 +9,7 @@ from swe_rl.engine.protocol import EngineState, EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace, TraceStoreError
-from swe_rl.job.serve import VARIABLE, ServeState, _stay, key_for, welcome
+from swe_rl.job.serve import VARIABLE, ServeState, _watch_engines, key_for, welcome_lines
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
@@ -26,9 +26,9 @@ def test_beyond_it_there_is_always_a_key(host):
 
 
 def test_what_is_said_at_the_start():
-    text = "\n".join(welcome("tiny", "http://h:1/v1", "sk-1"))
+    text = "\n".join(welcome_lines("tiny", "http://h:1/v1", "sk-1"))
     assert "curl http://h:1/v1/chat/completions -H 'Authorization: Bearer sk-1'" in text and '"model": "tiny"' in text
-    assert "Authorization" not in "\n".join(welcome("tiny", "http://h:1/v1", None))
+    assert "Authorization" not in "\n".join(welcome_lines("tiny", "http://h:1/v1", None))
 
 
 async def test_a_store_that_takes_nothing_ends_it(tmp_path):
@@ -38,7 +38,7 @@ async def test_a_store_that_takes_nothing_ends_it(tmp_path):
     door = SimpleNamespace(engines=[ScriptedEngine(lambda _: [0])], store=store, gateway=SimpleNamespace())
     door.gateway.router_state = dict
     session = SimpleNamespace(status=SimpleNamespace(heartbeat=lambda: beats.append(1)))
-    staying = asyncio.create_task(_stay(session, door, ServeState(0.0)))
+    staying = asyncio.create_task(_watch_engines(session, door, ServeState(0.0)))
     await asyncio.sleep(0.05)
     assert beats and not staying.done()
     store._writer.execute("PRAGMA max_page_count = 1")

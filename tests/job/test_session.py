@@ -14,7 +14,7 @@ from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
-from swe_rl.run.session import session
+from swe_rl.run.session import open_session
 from tests.support.ended_runs import leave, status, warn
 
 
@@ -88,7 +88,10 @@ def test_an_end_that_cannot_be_written_names_the_files_that_there_would_be(make,
         one.status.finish = lambda *_, **__: write_text_atomic(path / "events.jsonl" / "status.json", "")
         raise RunError("the real one")
 
-    with pytest.raises(RunError, match="the real one"), session(make(), path, total_steps=0, reports=reports) as one:
+    with (
+        pytest.raises(RunError, match="the real one"),
+        open_session(make(), path, total_steps=0, reports=reports) as one,
+    ):
         then_fails(one)
     said = " ".join(capsys.readouterr().out.split())
     assert ("the summary and the report could not be written" in said) is reports
@@ -118,7 +121,7 @@ def test_the_hash_is_in_the_status(make, fresh):
 
 def test_sigterm_ends_a_run_as_ctrl_c_does(make, fresh):
     path = fresh()
-    with pytest.raises(KeyboardInterrupt), session(make(), path, total_steps=1):
+    with pytest.raises(KeyboardInterrupt), open_session(make(), path, total_steps=1):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1.0)
     assert status(path).status is RunState.interrupted
@@ -136,7 +139,7 @@ def test_a_warned_job_is_queued_again_and_leaves_without_a_result(make, fresh, s
 
 def test_what_fails_after_the_warning_is_continued_too(make, fresh, slurm):
     path = fresh()
-    with pytest.raises(Requeued), session(make(), path, total_steps=1):
+    with pytest.raises(Requeued), open_session(make(), path, total_steps=1):
         try:
             os.kill(os.getpid(), signal.SIGUSR2)
             time.sleep(1.0)
@@ -190,7 +193,7 @@ def test_a_person_inside_an_allocation_may_start_as_often_as_they_like(make, fre
 
 def test_a_server_is_not_queued_again(make, fresh, slurm):
     path = fresh()
-    with pytest.raises(KeyboardInterrupt), session(make(), path, total_steps=0, reports=False):
+    with pytest.raises(KeyboardInterrupt), open_session(make(), path, total_steps=0, reports=False):
         os.kill(os.getpid(), signal.SIGUSR2)
         time.sleep(1.0)
     assert slurm.asked() == [] and not (path / "requeue.json").exists()

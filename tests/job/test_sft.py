@@ -17,22 +17,22 @@ from swe_rl.agent.observation import NO_OUTPUT
 from swe_rl.check.findings import Host
 from swe_rl.check.rules.model import experts_of_a_dense_model
 from swe_rl.config.compose import compose
-from swe_rl.config.parts import reads
+from swe_rl.config.parts import reads_key
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.job import sft as job
-from swe_rl.job.plan import _in_short, plan
+from swe_rl.job.plan import _in_short, make_plan
 from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
-from swe_rl.model.tiny import build_model, upcycled
+from swe_rl.model.tiny import build_model, upcycle_dense
 from swe_rl.plan import duration
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.warm_start import trainer_config
 from swe_rl.run import warm_start as warm_start_steps
 from swe_rl.run.warm_start import WarmStart
-from swe_rl.trainer.metrics import TrainMetrics
+from swe_rl.trainer.protocol import TrainMetrics
 
 SMALL = (
     "job=sft",
@@ -78,7 +78,7 @@ def test_the_plan_has_the_updates_tokens_and_checkpoints_of_the_run(run, tmp_pat
     run("model", *more)
     folder = RunFolder(tmp_path / "run_0_model")
     model = ("model.params_b=" + str(build_model(compose([*SMALL]).config.model, 0).num_parameters() / 1e9),)
-    made = plan(compose([*SMALL, *more, *model]).config)
+    made = make_plan(compose([*SMALL, *more, *model]).config)
     steps, batch = list(iter_jsonl(folder.steps_jsonl)), made["batch"]
     assert len(steps) == sum(step["updates"] for step in steps) == batch["updates"] == 3
     least = batch["tokens_per_update_at_least"]
@@ -95,7 +95,7 @@ def test_the_plan_has_the_updates_tokens_and_checkpoints_of_the_run(run, tmp_pat
 def test_the_plans_time_on_gpus_by_hand():
     """Six operations a parameter and token, a third more where activations are computed again, at 35 % of the peak."""
     config = compose(["job=sft", "model=qwen3_0_6b", "layout=dp4", "hardware=h100x8", "sft.start=/m"]).config
-    made, gpus = plan(config), config.layout.trainer_gpus
+    made, gpus = make_plan(config), config.layout.trainer_gpus
     passes = 8 if config.trainer.activation_checkpointing else 6
     operations = passes * config.model.active_params_b * 1e9 * config.sft.tokens_per_batch
     update_s = operations / (gpus * config.hardware.gpu_bf16_tflops * 1e12 * 0.35)
@@ -148,7 +148,7 @@ def test_rule_and_job_agree_on_which_experts_a_dense_model_gives(experts, active
     assert found == [] if possible else "sft_start" in found
     dense = build_model(replace(config.model, num_experts=0), 0)
     with contextlib.nullcontext() if possible else pytest.raises(UserError, match=r"sft\.start=.*two experts each"):
-        assert upcycled(dense, config.model, 0).config.num_experts == experts
+        assert upcycle_dense(dense, config.model, 0).config.num_experts == experts
 
 
 def test_a_model_to_begin_with_that_cannot_be_read_is_named(tmp_path):
@@ -195,11 +195,11 @@ def test_a_kill_at_any_rename_leaves_a_whole_model(tmp_path, monkeypatch, rename
     monkeypatch.setattr(Path, "rename", killed)
     monkeypatch.setattr(job.shutil, "rmtree", lambda *_, **__: None)  # what comes last was not reached either
     with contextlib.suppress(KeyboardInterrupt):
-        job._save(output, write, {})
+        job._save_aside(output, write, {})
     monkeypatch.undo()
     job._put_back(output)
     assert (output / "model.safetensors").read_text() == ("new" if renames == 2 else "old")
-    job._save(output, write, {})
+    job._save_aside(output, write, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (output / "model.safetensors").read_text() == "new"
 
@@ -224,14 +224,14 @@ def test_a_full_disk_leaves_the_old_model_and_nothing_aside(tmp_path, monkeypatc
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(DiskError, match=r"model: No space left.*sft\.output"):
-        job._save(output, write, {})
+        job._save_aside(output, write, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (output / "model.safetensors").read_text() == "old"
 
 
 def test_a_conversation_alternates_and_ends_with_the_submission():
     one = Demonstration("right", "It fails.", ("look", "mend", "submit"), ("code\n", ""))
-    messages = job.conversation(one, "PROMPT")
+    messages = job.demonstrate_conversation(one, "PROMPT")
     assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * 2, "assistant"]
     assert [message["content"] for message in messages] == [
         "PROMPT",
@@ -287,17 +287,21 @@ def test_a_quiet_console_has_no_lines_of_stages_and_run_log_has_them(run, tmp_pa
 
 
 def test_the_trainer_has_other_values_than_its_own_keys_only_where_a_warm_start_does_not_read_them():
-    """`trained` against `config/parts`: a key that the job reads is the trainer's, one that it does not read is not."""
+    """`trainer_config` against `config/parts`: a key that the job reads is the trainer's, one that it does not read
+    is not.
+    """
     config = compose(list(SMALL)).config
     given = replace(
         config, trainer=replace(config.trainer, **{field.name: object() for field in fields(config.trainer)})
     )
-    made = trained(given).trainer
+    made = trainer_config(given).trainer
     changed = {name.name for name in fields(made) if getattr(made, name.name) is not getattr(given.trainer, name.name)}
-    unread = {field.name for field in fields(made) if not reads(config, f"trainer.{field.name}")}
-    assert changed == unread - {"weight_sync", "check_weights"}  # of engines, which there are none of
+    unread = {field.name for field in fields(made) if not reads_key(config, f"trainer.{field.name}")}
+    # There are no engines, and each part of a warm start has a schedule of its own.
+    assert changed == unread - {"weight_sync", "check_weights", "lr_schedule", "lr_final_fraction"}
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_not_interrupted(run, tmp_path, monkeypatch):
     """Within a stage, and after the first step of the second one."""
     whole, resume = run("whole", *LONGER), "trainer.resume=none"

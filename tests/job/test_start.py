@@ -10,7 +10,7 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.engine.protocol import EngineError
 from swe_rl.job import train
-from swe_rl.run.session import session
+from swe_rl.run.session import open_session
 from swe_rl.trainer.protocol import RankLost, TrainerError
 from tests.support.waiting import until
 
@@ -71,7 +71,7 @@ def start(tmp_path, monkeypatch):
         ranks, parts = Ranks(), Parts()
         monkeypatch.setattr(train, "load_sampled", lambda config: (None, SimpleNamespace(pad_token_id=0)))
         monkeypatch.setattr(train, "rank_group", lambda *_: ranks)
-        monkeypatch.setattr(train, "components", parts.open)
+        monkeypatch.setattr(train, "start_components", parts.open)
         monkeypatch.setattr(train, "Learner", lambda *_: None)
         monkeypatch.setattr(train, "Run", lambda *_: SimpleNamespace(run=steps, step=0, done_at_s={}))
 
@@ -84,8 +84,8 @@ def start(tmp_path, monkeypatch):
 
         async def whole():
             try:
-                with session(config, fresh, total_steps=3) as opened:
-                    await train._train(config, opened)
+                with open_session(config, fresh, total_steps=3) as opened:
+                    await train._train_run(config, opened)
             finally:
                 assert ranks.closed and parts.closed == parts.began.is_set()
 

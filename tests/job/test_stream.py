@@ -9,7 +9,7 @@ from swe_rl.errors import RunError
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.rollout.trajectory import Status, TrajectoryId
-from tests.job.test_loop import N, _one_thread, evals, skew, started, steps  # noqa: F401 - fixtures
+from tests.job.test_loop import N, _one_thread, evals, started, steps  # noqa: F401 - fixtures
 
 STREAM = "rollout.mode=stream"
 
@@ -120,21 +120,6 @@ async def test_a_run_that_goes_back_behind_the_newest_checkpoint_finds_its_group
         assert sum(record["foreseen_groups"] for record in steps(again)) > 0
 
 
-async def test_groups_that_flow_begin_with_prefixes(started):  # noqa: F811
-    options = ("trainer.steps=16", "trainer.checkpoint_every_steps=2", "rollout.prefix_replay=true", STREAM)
-    with pytest.raises(RunError), started(*options, fail_at=("train", 14, RunError("killed"))) as first:
-        skew(first.rollouts)
-        await first.loop.run()
-    with started(*options) as again:
-        skew(again.rollouts)
-        await again.loop.run()
-        assert [record["step"] for record in steps(again)] == list(range(1, 17))
-    begun = first.rollouts.begun + again.rollouts.begun
-    assert begun and sum(record["replayed_groups"] for record in steps(again)) > 0
-    groups = {group: {one for one in begun if one[0] == group} for group, _, _ in begun}
-    assert all(len(prefixes) == 1 for prefixes in groups.values())  # one prefix a group
-
-
 async def test_the_groups_of_a_step_that_is_not_recorded_are_trained_once(started):  # noqa: F811
     options = ("trainer.steps=4", "trainer.checkpoint_every_steps=1", STREAM)
     with pytest.raises(RunError, match="killed"), started(*options) as first:
@@ -161,7 +146,7 @@ async def test_without_a_trainer_groups_flow_too(started):  # noqa: F811
         assert again.loop.step == len(steps(first))
         await again.loop.run()
         whole(again, 4)
-        assert {version for record in steps(again) for version in record["token_staleness"]} <= {"0"}
+        assert {version for record in steps(again) for version in record["token_staleness"]} == {"0"}
 
 
 async def test_an_evaluation_goes_on_beside_training(started):  # noqa: F811

@@ -1,5 +1,6 @@
 """A sweep's scripts, ids and folders, with a made-up sbatch."""
 
+import shlex
 import signal
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.sweep import job_folders
+from swe_rl.cli.dispatch import checks_pass
 from swe_rl.cli.slurm_task import job_id, main
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError
+from swe_rl.hardware.slurm.jobs import array_problem
 from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger import summary
 from swe_rl.submission import freeze as freezing
-from swe_rl.submission.freeze import code_of, freeze, other_packages, verify_frozen
+from swe_rl.submission.freeze import code_of, freeze_jobs, other_packages, verify_frozen
 from swe_rl.submission.record import read_submission
-from swe_rl.submission.submit import SubmissionError, prepare, submit, ways_on
+from swe_rl.submission.submit import SubmissionError, prepare_submission, submit_prepared, ways_on
 
 SERVERS = (
     "runtime=job",
@@ -31,13 +34,15 @@ class Slurm:
     """Gives out ids from 100 on; refuses what `refuse` is part of."""
 
     def __init__(self, refuse="nothing"):
-        self.refuse, self.submitted, self.cancelled = refuse, [], []
+        self.refuse, self.submitted, self.cancelled, self.most = refuse, [], [], 1001
 
     def __call__(self, command, timeout_s, environ):
         program, *arguments = command
         if program == "scancel":
             self.cancelled += arguments
             return Completed(0, "", "")
+        if program == "scontrol":
+            return Completed(0, f"MaxArraySize            = {self.most}\n", "")
         assert program == "sbatch" and "SLURM_JOB_ID" not in environ
         if self.refuse in arguments[-1]:
             return Completed(1, "", "sbatch: error: invalid partition specified: x\n")
@@ -53,13 +58,13 @@ def on_a_cluster(monkeypatch):
 
 def prepared(folder, count, *given):
     jobs = [compose(["hydra/launcher=submitit_slurm", f"trainer.seed={seed}", *given]) for seed in range(count)]
-    frozen = freeze(folder, jobs, None, code=False)
-    return prepare(folder, jobs, frozen, given)
+    frozen = freeze_jobs(folder, jobs, None, code=False)
+    return prepare_submission(folder, jobs, frozen, given)
 
 
 def test_several_jobs_are_one_array(tmp_path):
     slurm = Slurm()
-    submission = submit(prepared(tmp_path, 3, "hydra.launcher.array_parallelism=2"), slurm)
+    submission = submit_prepared(prepared(tmp_path, 3, "hydra.launcher.array_parallelism=2"), slurm)
     [arguments] = slurm.submitted
     assert "#SBATCH --array=0-2%2" in Path(arguments[-1]).read_text()
     assert [job.slurm_id for job in submission.jobs] == ["100_0", "100_1", "100_2"]
@@ -86,7 +91,7 @@ def test_code_of_ones_own_goes_along_to_the_jobs_and_their_servers(tmp_path):
 
 def test_one_job_is_no_array(tmp_path):
     slurm = Slurm()
-    submission = submit(prepared(tmp_path, 1), slurm)
+    submission = submit_prepared(prepared(tmp_path, 1), slurm)
     assert "--array" not in Path(slurm.submitted[0][-1]).read_text()
     assert [(job.slurm_id, job.folder) for job in submission.jobs] == [("100", "0")]
 
@@ -94,7 +99,7 @@ def test_one_job_is_no_array(tmp_path):
 def test_servers_are_submitted_beside_and_wait_only_for_jobs_that_wait(tmp_path):
     slurm = Slurm()
     ready = prepared(tmp_path, 3, "hydra.launcher.array_parallelism=2", *SERVERS)
-    submission = submit(ready, slurm)
+    submission = submit_prepared(ready, slurm)
     assert len(slurm.submitted) == 1 + 3 * 2
     waits = [arguments[1] for arguments in slurm.submitted if arguments[1].startswith("--dependency")]
     assert waits == ["--dependency=after:100_2"] * 2, "never afterok: a server does not end well"
@@ -113,7 +118,7 @@ def test_servers_are_submitted_beside_and_wait_only_for_jobs_that_wait(tmp_path)
 def test_a_refusal_takes_back_what_was_submitted(tmp_path, refused):
     slurm = Slurm(refused)
     with pytest.raises(SubmissionError, match=r"SLURM refused .*invalid partition"):
-        submit(prepared(tmp_path, 1, *SERVERS), slurm)
+        submit_prepared(prepared(tmp_path, 1, *SERVERS), slurm)
     assert slurm.cancelled == [str(99 + number) for number in range(len(slurm.submitted), 0, -1)]
     assert all(job.slurm_id is None for job in read_submission(tmp_path).jobs)
 
@@ -128,7 +133,7 @@ def test_ctrl_c_while_sbatch_answers_takes_back_what_it_has_submitted(tmp_path, 
         return slurm(command, timeout_s, environ)
 
     with pytest.raises(KeyboardInterrupt):
-        submit(prepared(tmp_path, 1, *SERVERS), interrupted)
+        submit_prepared(prepared(tmp_path, 1, *SERVERS), interrupted)
     assert slurm.cancelled == ["101", "100"][-at:]
     assert "sbatch has to answer first" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -144,7 +149,7 @@ def test_a_controller_that_is_too_slow_may_have_taken_the_job(tmp_path):
     for run in (slow, told):
         folder = tmp_path / run.__name__
         with pytest.raises(SubmissionError, match="squeue --me"):
-            submit(prepared(folder, 1), run)
+            submit_prepared(prepared(folder, 1), run)
 
 
 def test_a_job_is_compared_with_what_was_checked_however_deep_its_folder_is(tmp_path):
@@ -158,8 +163,8 @@ def test_a_job_is_compared_with_what_was_checked_however_deep_its_folder_is(tmp_
 def test_a_job_that_meets_other_packages_is_warned_of(tmp_path, monkeypatch):
     prepared(tmp_path, 2)
     assert other_packages(tmp_path / "1", 1) == []
-    then = summary.versions()
-    monkeypatch.setattr(freezing, "versions", lambda: {**then, "torch_version": "9.9.9", "vllm_version": None})
+    then = summary.package_versions()
+    monkeypatch.setattr(freezing, "package_versions", lambda: {**then, "torch_version": "9.9.9", "vllm_version": None})
     [found] = other_packages(tmp_path / "seed_1" / "1", 1)
     assert found.severity is Severity.warning and f"torch 9.9.9, then {then['torch_version']}" in found.message
     assert "python" not in found.message  # which is the same
@@ -169,7 +174,7 @@ def test_a_job_that_meets_other_packages_is_warned_of(tmp_path, monkeypatch):
 def test_without_sbatch(tmp_path, monkeypatch):
     monkeypatch.setattr("swe_rl.submission.submit.has_slurm", lambda: False)
     with pytest.raises(SubmissionError, match="login node"):
-        submit(prepared(tmp_path, 1), Slurm())
+        submit_prepared(prepared(tmp_path, 1), Slurm())
 
 
 def test_no_script_holds_a_secret(tmp_path, monkeypatch):
@@ -204,3 +209,32 @@ def test_a_job_knows_its_id():
 def test_a_task_that_is_started_wrongly_says_how(capsys):
     assert main(["/n/sweep"]) == 2 and main(["/n/sweep", "x"]) == 2
     assert "usage: python -m swe_rl.cli.slurm_task FOLDER NUMBER" in capsys.readouterr().err
+
+
+def test_an_array_that_the_cluster_does_not_take_is_refused_by_the_start_and_by_its_check(
+    tmp_path, monkeypatch, capsys
+):
+    slurm = Slurm()
+    slurm.most = 2
+    assert submit_prepared(prepared(tmp_path / "a", 2), slurm).slurm_ids
+    with pytest.raises(SubmissionError, match=r"(?i)(the sweep has 3 jobs, .*\(MaxArraySize[^)]*\))") as refused:
+        submit_prepared(prepared(tmp_path / "b", 3), slurm)
+    assert len(slurm.submitted) == 1
+    monkeypatch.setattr("swe_rl.cli.dispatch.array_problem", lambda size: array_problem(size, slurm))
+    settings = ["hydra/launcher=submitit_slurm", "job=check"]
+    for preflight, passes in (("true", False), ("false", True)):
+        words = [*settings, f"job.preflight={preflight}"]
+        assert checks_pass([compose([*words, f"trainer.seed={seed}"]) for seed in range(3)]) is passes
+    said = " ".join(capsys.readouterr().err.split())
+    assert str(refused.value).partition(".")[0].removeprefix("The sweep") in said
+
+
+@pytest.mark.parametrize("name", ["a b", "a=0", "a\\=0", "it's", 'say "x"', "$HOME", "plain"])
+def test_ways_on_can_be_pasted(tmp_path, name):
+    """A shell and Hydra read the folder that is meant."""
+    done = submit_prepared(prepared(tmp_path / name, 1), Slurm())
+    lines = [shlex.split(line.partition(":")[2]) for line in ways_on(tmp_path / name, done)]
+    ours = [words for words in lines if "scancel" not in words]
+    assert ours
+    for words in ours:
+        assert compose([word for word in words if "=" in word]).config.job.runs == str(tmp_path / name)

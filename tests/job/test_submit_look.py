@@ -8,7 +8,7 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.job import logs, status
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, write_submission
-from swe_rl.submission.rows import last_words, tail
+from swe_rl.submission.rows import last_lines, last_words
 
 
 @pytest.fixture(autouse=True)
@@ -111,8 +111,12 @@ def test_logs_go_on_until_the_jobs_have_ended(sweep, tmp_path, capsys, monkeypat
 def test_the_end_of_a_file_is_read_and_no_more(tmp_path):
     path = tmp_path / "log"
     path.write_text("x" * 100_000 + "\nlast but one\nlast\n")
-    assert tail(path, 2) == ["last but one", "last"] and tail(path, 0) == [] and tail(tmp_path / "none", 5) == []
-    assert tail(path, 10) == ["last but one", "last"], "half a line is none"
+    assert (
+        last_lines(path, 2) == ["last but one", "last"]
+        and last_lines(path, 0) == []
+        and last_lines(tmp_path / "none", 5) == []
+    )
+    assert last_lines(path, 10) == ["last but one", "last"], "half a line is none"
 
 
 def test_last_words_are_the_last_error_and_what_follows(sweep):

@@ -12,8 +12,8 @@ from swe_rl.hardware.slurm.jobs import JobState, Queue, queue_states
 from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger.folder import RunState, RunStatus
 from swe_rl.submission.record import NoSubmission, Submission, SubmittedJob, read_submission, write_submission
-from swe_rl.submission.rows import Outcome, last_step, outcome_of, plain_rows, sweep_rows
-from swe_rl.submission.table import failures, table, watch
+from swe_rl.submission.rows import JobOutcome, last_step, outcome_of, plain_rows, sweep_rows
+from swe_rl.submission.table import describe_failures, format_table, watch_rows
 
 WAITS, RUNS = JobState(Queue.WAITS, "PENDING", "Resources"), JobState(Queue.RUNS, "RUNNING")
 GONE, UNKNOWN = JobState(Queue.GONE, "TIMEOUT"), JobState(Queue.UNKNOWN)
@@ -47,12 +47,12 @@ def status(state):
     ],
 )
 def test_outcome(disk, queue, outcome):
-    assert outcome_of(status(disk) if disk else None, queue, alive=True) is Outcome(outcome)
+    assert outcome_of(status(disk) if disk else None, queue, alive=True) is JobOutcome(outcome)
 
 
 def test_a_run_without_a_queue_lives_as_long_as_somebody_holds_its_folder():
-    assert outcome_of(status("running"), None, alive=True) is Outcome.running
-    assert outcome_of(status("running"), None, alive=False) is Outcome.died
+    assert outcome_of(status("running"), None, alive=True) is JobOutcome.running
+    assert outcome_of(status("running"), None, alive=False) is JobOutcome.died
 
 
 def answering(squeue="", sacct="", code=0, stderr=""):
@@ -130,17 +130,17 @@ def test_rows_of_a_sweep(sweep):
     first, second = sweep_rows(sweep, read_submission(sweep), 100.0, SEEN)
     assert (first.outcome, first.step, first.steps, first.tokens_per_s, first.reward) == ("running", 2, 5, 10.4, 0.25)
     assert first.silent_s == 10.0 and first.label == "trainer.seed=0"
-    assert second.outcome is Outcome.died and second.silent_s is None
+    assert second.outcome is JobOutcome.died and second.silent_s is None
     assert second.note == "SLURM: OUT_OF_MEMORY (OutOfMemory). slurmstepd: error: Detected 1 oom_kill event"
 
 
 def test_table_and_failures(sweep):
     rows = sweep_rows(sweep, read_submission(sweep), 100.0, SEEN)
-    lines = table(rows)
+    lines = format_table(rows)
     assert lines[0].split() == ["job", "SLURM", "state", "step", "response", "tokens/s", "reward", "heard"]
     assert lines[1].split()[:6] == ["0", "7_0", "running", "2/5", "10", "0.250"]
     assert lines[-1] == "1 running, 1 died"
-    text = "\n".join(failures(rows[1:]))
+    text = "\n".join(describe_failures(rows[1:]))
     assert "job 1 (trainer.seed=1), SLURM 7_1: died: SLURM: OUT_OF_MEMORY" in text and "0 of 1 job done" in text
 
 
@@ -148,10 +148,10 @@ def test_a_big_sweep_is_folded_to_what_moves(tmp_path):
     jobs = tuple(SubmittedJob(n, str(n), (f"s={n}",), f"7_{n}") for n in range(64))
     lines = "".join(f"7_{n}|{'RUNNING|None' if n == 5 else 'PENDING|JobArrayTaskLimit'}\n" for n in range(64))
     rows = sweep_rows(tmp_path, Submission("x", jobs), 0.0, answering(lines))
-    shown = table(rows, fold=True)
+    shown = format_table(rows, fold=True)
     assert len(shown) == 3 and shown[1].startswith("5 ")
     assert shown[-1] == "63 pending (JobArrayTaskLimit), 1 starting"
-    assert len(table(rows)) == 66
+    assert len(format_table(rows)) == 66
 
 
 def test_the_state_of_servers_that_wait_is_shown(tmp_path):
@@ -192,7 +192,7 @@ def test_watching_ends_with_the_last_job_and_prints_what_changed(sweep, capsys):
         state = next(states)
         return sweep_rows(sweep, read_submission(sweep), 100.0, answering(f"7_0|{state}\n7_1|COMPLETED|None\n"))
 
-    watch(look, sys.stdout, sleep=pauses.append)
+    watch_rows(look, sys.stdout, sleep=pauses.append)
     text = capsys.readouterr().out
     assert text.count("job  SLURM") == 4, "one table a change"
     assert "Resources" in text and "Priority" in text
@@ -221,7 +221,7 @@ def test_on_a_terminal_the_table_is_redrawn_and_the_last_one_stays(sweep, monkey
 
     reader, writer = os.openpty()
     with os.fdopen(writer, "w") as console:
-        watch(look, console, sleep=lambda _: None)
+        watch_rows(look, console, sleep=lambda _: None)
     text = all_of(reader)
     last = text.rpartition("job  SLURM")[2]
     assert "Resources" in text and "\x1b[" in text, "it was redrawn"
@@ -240,7 +240,7 @@ def test_a_console_that_went_away_ends_no_watching(sweep, monkeypatch):
         return sweep_rows(sweep, read_submission(sweep), 100.0, answering(f"7_0|{state}\n7_1|FAILED|x\n"))
 
     console = os.fdopen(writer, "w")
-    watch(look, console, sleep=lambda _: None)
+    watch_rows(look, console, sleep=lambda _: None)
     with suppress(BrokenPipeError):
         console.close()
     assert len(looks) == 3

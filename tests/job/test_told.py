@@ -13,7 +13,8 @@ import pytest
 from swe_rl.hardware import sync
 from swe_rl.hardware.slurm.requeue import Requeued, Survival, keep_warnings, read_record, take_warning
 from swe_rl.logger.folder import RunFolder
-from swe_rl.run.session import listening, session
+from swe_rl.run.end_signal import listen_for_end
+from swe_rl.run.session import open_session
 from tests.support.ended_runs import leave
 
 
@@ -24,7 +25,7 @@ def send(number):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_each_ends_a_run_of_a_job_once(number):
-    with listening(in_slurm=True) as told:
+    with listen_for_end(in_slurm=True) as told:
         with pytest.raises(KeyboardInterrupt):
             send(number)
         assert told.by == number.name
@@ -48,11 +49,11 @@ def test_a_warning_before_the_run_hears_is_answered_once_it_can(make, fresh, slu
     before_the_run()
     with monkeypatch.context() as patch:
         patch.setattr(Survival, "begin", lambda *given: (send(signal.SIGTERM), begin(*given)))
-        with pytest.raises(Requeued), session(make(), path := fresh(), total_steps=1):
+        with pytest.raises(Requeued), open_session(make(), path := fresh(), total_steps=1):
             pytest.fail("it was told")
     assert slurm.asked() == ["requeue 7"] and "told by SIGUSR2" in RunFolder(path).status().reason
     assert take_warning() is None
-    with session(make(), fresh("other"), total_steps=1):
+    with open_session(make(), fresh("other"), total_steps=1):
         pass  # nobody told this one
 
 
@@ -79,14 +80,14 @@ def test_nothing_is_kept_outside_a_job(monkeypatch):
 
 
 def test_the_end_of_a_run_is_not_disturbed():
-    with listening(in_slurm=True) as told:
+    with listen_for_end(in_slurm=True) as told:
         told.deaf = True
         send(signal.SIGTERM)
         assert told.by is None
 
 
 def test_ctrl_c_still_hurries():
-    with listening(in_slurm=True) as told:
+    with listen_for_end(in_slurm=True) as told:
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
@@ -96,7 +97,7 @@ def test_ctrl_c_still_hurries():
 
 def test_warnings_are_left_alone_outside_a_job():
     before = signal.getsignal(signal.SIGUSR2)
-    with listening(in_slurm=False):
+    with listen_for_end(in_slurm=False):
         assert signal.getsignal(signal.SIGUSR2) == before
 
 
@@ -107,7 +108,7 @@ def test_a_launchers_handlers(in_slurm):
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     launchers = signal.getsignal(signal.SIGTERM)
     try:
-        with listening(in_slurm=in_slurm) as told:
+        with listen_for_end(in_slurm=in_slurm) as told:
             if in_slurm:
                 with pytest.raises(KeyboardInterrupt):
                     send(signal.SIGTERM)
@@ -121,8 +122,8 @@ def test_a_launchers_handlers(in_slurm):
 
 def test_also_where_ctrl_c_is_ignored():
     code = (
-        "import os, signal, time\nfrom swe_rl.run.session import listening\n"
-        "with listening(in_slurm=True):\n os.kill(os.getpid(), signal.SIGUSR1)\n time.sleep(5)\n"
+        "import os, signal, time\nfrom swe_rl.run.end_signal import listen_for_end\n"
+        "with listen_for_end(in_slurm=True):\n os.kill(os.getpid(), signal.SIGUSR1)\n time.sleep(5)\n"
     )
     done = subprocess.run(
         ["bash", "-c", f'trap "" INT; exec {shlex.quote(sys.executable)} -c "$CODE"'],
@@ -138,14 +139,14 @@ def test_what_must_not_be_cut_short_ends_before_the_run_does(ignored):
     """A step that was cut off in mid-update would leave weights of no step, and a checkpoint of them."""
     code = (
         "import asyncio, os, signal, time\nfrom swe_rl.run import event_loop\n"
-        "from swe_rl.run.session import listening\n"
+        "from swe_rl.run.end_signal import listen_for_end\n"
         "async def step():\n"
         " os.kill(os.getpid(), signal.SIGTERM)\n"
         " await asyncio.to_thread(time.sleep, 0.3)\n"
         " await asyncio.sleep(0)\n print('the step is whole')\n"
-        "async def work():\n await event_loop.uninterrupted(step())\n print('not reached')\n"
-        "with listening(in_slurm=False) as heard:\n"
-        " try:\n  event_loop.run(work())\n"
+        "async def work():\n await event_loop.run_uninterrupted(step())\n print('not reached')\n"
+        "with listen_for_end(in_slurm=False) as heard:\n"
+        " try:\n  event_loop.run_job(work())\n"
         " except KeyboardInterrupt:\n  print('interrupted by', heard.by)\n"
     )
     python = f'exec {shlex.quote(sys.executable)} -c "$CODE"'

@@ -76,7 +76,7 @@ def test_ranks_of_another_node_need_a_job_of_slurm(monkeypatch):
     monkeypatch.setenv("SLURMD_NODENAME", "b")
     slurm = {"hostnames": Completed(0, "a\nb", ""), "node": Completed(0, "NodeAddr=10.0.0.2", "")}
     monkeypatch.setattr(training, "names_of", partial(nodes.names_of, run=lambda words, *_: slurm[words[2]]))
-    monkeypatch.setattr(training, "address", partial(nodes.address, run=lambda words, *_: slurm[words[2]]))
+    monkeypatch.setattr(training, "node_address", partial(nodes.node_address, run=lambda words, *_: slurm[words[2]]))
     ranks = training._step_ranks(config(*WIDE), session)
     assert ranks._sites == (RankSite(None, 0), RankSite(None, 1), RankSite("a", 0), RankSite("a", 1))
     assert ranks._here == "10.0.0.2"

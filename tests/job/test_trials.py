@@ -60,7 +60,7 @@ def sweep_folder(tmp_path):
 
 def test_it_finds_the_best(started, tmp_path, capsys):
     secret = f"+hardware.env_vars.HF_TOKEN={SECRET}"
-    status = launch.start([*GRID, "trainer.lr=choice(0.01,0.02,0.03)", "trainer.seed=7", secret])
+    status = launch.run_command([*GRID, "trainer.lr=choice(0.01,0.02,0.03)", "trainer.seed=7", secret])
     printed = capsys.readouterr()
     assert status == 0, printed.err
     assert sorted(started) == [0.01, 0.02, 0.03]
@@ -81,7 +81,7 @@ def test_it_finds_the_best(started, tmp_path, capsys):
 
 
 def test_a_trial_that_the_check_refuses_fails_by_name(started, tmp_path, capsys):
-    status = launch.start([*MEASURED, "trainer.lr=choice(-0.5)", "hydra.sweeper.n_trials=1"])
+    status = launch.run_command([*MEASURED, "trainer.lr=choice(-0.5)", "hydra.sweeper.n_trials=1"])
     printed = capsys.readouterr()
     assert (status, started) == (2, []), printed.err
     said = " ".join(printed.err.split())
@@ -94,7 +94,7 @@ def test_a_trial_that_the_check_refuses_fails_by_name(started, tmp_path, capsys)
 
 def test_failures_that_the_sweeper_bears_still_are_the_exit_status(started, tmp_path, capsys):
     borne = ["hydra.sweeper.max_failure_rate=1.0", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.n_trials=6"]
-    status = launch.start([*MEASURED, "trainer.lr=choice(-0.5,0.02)", *borne])
+    status = launch.run_command([*MEASURED, "trainer.lr=choice(-0.5,0.02)", *borne])
     printed = capsys.readouterr()
     assert status == 2 and set(started) == {0.02}, printed.err
     assert "best_value: 1.0" in printed.out
@@ -104,10 +104,10 @@ def test_failures_that_the_sweeper_bears_still_are_the_exit_status(started, tmp_
 @pytest.mark.parametrize("arguments", [MEASURED, GRID])
 def test_a_trial_without_its_figure_fails(arguments, started, capsys):
     unmeasured = [*arguments, "trainer.lr=choice(0.01)", "hydra.sweeper.n_trials=1", "model.revision=unmeasured"]
-    assert launch.start(unmeasured) == 1
+    assert launch.run_command(unmeasured) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "job.objective=resolved_rate_after was not measured" in said and "trial 0 (trainer.lr=0.01) failed" in said
-    assert launch.start([*unmeasured, "hydra.sweeper.max_failure_rate=1.0"]) == 1
+    assert launch.run_command([*unmeasured, "hydra.sweeper.max_failure_rate=1.0"]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "Traceback" not in said
     assert ("No trial of 1 had a figure to go by" in said) == (arguments is MEASURED)
@@ -127,13 +127,13 @@ def test_a_trial_without_its_figure_fails(arguments, started, capsys):
     ],
 )
 def test_what_cannot_be_optimized_starts_nothing(arguments, part, started, capsys):
-    assert launch.start([*arguments, "trainer.seed=choice(0,1)"]) == 2
+    assert launch.run_command([*arguments, "trainer.seed=choice(0,1)"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert part in said and "Traceback" not in said and started == []
 
 
 def test_without_multirun_there_is_nothing_to_choose(started, capsys):
-    assert launch.start(MEASURED[1:]) == 2
+    assert launch.run_command(MEASURED[1:]) == 2
     assert "hydra/sweeper=optuna chooses jobs only together with --multirun" in " ".join(
         capsys.readouterr().err.split()
     )
@@ -142,8 +142,8 @@ def test_without_multirun_there_is_nothing_to_choose(started, capsys):
 @pytest.mark.parametrize("job", ["check", "plan"])
 def test_what_all_trials_share_can_be_checked(job, started, tmp_path, capsys):
     given = [*MEASURED, f"job={job}", "trainer.lr=interval(0.01,0.02)"]
-    assert launch.start(given) == 0
-    assert launch.start([*given, "rollout.n=0"]) == 2
+    assert launch.run_command(given) == 0
+    assert launch.run_command([*given, "rollout.n=0"]) == 2
     assert "rollout.n=0" in "".join(capsys.readouterr()) and started == [] and list(tmp_path.iterdir()) == []
 
 
@@ -151,7 +151,7 @@ def test_a_study_is_kept_and_continued(started, tmp_path, optuna):
     storage = f"hydra.sweeper.storage=sqlite:///{tmp_path}/study.db"
     kept = [*MEASURED, storage, "hydra.sweeper.study_name=one", "hydra.sweeper.n_trials=1"]
     for low, high in ((0.01, 0.011), (0.02, 0.021)):
-        assert launch.start([*kept, f"trainer.lr=interval({low},{high})"]) == 0
+        assert launch.run_command([*kept, f"trainer.lr=interval({low},{high})"]) == 0
     assert [round(rate, 2) for rate in started] == [0.01, 0.02]
     study = optuna.load_study("one", f"sqlite:///{tmp_path}/study.db")
     assert [round(trial.value, 2) for trial in study.trials] == [0.99, 1.0]

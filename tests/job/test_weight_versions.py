@@ -13,8 +13,6 @@ from openai import AsyncOpenAI
 
 from swe_rl.config.schema import EngineConfig, GatewayConfig, RouterConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.fake_vllm.model import FakeModel
-from swe_rl.engine.fake_vllm.server import FakeSettings, FakeVllm
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
@@ -26,6 +24,8 @@ from swe_rl.gateway.trace import whole_prompts
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.router.make import make_router
+from tests.support.fake_vllm.model import FakeModel
+from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, MAX_LEN = 384, 900
@@ -103,7 +103,7 @@ def logprobs_of(model, trace, prompt):
     return logits.log_softmax(-1).gather(1, ids[0, start:, None])[:, 0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 async def test_embedded_engines(models, renderer, tmp_path, seed):
     config = EngineConfig(max_model_len=MAX_LEN, max_num_seqs=4)  # fewer than programs: some wait in the engine
     async with AsyncExitStack() as stack:
@@ -132,7 +132,7 @@ async def test_embedded_engines(models, renderer, tmp_path, seed):
 
 
 @pytest.mark.parametrize("kind", ["timings", "spans"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_servers(models, renderer, tmp_path, kind, seed):
     """Of both APIs: one tells versions of the tokens, the other does not."""
     settings = FakeSettings(
@@ -148,7 +148,7 @@ async def test_servers(models, renderer, tmp_path, kind, seed):
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(FakeVllm(settings)) for _ in range(2)]
         folders = WeightFolders(tmp_path / "weights", source)
-        needs = Needs(settings.model, MAX_LEN, True)
+        needs = Needs(settings.model, MAX_LEN)
         engines = [
             HttpEngine(HttpClient(server.url), needs, name=f"engine{n}", max_num_seqs=2, weights=folders)
             for n, server in enumerate(servers)

@@ -30,16 +30,16 @@ def answer(monkeypatch, capsys, tmp_path):
     for name in os.environ:
         if name in ("WANDB_API_KEY", "HF_TOKEN", "VLLM_URL") or name.startswith("SWE_RL_"):
             monkeypatch.delenv(name)
-    host = rules._host
+    host = rules._make_host
     more = {"version": lambda _: "", "absolute": lambda path: str(Path("/home/me", path))}
-    monkeypatch.setattr(rules, "_host", lambda origins: dataclasses.replace(host(origins), **more))
-    for name in ("run_jobs", "run_trials", "_run_frozen", "_submit"):
+    monkeypatch.setattr(rules, "_make_host", lambda origins: dataclasses.replace(host(origins), **more))
+    for name in ("run_jobs", "run_trials", "_run_frozen", "_submit_jobs"):
         monkeypatch.setattr(launch, name, lambda *_: pytest.fail("something was started"))
 
     def typed(line):
         words = shlex.split(line)
         asks = any(word.startswith("job=") for word in words)
-        status = launch.start(words if asks else [*words, "job=check"])
+        status = launch.run_command(words if asks else [*words, "job=check"])
         said = "\n".join(capsys.readouterr()).replace(str(tmp_path), "HERE")
         assert "Traceback" not in said and "fault of swe_rl" not in said
         lines = [text.strip() for text in said.splitlines() if text.startswith(("error", "job 0: error"))]

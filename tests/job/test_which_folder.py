@@ -13,7 +13,7 @@ import pytest
 from swe_rl.cli import launch
 from swe_rl.config.compose import config_hash
 from swe_rl.errors import RunError, UserError
-from swe_rl.hardware.slurm.jobs import allocation
+from swe_rl.hardware.slurm.jobs import current_allocation
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
 from swe_rl.run import which_folder
@@ -168,7 +168,7 @@ def test_arms_of_one_configuration_keep_their_folders(make, fresh, slurm):
     slurm(1)
     for name, config in arms:
         given = [f"logger.tensorboard={config.logger.tensorboard}"]
-        assert choose_folder(config, fresh(f"{name}2"), allocation(os.environ), given)[0].path.name == name
+        assert choose_folder(config, fresh(f"{name}2"), current_allocation(os.environ), given)[0].path.name == name
 
 
 @pytest.mark.parametrize("in_slurm", [True, False])
@@ -249,7 +249,7 @@ def test_exports_are_looked_for_in_all_places_that_a_start_looks_at(make, fresh,
     word = f"trainer.resume={named if resume == 'named' else resume}"
     config, other = (make(sync, word, f"trainer.seed={number}") for number in (seed, 8))
     slurm(1)
-    here, new = allocation(os.environ), fresh("new")
+    here, new = current_allocation(os.environ), fresh("new")
     status_of, record_of = RunFolder.status, which_folder.read_record
     monkeypatch.setattr(RunFolder, "status", lambda self: looked.add(self.path.resolve()) or status_of(self))
     monkeypatch.setattr(which_folder, "read_record", lambda path: looked.add(path.parent.resolve()) or record_of(path))
@@ -277,9 +277,9 @@ def test_a_script_with_several_runs_starts_those_that_it_had_not_begun(make, fre
     assert leave(second, given("second", "trainer.seed=1")).folder.name == "second"
     shutil.rmtree(tmp_path / "train" / "first")
     slurm(2)
-    assert not choose_folder(make("job=eval", "name=train", sync), given("third", "job=eval"), allocation(os.environ))[
-        1
-    ]
+    assert not choose_folder(
+        make("job=eval", "name=train", sync), given("third", "job=eval"), current_allocation(os.environ)
+    )[1]
     assert {entry.name for entry in (tmp_path / "train" / "third").iterdir()} == {".hydra", "config.yaml"}
     with pytest.raises(UserError, match=r"second.config\.yaml\): conf/ or the environment has changed"):
         leave(make("trainer.lr=0.1", sync), given("fourth", "trainer.seed=1"))
@@ -294,7 +294,7 @@ def typed(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
 
     def command(*words):
-        status = launch.start([f"paths.outputs={tmp_path}", *words])
+        status = launch.run_command([f"paths.outputs={tmp_path}", *words])
         return status, " ".join(capsys.readouterr().err.split())
 
     return command

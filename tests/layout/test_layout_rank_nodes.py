@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places, shortage
+from swe_rl.layout.placement import PlacementError, describe_shortage, rank_nodes, rank_places, ranks_together
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ def test_this_node_comes_first_and_a_sequence_never_leaves_a_node():
 
 
 def test_a_replica_never_leaves_a_node_where_there_are_several():
-    assert [neighbours(8, 2, share) for share in (None, 8, 4, 1)] == [2, 2, 4, 2]
-    assert rank_nodes(rooms_of(3), [6.0, 6.0, 6.0], 8, neighbours(8, 1, 4), "GPU") == [0] * 4 + [1] * 4
+    assert [ranks_together(8, 2, share) for share in (None, 8, 4, 1)] == [2, 2, 4, 2]
+    assert rank_nodes(rooms_of(3), [6.0, 6.0, 6.0], 8, ranks_together(8, 1, 4), "GPU") == [0] * 4 + [1] * 4
     with pytest.raises(
         PlacementError, match=r"4 at a time on one node \(layout.sequence_parallel, layout.shard_ranks\)"
     ):
-        rank_nodes(rooms_of(2), [6.0, 3.0], 8, neighbours(8, 1, 4), "GPU")
+        rank_nodes(rooms_of(2), [6.0, 3.0], 8, ranks_together(8, 1, 4), "GPU")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_too_little_room_says_what_every_node_has():
 )
 def test_every_placement_is_legal_and_smallest(free, sp, groups, data):
     rooms, world = rooms_of(len(free), data.draw(st.integers(0, len(free) - 1))), sp * groups
-    short = shortage({room.name: units for room, units in zip(rooms, free, strict=True)}, world, sp, "GPU")
+    short = describe_shortage({room.name: units for room, units in zip(rooms, free, strict=True)}, world, sp, "GPU")
     assert (short is not None) == (rank_places(free, sp) < world)
     if short:
         with pytest.raises(PlacementError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, HardwareConfig, LayoutConfig
-from swe_rl.layout.placement import Gpu, PlacementError, home, place
+from swe_rl.layout.placement import PlacedGpu, PlacementError, node_of_run, place_layout
 from swe_rl.plan.sizes import (
     engines_leave_home,
     gpus_needed,
@@ -29,34 +29,34 @@ def layout_of(name, engines, engine_tp, trainer_gpus, *, colocated=False):
 
 
 def test_dp4():
-    placed = place(config_of(layout_of("dp4", 4, 1, 4)))
-    assert placed.engines == tuple((Gpu(0, index),) for index in range(4))
-    assert placed.trainer == tuple(Gpu(0, index) for index in range(4, 8))
+    placed = place_layout(config_of(layout_of("dp4", 4, 1, 4)))
+    assert placed.engines == tuple((PlacedGpu(0, index),) for index in range(4))
+    assert placed.trainer == tuple(PlacedGpu(0, index) for index in range(4, 8))
     assert placed.idle == ()
-    assert placed.roles()[Gpu(0, 5)] == ("trainer 1",)
+    assert placed.roles()[PlacedGpu(0, 5)] == ("trainer 1",)
 
 
 def test_local_uses_no_gpu():
-    placed = place(config_of(LayoutConfig(), per_node=2, kind=EngineKind.embedded))
+    placed = place_layout(config_of(LayoutConfig(), per_node=2, kind=EngineKind.embedded))
     assert placed.engines == placed.trainer == ()
     assert len(placed.idle) == 2
 
 
 def test_colocated_shares():
-    placed = place(config_of(layout_of("co", 2, 2, 4, colocated=True), per_node=4))
+    placed = place_layout(config_of(layout_of("co", 2, 2, 4, colocated=True), per_node=4))
     assert {gpu for gpus in placed.engines for gpu in gpus} == set(placed.trainer)
-    assert placed.roles()[Gpu(0, 3)] == ("engine 1", "trainer 3")
+    assert placed.roles()[PlacedGpu(0, 3)] == ("engine 1", "trainer 3")
 
 
 def test_external_engines_take_nothing_here():
-    placed = place(config_of(layout_of("x", 4, 8, 4), per_node=4, kind=EngineKind.external))
+    placed = place_layout(config_of(layout_of("x", 4, 8, 4), per_node=4, kind=EngineKind.external))
     assert placed.engines == () and len(placed.trainer) == 4
 
 
 @pytest.mark.parametrize("layout", [layout_of("a", 1, 3, 0), layout_of("b", 1, 1, 4)])
 def test_too_little_hardware_is_refused(layout):
     with pytest.raises(PlacementError, match="layout\\."):
-        place(config_of(layout, nodes=2, per_node=2))
+        place_layout(config_of(layout, nodes=2, per_node=2))
 
 
 @given(
@@ -69,7 +69,7 @@ def test_too_little_hardware_is_refused(layout):
 def test_placement_is_disjoint_complete_and_within_nodes(engines, tp, trainer, nodes, colocated):
     layout = layout_of("p", engines, tp, trainer, colocated=colocated)
     try:
-        placed = place(config_of(layout, nodes=nodes))
+        placed = place_layout(config_of(layout, nodes=nodes))
     except PlacementError:
         assert total_gpus(layout) > nodes * 8  # 8 is a multiple of every tp: engines leave no holes
         return
@@ -95,13 +95,13 @@ def test_a_job_has_a_place_for_what_it_starts_alone(job, engines, tp, trainer, n
     config = config_of(layout_of("p", engines, tp, trainer, colocated=colocated), nodes=nodes)
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, name=job))
     try:
-        placed = place(config)
+        placed = place_layout(config)
     except PlacementError:
         assert gpus_needed(config) > nodes * 8
         return
     used = {gpu for gpus in (*placed.engines, placed.trainer) for gpu in gpus}
     assert len(used) == (0 if uses_no_gpu(config.layout) else gpus_needed(config))
-    away = {gpu.node for gpus in (*placed.engines, placed.trainer) for gpu in gpus} - {home(placed)}
+    away = {gpu.node for gpus in (*placed.engines, placed.trainer) for gpu in gpus} - {node_of_run(placed)}
     if placed.engines:
         assert leaves_host(config) == bool(away)
 
@@ -116,9 +116,9 @@ def test_a_job_has_a_place_for_what_it_starts_alone(job, engines, tp, trainer, n
 def test_what_the_rules_say_of_nodes_is_what_the_placement_does(engines, tp, trainer, nodes, colocated):
     layout = layout_of("p", engines, tp, trainer, colocated=colocated)
     try:
-        placed = place(config_of(layout, nodes=nodes))
+        placed = place_layout(config_of(layout, nodes=nodes))
     except PlacementError:
         return
-    own = home(placed)
+    own = node_of_run(placed)
     assert engines_leave_home(layout, 8) == any(gpus[0].node != own for gpus in placed.engines)
     assert trainer_leaves_node(layout, 8) == any(gpu.node != own for gpu in placed.trainer)

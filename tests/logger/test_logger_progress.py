@@ -12,7 +12,15 @@ import pytest
 from swe_rl.config.choices import Verbosity
 from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress import Progress, ProgressState
-from swe_rl.logger.progress_text import averages, duration, number, percent, step_line, trajectory_line, wrapped
+from swe_rl.logger.progress_text import (
+    average_line,
+    format_duration,
+    format_number,
+    format_percent,
+    step_line,
+    trajectory_line,
+    wrap_line,
+)
 from swe_rl.rollout.trajectory import Status
 
 RECORD = {
@@ -95,7 +103,7 @@ def test_lasting_lines_fit_the_terminal():
     for columns in (60, 80, 120):
         text += f"{columns} columns\n"
         for line in (step_line(FULL, 24, 65.4), trajectory_line(ENDED)):
-            shown = wrapped(line, columns)
+            shown = wrap_line(line, columns)
             assert all(len(part) <= columns for part in shown.splitlines())
             assert re.sub(r"\n +", "  ", shown) == line
             text += f"{shown}\n"
@@ -163,9 +171,36 @@ def test_an_update_that_moved_nothing_is_named():
     assert "updates repeated 1 (gradient not finite, cuDNN's attention is off now)" in again
 
 
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"signal_rate": 0.0, "trained_rows": 0}, "all groups had equal rewards"),
+        ({"trained_rows": 0, "stale_rows": 4}, "too old"),
+        ({"trained_rows": 8, "masked_fraction": 1.0, "idle_updates": 1}, "leave every token out"),
+        ({"signal_rate": 0.0, "trained_rows": 0, "value_loss": 0.1}, "the critic learns alone"),
+        ({"signal_rate": 0.0, "trained_rows": 0, "teacher_kl": 0.0}, "the teacher thinks"),
+        ({"signal_rate": 0.5, "trained_rows": 0}, "no trajectory that is trained has an advantage"),
+    ],
+)
+def test_a_step_without_an_update_says_that_nothing_was_learned_and_why(facts, reason):
+    out = io.StringIO()
+    with Progress(2, out) as progress:
+        progress.step_done({**RECORD, **facts, "updates": 0, "nonfinite_updates": 0})
+    [line] = [line for line in out.getvalue().splitlines() if "learned nothing" in line]
+    assert line.startswith("step 1: the policy learned nothing and is unchanged: ") and reason in line
+
+
+def test_steps_that_learned_and_steps_without_a_trainer_do_not_say_so():
+    for facts in ({"updates": 1}, {}, {"updates": 0, "nonfinite_updates": 1}):
+        out = io.StringIO()
+        with Progress(2, out) as progress:
+            progress.step_done({**RECORD, "signal_rate": 0.0, **facts})
+        assert "learned nothing" not in out.getvalue()
+
+
 def test_what_is_no_list_of_parts_is_left_as_it_is():
     for text in ("    x  " * 40, "a  b\n  c  " * 40, "w" * 200, ""):
-        assert wrapped(text, 60) == text
+        assert wrap_line(text, 60) == text
 
 
 def test_run_log_has_the_markers_of_the_field(caplog):
@@ -254,9 +289,16 @@ async def test_phases_side_by_side_are_shown_beside_each_other():
 
 
 def test_words_for_missing_numbers():
-    assert number(None) == number(float("inf")) == number("x") == number(True) == percent(None) == "-"
-    assert averages({}) == "avg_final_rewards: -, avg_response_length: -"
-    assert [duration(s) for s in (8.44, 187, 7451, float("nan"))] == ["8.4s", "3:07", "2:04:11", "-"]
+    assert (
+        format_number(None)
+        == format_number(float("inf"))
+        == format_number("x")
+        == format_number(True)
+        == format_percent(None)
+        == "-"
+    )
+    assert average_line({}) == "avg_final_rewards: -, avg_response_length: -"
+    assert [format_duration(s) for s in (8.44, 187, 7451, float("nan"))] == ["8.4s", "3:07", "2:04:11", "-"]
     assert step_line({}, 3, 1.0).startswith("step -/3  reward -")
 
 

@@ -12,10 +12,10 @@ from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
-from swe_rl.logger.figures import figures, flat
+from swe_rl.logger.figures import flatten_record, numeric_figures
 from swe_rl.logger.folder import RunState
 from swe_rl.logger.foreign import Mirrors, make_loggers
-from swe_rl.run.session import session
+from swe_rl.run.session import open_session
 
 RECORD = {"step": 1, "reward": 0.25, "statuses": {"done": 3}, "compiled": True, "kind": "grpo", "nan": math.nan}
 EVALUATION = {"time": 9.5, "split": "heldout", "num_samples": 64, "by_instance": {"a": [1, 2]}, "cheating": {"peek": 1}}
@@ -44,8 +44,11 @@ def written(config, folder, *, steps=(1, 2), exit_status=0):
 
 
 def test_a_record_s_figures_are_its_numbers_by_their_path():
-    assert flat({"a": {"b": {"c": 1}}, "d": None, "begun": {"7": {"trajectories": 2}}}) == {"a/b/c": 1, "d": None}
-    assert figures({"a": {"b": 2}, "t": True, "s": "x", "n": None, "l": [1]}) == {"a/b": 2.0, "t": 1.0}
+    assert flatten_record({"a": {"b": {"c": 1}}, "d": None, "begun": {"7": {"trajectories": 2}}}) == {
+        "a/b/c": 1,
+        "d": None,
+    }
+    assert numeric_figures({"a": {"b": 2}, "t": True, "s": "x", "n": None, "l": [1]}) == {"a/b": 2.0, "t": 1.0}
 
 
 def test_tensorboard_reads_the_curves_of_a_resumed_run_as_one(tmp_path):
@@ -67,6 +70,7 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run_as_one(tmp_path):
     assert summary.step == 2  # of the last step, not of an evaluation that came after it
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_with_its_configuration_curves_and_end(tmp_path):
     pytest.importorskip("mlflow")
     from mlflow import MlflowClient
@@ -137,7 +141,7 @@ def test_a_run_goes_on_without_the_one_that_fails_and_says_it_once(tmp_path, mon
     config = compose([*overrides, "logger._target_=of_a_test.Broken"]).config
     folder = tmp_path / "train" / "night"
     folder.mkdir(parents=True)
-    with session(config, folder, total_steps=3) as run:
+    with open_session(config, folder, total_steps=3) as run:
         for step in (1, 2, 3):
             run.mirrors.log({"reward": step}, step)
     assert run.folder.status().status is RunState.done
@@ -152,7 +156,7 @@ def test_what_has_no_figures_starts_no_logger(tmp_path, job):
     config = compose([f"paths.outputs={tmp_path}", f"job={job}", *asked_for]).config
     folder = tmp_path / job
     folder.mkdir()
-    with session(config, folder, total_steps=0, reports=False) as run:
+    with open_session(config, folder, total_steps=0, reports=False) as run:
         run.mirrors.log({"reward": 1}, 1)
     assert not {"wandb", "wandb_id.txt", "tensorboard"} & {path.name for path in folder.iterdir()}
 

@@ -10,7 +10,7 @@ from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.foreign import Mirrors
-from swe_rl.logger.wandb import WandbLogger, check_wandb
+from swe_rl.logger.wandb import WandbLogger, check_wandb, mode_of
 from tests.support.waiting import wait_until
 
 OFFLINE = LoggerConfig(wandb=WandbMode.offline, project="tests")
@@ -44,6 +44,32 @@ def test_key_is_found_in_the_environment_or_in_netrc(tmp_path):
     check_wandb(ONLINE, {"HOME": str(tmp_path)})
     with pytest.raises(UserError):
         check_wandb(ONLINE, {"NETRC": str(netrc), "WANDB_BASE_URL": "https://wandb.example.org:8080/"})
+
+
+def test_a_server_of_ones_own_that_login_has_noted(tmp_path):
+    pytest.importorskip("wandb")
+    (tmp_path / ".netrc").write_text("machine wandb.corp.example\n  login user\n  password secret\n")
+    with pytest.raises(UserError, match=r"api\.wandb\.ai"):
+        check_wandb(ONLINE, {"HOME": str(tmp_path)})
+    (tmp_path / ".config" / "wandb").mkdir(parents=True)
+    (tmp_path / ".config" / "wandb" / "settings").write_text("[default]\nbase_url = https://wandb.corp.example:8443\n")
+    check_wandb(ONLINE, {"HOME": str(tmp_path)})
+    with pytest.raises(UserError, match=r"entry for other\.example"):
+        check_wandb(ONLINE, {"HOME": str(tmp_path), "WANDB_BASE_URL": "https://other.example"})
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "settings").write_text("not settings at all")
+    with pytest.raises(UserError, match=r"api\.wandb\.ai"):
+        check_wandb(ONLINE, {"HOME": str(tmp_path), "WANDB_CONFIG_DIR": str(tmp_path / "moved")})
+
+
+def test_the_environment_may_ask_for_less(tmp_path):
+    pytest.importorskip("wandb")
+    for wish in ("offline", "disabled", "dryrun"):
+        check_wandb(ONLINE, {"HOME": str(tmp_path), "WANDB_MODE": wish})
+    assert mode_of(ONLINE, {"WANDB_MODE": "Offline"}) is WandbMode.offline
+    assert mode_of(OFFLINE, {"WANDB_MODE": "disabled"}) is WandbMode.disabled
+    assert mode_of(OFFLINE, {"WANDB_MODE": "online"}) is WandbMode.offline
+    assert mode_of(LoggerConfig(), {"WANDB_MODE": "offline"}) is WandbMode.disabled
 
 
 def test_missing_package_names_the_extra(monkeypatch):

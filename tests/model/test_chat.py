@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.model.chat import TEMPLATES, ChatRenderer, ChatTemplateError, template_text
@@ -62,7 +62,6 @@ _opening = st.tuples(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=120, deadline=None)
 @given(opening=_opening, turns=st.lists(st.tuples(_reply, _heard), max_size=4), tools=st.sampled_from([[], _TOOLS]))
 def test_deltas_are_the_template_of_the_whole_conversation(tokenizer, mode, opening, turns, tools):
     renderer = renderer_of(tokenizer, mode)

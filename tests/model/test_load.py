@@ -7,7 +7,7 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import ModelConfig
-from swe_rl.model.load import ModelError, load_model, load_tokenizer, locate
+from swe_rl.model.load import ModelError, load_model, load_tokenizer, locate_model
 from swe_rl.model.tiny import build_model, build_tokenizer
 
 
@@ -51,7 +51,7 @@ def test_a_folder(saved):
 
 def test_the_builtin_model():
     config = compose(["model=tiny"]).config.model
-    assert locate(config).endswith("tiny")
+    assert locate_model(config).endswith("tiny")
     model, tokenizer = load_model(config), load_tokenizer(config)
     assert model.config.vocab_size == config.vocab_size >= len(tokenizer)
 
@@ -111,7 +111,7 @@ def test_what_needs_no_model_is_read_as_transformers_reads_it(name):
     from transformers import AutoTokenizer
 
     config = ModelConfig(path=name)
-    ours, theirs = load_tokenizer(config), AutoTokenizer.from_pretrained(locate(config))
+    ours, theirs = load_tokenizer(config), AutoTokenizer.from_pretrained(locate_model(config))
     assert type(ours) is type(theirs) and ours.init_kwargs.keys() == theirs.init_kwargs.keys()
     assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
     assert ours.special_tokens_map == theirs.special_tokens_map and ours.model_max_length == theirs.model_max_length

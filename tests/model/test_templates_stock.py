@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose
@@ -16,8 +16,8 @@ from swe_rl.model.tiny import build_tokenizer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from bench.conversations import KINDS, PARSERS, TOOLS, Kind, conversation, opening  # noqa: E402
-from bench.stock_templates import CODER, FILES, NoStockTemplateError, as_objects, render, stock_text  # noqa: E402
+from tests.support.conversations import KINDS, PARSERS, TOOLS, Kind, conversation, opening  # noqa: E402
+from tests.support.stock_templates import CODER, FILES, NoStockTemplateError, as_objects, render, stock_text  # noqa: E402
 
 MODES = [("qwen", True), ("qwen", False), ("qwen_plain", False)]
 KEEPS_ALL = ["qwen_plain", CODER]  # templates that drop nothing: ours is theirs in every turn
@@ -143,7 +143,6 @@ _messages = st.lists(st.tuples(_reply, st.lists(_heard, min_size=1, max_size=3))
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(_messages, st.sampled_from(MODES), st.booleans())
 def test_any_conversation(messages, mode, tools):
     template, thinking = mode

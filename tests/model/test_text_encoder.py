@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.model.chat import KeptTexts, TextEncoder, held_bytes
-from swe_rl.model.templates.qwen import IM_END, IM_START, Marker
 from swe_rl.model.tiny import SPECIAL_TOKENS, build_tokenizer
+from swe_rl.templates.qwen import IM_END, IM_START, Marker
 
 
 @pytest.fixture(scope="module")

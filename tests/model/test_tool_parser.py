@@ -73,3 +73,26 @@ def test_an_unknown_parser_is_named():
     assert check_tool_parser("hermes") == "hermes"
     with pytest.raises(ToolParserError, match=r"model\.tool_parser=xml"):
         check_tool_parser("xml")
+
+
+@pytest.mark.parametrize(
+    "command", ["grep '</tool_call>' log", "echo '<tool_call>' '</tool_call>'", 'echo "}</tool_call>"']
+)
+def test_a_value_may_hold_the_tags_of_calls(command):
+    call = json.dumps({"name": "bash", "arguments": {"command": command}})
+    reply = parse_reply(f"So.\n<tool_call>\n{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>", tools=True)
+    assert reply.content == "So."
+    assert [json.loads(one.arguments) for one in reply.tool_calls] == [{"command": command}] * 2
+
+
+def test_arguments_are_never_lost():
+    told = '<tool_call>{"name": "bash", "parameters": {"command": "ls"}}</tool_call>'
+    (call,) = parse_reply(told, tools=True).tool_calls
+    assert json.loads(call.arguments) == {"command": "ls"}
+    for unknown in (
+        '"input": {"command": "ls"}',
+        '"command": "ls"',
+        '"arguments": {}, "parameters": {"command": "ls"}',
+    ):
+        text = f'<tool_call>{{"name": "bash", {unknown}}}</tool_call>'
+        assert parse_reply(text, tools=True).content == text

@@ -165,8 +165,8 @@ def test_parsers_by_name():
     assert make_tool_parser("hermes")(hermes, []).content == hermes
     assert make_tool_parser("none")(hermes, TOOLS).content == hermes
     assert make_tool_parser("qwen3_coder")(call("bash", command="ls"), TOOLS).tool_calls[0].name == "bash"
-    assert all(make_tool_parser(name) for name in TOOL_PARSERS)
-    with pytest.raises(ToolParserError, match="choose one of hermes, qwen3_coder, none"):
+    assert all(make_tool_parser(name) for name in TOOL_PARSERS if name != "own")  # a checkpoint's own form
+    with pytest.raises(ToolParserError, match="choose one of hermes, qwen3_coder, own, none"):
         make_tool_parser("xml")
 
 
@@ -175,3 +175,58 @@ def test_a_reply_of_openings_takes_no_square_of_its_time(text):
     began_s = time.process_time()
     parse_qwen3_coder(text, TOOLS)
     assert time.process_time() - began_s < 5.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sed -i 's@</parameter>@@' a.xml",
+        "echo '</function>' > a.txt",
+        "grep -c '</tool_call>' log",
+        "cat <<'END'\n</parameter>\n</function>\n</tool_call>\nEND",
+        f"cat <<'END'\n{call('bash', command='ls')}\nEND",
+        "echo '<parameter=command>' '<tool_call>' '<function=bash>'",
+        "printf '%s\\n' '</parameter>' '<parameter=command>' x",
+    ],
+)
+def test_a_value_may_hold_any_tag_of_the_format(value):
+    said = f"I look.\n{call('bash', command=value)}"
+    assert parse_qwen3_coder(said, TOOLS).content == "I look."
+    assert calls(said) == [("bash", {"command": value})]
+    later = [("bash", {"command": value}), ("edit", {"path": "a.py", "line": 3})]
+    assert calls(f"{said}\n{call('edit', path='a.py', line=3)}") == later
+    assert calls(call("edit", path=value, line=3)) == [("edit", {"path": value, "line": 3})]
+
+
+def test_words_between_calls_are_content():
+    reply = parse_qwen3_coder(f"{call('bash', command='ls')}\nThen this.\n{call('bash', command='pwd')}", TOOLS)
+    assert reply.content == "Then this." and len(reply.tool_calls) == 2
+
+
+def test_two_functions_in_one_call_and_a_call_without_its_end():
+    one, two = (f"<function=bash>\n<parameter=command>\n{name}\n</parameter>\n</function>" for name in ("ls", "pwd"))
+    wanted = [("bash", {"command": "ls"}), ("bash", {"command": "pwd"})]
+    assert calls(f"<tool_call>\n{one}\n{two}\n</tool_call>") == wanted
+    assert calls(f"<tool_call>\n{one}\n<tool_call>\n{two}\n</tool_call>") == wanted
+    assert calls(f"{one}\nand\n{two}") == wanted
+
+
+@pytest.mark.parametrize("lost", ["<function=bash>words<parameter=command>ls</parameter></function>"])
+def test_text_that_is_of_no_parameter_is_not_lost(lost):
+    reply = parse_qwen3_coder(f"<tool_call>{lost}</tool_call>", TOOLS)
+    assert lost in reply.content and not reply.tool_calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=bash>" + "<parameter=a>" * 50_000,
+        "<tool_call><function=bash></function>" * 20_000,
+        "<function=bash></function></tool_call>" * 20_000,
+        "<tool_call>\n<function=bash>\n</function>\n</tool_call>\n" * 10_000,
+    ],
+)
+def test_a_reply_of_tags_takes_no_square_of_its_time(text):
+    began_s = time.process_time()
+    parse_qwen3_coder(text, TOOLS)
+    assert time.process_time() - began_s < 10.0

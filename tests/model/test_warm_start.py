@@ -5,7 +5,7 @@ import random
 import pytest
 
 from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tiny import batch, build_tokenizer
+from swe_rl.model.tiny import build_tokenizer, draw_batch
 
 
 def conversation(rng):
@@ -24,7 +24,7 @@ def renderer():
 
 def take(renderer, count, seed=0, tokens=400):
     rng = random.Random(seed)
-    return [batch(conversation, renderer, rng, tokens) for _ in range(count)]
+    return [draw_batch(conversation, renderer, rng, tokens) for _ in range(count)]
 
 
 def test_the_same_seed_gives_the_same_rows_however_many_are_taken(renderer):

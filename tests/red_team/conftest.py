@@ -1,6 +1,7 @@
 """A small repository with one bug, real sandboxes, and `attack`: what a patch gains from the pytest grader."""
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.env.bugs.workspace import commit_tree, git
+from swe_rl.env.bugs.workspace import commit_tree, run_git
 from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.grading import eval_script, swebench
+from swe_rl.env.grading import pytest as by_pytest
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
@@ -23,6 +26,13 @@ SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\
 TESTS = "from victim import add, twice\n\n\ndef test_twice():\n    assert twice(3) == 6\n"
 NEW_TEST = "\n\ndef test_add():\n    assert add(1, 2) == 3\n"
 FAIL, PASS = "tests/test_victim.py::test_add", "tests/test_victim.py::test_twice"
+
+
+@pytest.fixture(autouse=True)
+def same_twins(monkeypatch):
+    """Draws the same twins in each run, as code that guesses is paid once in fifty times."""
+    for module in (by_pytest, eval_script, swebench):
+        monkeypatch.setattr(module, "draw_seed", lambda: "twins of the red team")
 
 
 @dataclasses.dataclass
@@ -49,16 +59,16 @@ class Victim:
             for name, target in (links or {}).items():
                 (copy / name).unlink(missing_ok=True)
                 (copy / name).symlink_to(target)
-            git(copy, "add", "--all", "--force")
+            run_git(copy, "add", "--all", "--force")
             diff = ["git", "-C", str(copy), "diff", "--cached", "--binary", "HEAD"]
             return subprocess.run(diff, check=True, capture_output=True).stdout.decode("utf-8", "surrogateescape")
         finally:
             subprocess.run(["rm", "-rf", str(copy)], check=True)
 
 
-@pytest.fixture
-def victim(tmp_path) -> Victim:
-    folder = tmp_path / "victim"
+@pytest.fixture(scope="session")
+def made_victim(tmp_path_factory) -> Victim:
+    folder = tmp_path_factory.mktemp("made") / "victim"
     (folder / "victim").mkdir(parents=True)
     (folder / "tests").mkdir()
     (folder / "victim" / "__init__.py").write_text(SOURCE)
@@ -81,6 +91,14 @@ def victim(tmp_path) -> Victim:
     tests = one.patch({"tests/test_victim.py": TESTS + NEW_TEST})
     one.instance = dataclasses.replace(instance, patch=gold, test_patch=tests)
     return one
+
+
+@pytest.fixture
+def victim(made_victim, tmp_path) -> Victim:
+    """A copy of its own for each test: to make the repository and its patches starts a dozen processes."""
+    folder = tmp_path / "victim"
+    shutil.copytree(made_victim.folder, folder, symlinks=True)
+    return Victim(folder, made_victim.instance)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading.swebench import grade_by_swebench
-from swe_rl.env.grading.swebench_spec import complete
+from swe_rl.env.grading.swebench_spec import complete_instance
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import GradeError
@@ -159,7 +159,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         sandboxes = make_provider(SandboxConfig(), Path(scratch), print)
         try:
-            for instance in map(complete, read_instances(options.rows)):
+            for instance in map(complete_instance, read_instances(options.rows)):
                 if options.instances and instance.instance_id not in options.instances:
                     continue
                 for line in await play(instance, workspaces, sandboxes, options.only, options.whole, options.timeout_s):

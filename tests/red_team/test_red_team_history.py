@@ -128,6 +128,7 @@ async def test_there_is_no_network(victim, agent, command, kinds):
     assert kinds <= set(attempts)
 
 
+@pytest.mark.slow
 async def test_the_grader_leaves_nothing_in_an_agents_sandbox(victim, agent, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary")
     _, attempts, outputs = await agent(

@@ -9,7 +9,7 @@ from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.swebench import grade_by_swebench
 from tests.support.pytest_alone import EXPORTED
 
-pytestmark = pytest.mark.slow  # what it adds to a few of the witness's is a minute of a core
+pytestmark = pytest.mark.slow  # it takes a minute of a core
 
 pytest.importorskip("swebench", reason="needs the extra swebench")
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
@@ -69,7 +69,7 @@ TRICKS = {
 }
 
 
-@pytest.mark.parametrize("grader", [grade_by_swebench, grade_by_eval_script])
+@pytest.mark.parametrize("grader", [grade_by_swebench, pytest.param(grade_by_eval_script, marks=pytest.mark.long)])
 @pytest.mark.parametrize("trick", sorted(TRICKS))
 async def test_a_printed_result_is_none(official, trick, grader):
     columns = {} if grader is grade_by_swebench else {"log_parser": ""}

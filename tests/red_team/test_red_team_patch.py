@@ -23,6 +23,12 @@ LEFT_RUNNING = (
 FIX = "sed -i 's/a - b/a + b/' victim/__init__.py"
 
 
+@pytest.fixture(scope="module")
+def resolved():
+    """Whether a patch resolves the instance, for each patch that was graded."""
+    return {}
+
+
 @pytest.mark.parametrize(
     ("trick", "kind"),
     [
@@ -57,12 +63,14 @@ FIX = "sed -i 's/a - b/a + b/' victim/__init__.py"
         ),
     ],
 )
-async def test_the_true_change_comes_out(victim, sandboxes, agent, trick, kind):
+async def test_the_true_change_comes_out(victim, sandboxes, agent, resolved, trick, kind):
     patch, attempts, outputs = await agent(FIX, trick)
     assert "-    return a - b\n+    return a + b" in patch, (patch, outputs)
     assert "huge.bin" not in patch
-    verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
-    assert verdict.resolved
+    if patch not in resolved:  # Most tricks leave the same patch, whose grade is known then.
+        verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+        resolved[patch] = verdict.resolved
+    assert resolved[patch]
     assert kind is None or attempts.get(kind), attempts
 
 
@@ -81,7 +89,7 @@ async def test_too_large_a_change_is_named(victim, sandboxes):
     sandbox = await sandboxes.create(victim.workspace, owner="agent")
     await sandbox.exec("for i in 1 2 3; do head -c 600000 /dev/urandom | base64 -w70 > noise$i.txt; done", timeout_s=30)
     taken = await collect_patch(sandbox, victim.instance.base_commit, 30)
-    assert taken.text == "" and "larger" in taken.note
+    assert taken.text.count("diff --git") == 0 and "'noise1.txt'" in taken.note
     await sandbox.close()
 
 
@@ -130,7 +138,7 @@ async def test_bytes_of_any_kind_travel(victim, sandboxes):
         timeout_s=30,
     )
     patch = (await collect_patch(sandbox, victim.instance.base_commit, 30)).text
-    assert "\udce9 é" in patch and "GIT binary patch" in patch
+    assert patch.encode() and patch.count("GIT binary patch") == 2
     await sandbox.close()
     verdict = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
     assert verdict.patch_applied
@@ -162,7 +170,7 @@ async def test_an_agent_s_attributes_do_not_keep_its_tests(victim, sandboxes, ag
     assert not verdict.resolved and set(verdict.restored) == {".gitattributes", "tests/test_sum.py"}
 
 
-@pytest.mark.parametrize("kind", [GradingKind.pytest, GradingKind.eval_script])
+@pytest.mark.parametrize("kind", [GradingKind.pytest, pytest.param(GradingKind.eval_script, marks=pytest.mark.slow)])
 async def test_attributes_are_not_the_agent_s_where_the_gold_patch_has_some_too(victim, sandboxes, agent, kind):
     """Written in ASCII, the new test is about another letter, for which a difference is as good as a sum."""
     (victim.folder / ".gitattributes").write_text("*.txt text\n")

@@ -1,7 +1,7 @@
 import pytest
 
-from swe_rl.report.compare.arms import PUBLISHED, differences, engines_of, make_arms, make_pair, with_baseline
-from swe_rl.report.compare.compare import Measured, StepRate
+from swe_rl.report.compare.arms import PUBLISHED, differing_overrides, engines_of, make_arms, make_pair, with_baseline
+from swe_rl.report.compare.compare import MeasuredRun, StepRate
 
 RATE = {1: StepRate(1.0)}
 
@@ -15,11 +15,11 @@ def run(source="outputs/r/0", engines=4, **overrides):
         "router": {"name": given.get("router", "default"), "cap": 16},
         "trainer": {"seed": int(given.get("trainer.seed", 0))},
     }
-    return Measured(source, RATE, overrides=given, values=values)
+    return MeasuredRun(source, RATE, overrides=given, values=values)
 
 
 def log(job):
-    return Measured(f"logs/slurm-{job}.err", RATE, is_log=True, job=job)
+    return MeasuredRun(f"logs/slurm-{job}.err", RATE, is_log=True, job=job)
 
 
 def labels(arms):
@@ -27,21 +27,24 @@ def labels(arms):
 
 
 def test_labels_say_what_differs():
-    assert differences([run(router="tr"), run(router="default")]) == ["router=tr", "router=default"]
-    assert differences([run(router="tr"), run()]) == ["router=tr", "router=default"]  # not overridden: as configured
-    assert differences([run(router="default"), run()]) == ["", ""]
+    assert differing_overrides([run(router="tr"), run(router="default")]) == ["router=tr", "router=default"]
+    assert differing_overrides([run(router="tr"), run()]) == [
+        "router=tr",
+        "router=default",
+    ]  # not overridden: as configured
+    assert differing_overrides([run(router="default"), run()]) == ["", ""]
     same = {"trainer__steps": 6, "paths__outputs": "x"}
-    assert differences([run(**same, router="tr"), run(**{**same, "paths__outputs": "y"}, router="cap")]) == [
+    assert differing_overrides([run(**same, router="tr"), run(**{**same, "paths__outputs": "y"}, router="cap")]) == [
         "router=tr",
         "router=cap",
     ]
-    assert differences([run(router__cap=8), run()]) == ["router.cap=8", "router.cap=16"]
+    assert differing_overrides([run(router__cap=8), run()]) == ["router.cap=8", "router.cap=16"]
 
 
 def test_an_experiment_is_a_name_of_its_own():
     arms = make_arms([run(experiment="dp4_tr_atw01", router="tr"), run(experiment="dp4_default")], "x")
     assert labels(arms) == ["dp4_default router=default", "dp4_tr_atw01 router=tr"]
-    assert differences([run(experiment="dp4_default"), run(experiment="b")]) == ["dp4_default", "b"]
+    assert differing_overrides([run(experiment="dp4_default"), run(experiment="b")]) == ["dp4_default", "b"]
 
 
 def test_the_baseline_is_default_or_the_first():
@@ -76,8 +79,11 @@ def test_repeats_of_one_seed_pair_by_their_number():
 
 def test_paths_are_named_by_what_tells_them_apart():
     paths = ["/very/long/folder/a/model", "/very/long/folder/b/model"]
-    assert differences([run(model__path=path) for path in paths]) == ["model.path=a/model", "model.path=b/model"]
-    assert differences([run(model__path=path) for path in ("/x/small", "builtin:tiny")]) == [
+    assert differing_overrides([run(model__path=path) for path in paths]) == [
+        "model.path=a/model",
+        "model.path=b/model",
+    ]
+    assert differing_overrides([run(model__path=path) for path in ("/x/small", "builtin:tiny")]) == [
         "model.path=/x/small",
         "model.path=builtin:tiny",
     ]

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 
 from swe_rl.logger.folder import RunState
 from swe_rl.logger.summary import write_summary
-from swe_rl.report.compare.read import CompareError, is_run, measured, runs_below
+from swe_rl.report.compare.read import CompareError, is_run, read_measured, runs_below
 
 LOGS = Path(__file__).parent / "skyrl_logs"
 
 
 def read(path, trajectories_per_step=396):
-    return measured(Path(path), "job.baseline", trajectories_per_step)
+    return read_measured(Path(path), "job.baseline", trajectories_per_step)
 
 
 def test_a_run(make_run):
@@ -83,14 +84,14 @@ def test_folders_that_one_may_not_enter_have_no_runs(tmp_path, monkeypatch):
     for name in ("0", "lost+found"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "steps.jsonl").touch()
-    real = Path.stat
+    real = os.lstat
 
     def refusing(path, **named):
-        if path.parent == tmp_path / "lost+found":
+        if Path(path).parent == tmp_path / "lost+found":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real(path, **named)
 
-    monkeypatch.setattr(Path, "stat", refusing)
+    monkeypatch.setattr(os, "lstat", refusing)
     assert runs_below(tmp_path) == [tmp_path / "0"]
 
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report.compare.compare import Arm, Measured, StepRate, compare
-from swe_rl.report.compare.svg import Scale, element, style, svg, tick_text, ticks
+from swe_rl.report.compare.compare import Arm, MeasuredRun, StepRate, compare_arms
+from swe_rl.report.compare.svg import Scale, arm_style, choose_ticks, draw_comparison, make_element, tick_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def arm(label, *runs):
     measured = {
-        str(i): Measured("r", {step: StepRate(rate) for step, rate in run.items()}) for i, run in enumerate(runs)
+        str(i): MeasuredRun("r", {step: StepRate(rate) for step, rate in run.items()}) for i, run in enumerate(runs)
     }
     return Arm(label, label, measured)
 
 
 def drawn(*arms):
-    return ElementTree.fromstring(svg(compare(arms, engines=4)))
+    return ElementTree.fromstring(draw_comparison(compare_arms(arms, engines=4)))
 
 
 def texts(root):
@@ -94,11 +94,11 @@ def test_labels_cannot_break_out_of_it():
     root = drawn(arm(label, {1: 1.0}), arm("x", {1: 2.0}))
     assert not list(root.iter(f"{SVG}script"))
     assert any(text.startswith("</text><script>alert(1)</script>&??") for text in texts(root))
-    assert element("a", {"b": '"<'}) == "<a b='\"&lt;'/>"
+    assert make_element("a", {"b": '"<'}) == "<a b='\"&lt;'/>"
 
 
 def test_arms_differ_in_more_than_colour():
-    looks = [style(index) for index in range(14)]
+    looks = [arm_style(index) for index in range(14)]
     assert len({(look.dash, look.shape) for look in looks[:7]}) == 7
     assert len({(look.color, look.dash, look.shape) for look in looks}) == 14
     for one, other in itertools.combinations(looks[:7], 2):
@@ -107,16 +107,16 @@ def test_arms_differ_in_more_than_colour():
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 10))
 def test_ticks_are_within_evenly_spaced_and_told_apart(low, size, most):
-    marks = ticks(low, low + size, most)
+    marks = choose_ticks(low, low + size, most)
     assert 1 <= len(marks) <= most + 1
     assert all(low - size * 1e-6 <= mark <= low + size * (1 + 1e-6) for mark in marks)
     assert len({tick_text(mark, marks) for mark in marks}) == len(marks)
 
 
 def test_ticks_of_steps_are_whole():
-    assert ticks(1, 6, 16, whole=True) == [1, 2, 3, 4, 5, 6]
-    assert ticks(1, 300, 16, whole=True)[:3] == [20, 40, 60] and ticks(3, 3) == [3]
-    assert all(mark == int(mark) for last in range(2, 200) for mark in ticks(1, last, 16, whole=True))
+    assert choose_ticks(1, 6, 16, whole=True) == [1, 2, 3, 4, 5, 6]
+    assert choose_ticks(1, 300, 16, whole=True)[:3] == [20, 40, 60] and choose_ticks(3, 3) == [3]
+    assert all(mark == int(mark) for last in range(2, 200) for mark in choose_ticks(1, last, 16, whole=True))
     assert tick_text(2.5, [0, 2.5, 5]) == "2.5" and tick_text(-0.0, [0, 500]) == "0"
     assert tick_text(0.25, [0, 0.25]) == "0.25" and tick_text(25, [0, 25, 50]) == "25"
 

@@ -1,10 +1,12 @@
 import random
+from math import comb
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report.figures import eval_points, figures, instance_rows
+from swe_rl.report import statistics
+from swe_rl.report.figures import eval_points, instance_rows, make_tiles
 from swe_rl.report.statistics import clustered_interval, mean_interval, paired_interval, wilson_interval
 
 
@@ -26,16 +28,43 @@ def test_an_interval_over_instances_covers_what_it_says(instances, samples, shap
 def test_an_interval_over_instances_at_its_edges():
     assert clustered_interval([]) is None and clustered_interval([(0, 0)]) is None
     low, high = clustered_interval([(4, 4)] * 10)
-    assert high == 1.0 and low == pytest.approx(wilson_interval(10, 10, 2.262)[0])  # ten instances, not forty samples
+    assert high == 1.0 and 0.6 < low < 0.75  # ten instances, not forty samples
+    assert clustered_interval([(1, 1)] * 10) == pytest.approx((low, high), abs=1e-9)
     assert clustered_interval([(2, 4)]) == pytest.approx((0.0, 1.0), abs=0.01)  # one says nothing of others
+    mirrored = clustered_interval([(0, 4)] * 10)
+    assert mirrored[0] == 0.0 and mirrored[1] == pytest.approx(1 - low, abs=0.02)
+    # The quantiles 0.025 of Beta(1.25, 99.75) and 0.975 of Beta(1.75, 99.25), by another program.
+    assert clustered_interval([(0, 1)] * 99 + [(1, 1)]) == pytest.approx((0.00059, 0.05020), abs=0.001)
+    assert clustered_interval([(0, 1)] * 29 + [(1, 1)] * 3) == pytest.approx((0.0234, 0.2400), abs=0.003)
+
+
+@pytest.mark.parametrize("instances", [20, 32, 60, 128])
+def test_an_interval_over_instances_of_one_sample_holds_any_rate(instances):
+    """The share of samples is summed exactly, so no simulation's error is in it. Only near 0 and 1, where few samples
+    are possible, may an interval be wider than it says."""
+    intervals = [
+        clustered_interval([(1, 1)] * solved + [(0, 1)] * (instances - solved)) for solved in range(instances + 1)
+    ]
+    shares = []
+    for rate in (number / 200 for number in range(4, 197)):
+        chances = [
+            comb(instances, solved) * rate**solved * (1 - rate) ** (instances - solved)
+            for solved in range(instances + 1)
+        ]
+        shares.append(
+            sum(chance for chance, (low, high) in zip(chances, intervals, strict=True) if low <= rate <= high)
+        )
+    assert min(shares) >= 0.925
+    assert 0.95 <= sum(shares) / len(shares) <= 0.97
 
 
 @pytest.mark.parametrize(
     ("instances", "samples", "shape", "move"),
     [(32, 4, 0.5, 0.2), (100, 1, 0.3, 0.05), (100, 8, 0.3, 0.1), (20, 4, 2.0, 0.3), (64, 1, 0.5, 0.0)],
 )
-def test_a_paired_interval_covers_what_it_says(instances, samples, shape, move):
+def test_a_paired_interval_covers_what_it_says(instances, samples, shape, move, monkeypatch):
     """Some attempts are missing on one side; each instance moves by its own amount."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 1000)  # the paired interval draws none
     rng, draws, covered, wide = random.Random(0), 600, 0, 0
     for _ in range(draws):
         before, after = [], []
@@ -96,24 +125,24 @@ def event(step, rate, samples=96, split="heldout", table=None):
 
 def test_before_after_and_gain():
     points = eval_points([event(0, 0.25), event(9, 0.5), event(9, 0.9, split="other")])
-    tiles = {tile["label"]: tile for tile in figures([], points, {}, None)}
+    tiles = {tile["label"]: tile for tile in make_tiles([], points, {}, None)}
     assert tiles["Held-out resolved rate"]["value"] == "25.0 % → 50.0 %"
     assert "step 9: 40.2–59.8 %, n = 96" in tiles["Held-out resolved rate"]["detail"]
     assert tiles["Gain in points"]["value"] == "+25.0"
 
 
 def test_one_evaluation_is_no_gain():
-    tiles = figures([], eval_points([event(0, 0.25)]), {}, None)
+    tiles = make_tiles([], eval_points([event(0, 0.25)]), {}, None)
     assert [tile["label"] for tile in tiles] == ["Held-out resolved, step 0", "Steps"]
 
 
 def test_what_is_unknown_has_no_tile():
-    assert [tile["label"] for tile in figures([], eval_points([event(0, None, 0)]), {}, None)] == ["Steps"]
+    assert [tile["label"] for tile in make_tiles([], eval_points([event(0, None, 0)]), {}, None)] == ["Steps"]
 
 
 def test_throughput_time_and_memory():
     steps = [{"step": 1, "tokens_per_s": 100.0, "step_s": 2.0}, {"step": 2, "tokens_per_s": 300.0, "step_s": 4.0}]
-    tiles = {tile["label"]: tile["value"] for tile in figures(steps, [], {"peak_memory_gb": 1.5, "peak_x": 1}, 61.0)}
+    tiles = {tile["label"]: tile["value"] for tile in make_tiles(steps, [], {"peak_memory_gb": 1.5, "peak_x": 1}, 61.0)}
     assert tiles == {"Steps": "2", "Response tokens/s": "200", "Wall time": "1:01", "Peak memory": "1.50 GB"}
 
 

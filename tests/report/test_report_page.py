@@ -9,7 +9,7 @@ import pytest
 from swe_rl.logger.disk import write_json_atomic, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import JsonlWriter
-from swe_rl.report.page import escape_json, fill, run_payload, write_report
+from swe_rl.report.page import escape_json, fill_template, run_payload, write_report
 
 ATTACK = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{script}}\u2028"
@@ -107,7 +107,7 @@ def test_browser_draws_the_hostile_page_without_running_it(make_run, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-@pytest.mark.parametrize("state", [None, RunState.done])
+@pytest.mark.parametrize("state", [pytest.param(None, marks=pytest.mark.slow), RunState.done])
 def test_browser_draws_every_part(make_run, tmp_path, state):
     folder = make_run(steps=3) if state else RunFolder(tmp_path / "empty").create()
     body = dump_dom(write_report(folder), tmp_path).split("<main", 1)[1].split("</main>")[0]
@@ -116,6 +116,7 @@ def test_browser_draws_every_part(make_run, tmp_path, state):
     assert body.count("<figure") == (10 if state else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_charts_do_not_wait_for_a_frame(make_run, tmp_path):
     """A busy machine, or a page that nobody looks at, may have none: observers of sizes are never called then."""
@@ -201,5 +202,5 @@ def test_failed_write_leaves_the_earlier_page(make_run, monkeypatch):
 
 
 def test_placeholders_in_values_are_not_filled():
-    assert fill("{{title}}{{data}}{{other}}", {"title": "{{data}}", "data": "x"}) == "{{data}}x{{other}}"
+    assert fill_template("{{title}}{{data}}{{other}}", {"title": "{{data}}", "data": "x"}) == "{{data}}x{{other}}"
     assert escape_json('"<&>\u2028"') == '"\\u003c\\u0026\\u003e\\u2028"'

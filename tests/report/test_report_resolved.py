@@ -9,14 +9,23 @@ from rich.console import Console
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import StepLog, read_evals
-from swe_rl.logger.progress_text import eval_line, span
+from swe_rl.logger.progress_text import eval_line, format_span
 from swe_rl.logger.summary import write_summary
-from swe_rl.report.compare.compare import Arm, compare
-from swe_rl.report.compare.read import measured
-from swe_rl.report.compare.text import record, text
+from swe_rl.report.compare.compare import Arm, compare_arms
+from swe_rl.report.compare.read import read_measured
+from swe_rl.report.compare.text import comparison_record, comparison_text
 from swe_rl.report.figures import print_scores
 from swe_rl.report.page import build_payload
-from swe_rl.report.resolved import change, counts_of, gain, headline, intervals_line, line_of, resolved, summary_of
+from swe_rl.report.resolved import (
+    change_in_rate,
+    counts_of,
+    describe_split,
+    gain_of_run,
+    intervals_line,
+    line_of,
+    resolved_rate,
+    summary_of,
+)
 from swe_rl.rollout.batch import eval_numbers
 from swe_rl.rollout.collect import Collected
 from swe_rl.rollout.pass_at_k import score_table
@@ -60,10 +69,10 @@ def numbers_in(text):
 
 def test_a_run_s_evaluations_are_the_same_figures_everywhere(tmp_path):
     folder, evals, summary = evaluate(tmp_path / "run", (0, 0), (9, 1))
-    before, after, both = resolved(evals[0]), resolved(evals[1]), gain(evals)
-    shown = [span(one.low, one.high) for one in (before, after)]
+    before, after, both = resolved_rate(evals[0]), resolved_rate(evals[1]), gain_of_run(evals)
+    shown = [format_span(one.low, one.high) for one in (before, after)]
 
-    lines = [eval_line(f"{headline(event)}, after step {event['step']}", *line_of(event)) for event in evals]
+    lines = [eval_line(f"{describe_split(event)}, after step {event['step']}", *line_of(event)) for event in evals]
     for line, one, within in zip(lines, (before, after), shown, strict=True):  # the terminal, evaluation by evaluation
         assert f"{100 * one.rate:.1f}% ({within}%) resolved of 79 trajectories" in line
         assert line.startswith("eval test[:20] (20 of 50 instances), after step ")
@@ -88,22 +97,24 @@ def test_a_run_s_evaluations_are_the_same_figures_everywhere(tmp_path):
     assert payload["title"].endswith(", evaluated on 20 of 50 instances")
 
     other, _, _ = evaluate(tmp_path / "other", (0, 1), (9, 2))
-    made = compare([Arm(name, name, {"": measured(one.path, "x", 1)}) for name, one in (("a", folder), ("b", other))])
-    printed = text(made)
+    made = compare_arms(
+        [Arm(name, name, {"": read_measured(one.path, "x", 1)}) for name, one in (("a", folder), ("b", other))]
+    )
+    printed = comparison_text(made)
     [line] = [line for line in printed.splitlines() if line.startswith("a ") and "->" in line]
     assert [cell.strip() for cell in line.split("|")][:5] == [
         *("a", f"{100 * before.rate:.1f} -> {100 * after.rate:.1f}", shown[1], f"{100 * both.delta:+.1f}"),
         f"{100 * both.low:+.1f} to {100 * both.high:+.1f}",
     ]
     assert "Evaluated on test[:20], 20 of 50 instances" in printed and "Held-out Comparison" in printed
-    written = record(made)["arms"][0]["runs"][0]["held_out"]
+    written = comparison_record(made)["arms"][0]["runs"][0]["held_out"]
     assert (written["before"]["rate"], written["before"]["low"]) == (before.rate, before.low)
     assert (written["gain"]["low"], written["gain"]["high"]) == (both.low, both.high)
 
 
 def test_an_evaluation_of_its_own_is_the_same_figures_everywhere(tmp_path):
     folder, evals, summary = evaluate(tmp_path / "run", (0, 1))
-    one = resolved(evals[0])
+    one = resolved_rate(evals[0])
     scores = {"split": "test[:20]", "split_instances": WHOLE, **score_table(attempts(0, 1), {}, SAMPLES)}
     folder.eval_json.write_text(json.dumps(scores))
     assert {key: scores["all"]["resolved"][key] for key in ("rate", "low", "high")} == {
@@ -113,11 +124,13 @@ def test_an_evaluation_of_its_own_is_the_same_figures_everywhere(tmp_path):
     print_scores(scores, console)
     printed = console.export_text()
     assert printed.splitlines()[0] == "test[:20]: 20 of 50 instances"
-    assert f"resolved {100 * one.rate:.1f} %, 95 % interval {span(one.low, one.high)} (20 instances, 79" in printed
+    assert (
+        f"resolved {100 * one.rate:.1f} %, 95 % interval {format_span(one.low, one.high)} (20 instances, 79" in printed
+    )
     payload = build_payload(folder)
     tile = next(tile for tile in payload["figures"] if tile["label"] == "Resolved")
     assert tile["value"] == f"{100 * one.rate:.1f} %" and numbers_in(tile["detail"]) == numbers_in(
-        span(one.low, one.high)
+        format_span(one.low, one.high)
     )
     assert payload["title"].endswith(", evaluated on 20 of 50 instances")
     assert (summary["resolved_low_before"], summary["resolved_gain"]) == (one.low, None)
@@ -128,31 +141,35 @@ def test_an_evaluation_of_its_own_is_the_same_figures_everywhere(tmp_path):
 def test_two_arms_are_paired_by_instance_and_say_what_they_do_not_share(tmp_path):
     one, evals, _ = evaluate(tmp_path / "a", (0, 0))
     other, others, _ = evaluate(tmp_path / "b", (0, 1), instances=range(3, INSTANCES + 2))
-    made = compare([Arm(name, name, {"": measured(it.path, "x", 1)}) for name, it in (("a", one), ("b", other))])
-    found, both = made.pairs[0].held_out, change(counts_of(evals[0]), counts_of(others[0]))
+    made = compare_arms(
+        [Arm(name, name, {"": read_measured(it.path, "x", 1)}) for name, it in (("a", one), ("b", other))]
+    )
+    found, both = made.pairs[0].held_out, change_in_rate(counts_of(evals[0]), counts_of(others[0]))
     assert (found.runs, found.instances, found.unpaired) == (1, 17, 5)
     assert found.interval == (100 * both.low, 100 * both.high)
     assert found.candidate - found.baseline == pytest.approx(100 * both.delta)
-    printed = text(made)
+    printed = comparison_text(made)
     assert (
         "- held-out (paired, 17 instances, 5 not shared): " in printed and "over the instances of these runs" in printed
     )
-    assert record(made)["pairs"][0]["held_out_percent"]["unpaired"] == 5
+    assert comparison_record(made)["pairs"][0]["held_out_percent"]["unpaired"] == 5
 
 
 def test_runs_that_repeat_an_arm_are_the_unit_of_its_interval(tmp_path):
     runs = {}
     for arm, skill in (("a", 0), ("b", 1)):
         folders = [evaluate(tmp_path / f"{arm}{repeat}", (0, skill))[0] for repeat in range(2)]
-        runs[arm] = {f"repeat={place}": measured(one.path, "x", 1) for place, one in enumerate(folders)}
-    made = compare([Arm(arm, arm, own) for arm, own in runs.items()])
+        runs[arm] = {f"repeat={place}": read_measured(one.path, "x", 1) for place, one in enumerate(folders)}
+    made = compare_arms([Arm(arm, arm, own) for arm, own in runs.items()])
     found = made.pairs[0].held_out
     assert found.runs == 2 and found.interval[0] == pytest.approx(found.candidate - found.baseline)  # equal repeats
-    assert "over the pairs of runs" in text(made)
+    assert "over the pairs of runs" in comparison_text(made)
 
 
 def test_arms_that_share_nothing_say_so(tmp_path):
     one, _, _ = evaluate(tmp_path / "a", (0, 0), instances=range(3))
     other, _, _ = evaluate(tmp_path / "b", (0, 0), instances=range(3, 6))
-    made = compare([Arm(name, name, {"": measured(it.path, "x", 1)}) for name, it in (("a", one), ("b", other))])
-    assert "- held-out: no instance was evaluated on both sides, 6 not shared" in text(made)
+    made = compare_arms(
+        [Arm(name, name, {"": read_measured(it.path, "x", 1)}) for name, it in (("a", one), ("b", other))]
+    )
+    assert "- held-out: no instance was evaluated on both sides, 6 not shared" in comparison_text(made)

@@ -1,12 +1,12 @@
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import write_report
-from swe_rl.report.sample import clip, clipped_trajectory, sample_trajectories, spread
+from swe_rl.report.sample import clip_text, clipped_trajectory, sample_trajectories, spread_steps
 
 
 def write_file(path, count, chars=100, turns=3):
@@ -71,7 +71,7 @@ def test_page_of_a_large_run_stays_below_five_megabytes(tmp_path):
 @given(st.integers(0, 300))
 def test_spread_is_an_order_of_all_steps_with_the_ends_first(count):
     steps = list(range(1, count + 1))
-    order = spread(steps)
+    order = spread_steps(steps)
     assert sorted(order) == steps
     if count > 1:
         assert order[:2] == [count, 1]
@@ -84,7 +84,6 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(turns, texts, st.dictionaries(texts, st.booleans(), max_size=50), st.integers(3, 200))
 def test_a_clipped_trajectory_never_passes_its_limit(turns, patch, tests, repeat):
     record = {"turns": turns, "patch": patch * repeat, "tests": tests, "error": patch * repeat, "times_s": {patch: 1.0}}
@@ -94,9 +93,9 @@ def test_a_clipped_trajectory_never_passes_its_limit(turns, patch, tests, repeat
 
 
 def test_clip_keeps_head_and_tail_and_says_what_went():
-    text = clip("a" * 500 + "b" * 500, 300)
+    text = clip_text("a" * 500 + "b" * 500, 300)
     assert text.startswith("a" * 200) and text.endswith("b" * 100) and "700 characters left out" in text
-    assert clip("short", 300) == "short" and clip(None, 3) == "" and clip(12, 30) == "12"
+    assert clip_text("short", 300) == "short" and clip_text(None, 3) == "" and clip_text(12, 30) == "12"
 
 
 def test_failed_tests_come_first():

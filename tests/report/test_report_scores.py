@@ -7,7 +7,7 @@ from rich.console import Console
 
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.figures import figures, print_scores, score_rows, score_tiles
+from swe_rl.report.figures import make_tiles, print_scores, score_rows, score_tiles
 from swe_rl.report.page import build_payload
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -62,8 +62,8 @@ def test_a_file_of_another_shape_is_nothing(torn):
 
 
 def test_a_run_of_steps_keeps_its_tiles(scores):
-    assert [tile["label"] for tile in figures([{"step": 1}], [], {}, None)] == ["Steps"]
-    assert "Steps" not in [tile["label"] for tile in figures([], [], {}, None, scores)]
+    assert [tile["label"] for tile in make_tiles([{"step": 1}], [], {}, None)] == ["Steps"]
+    assert "Steps" not in [tile["label"] for tile in make_tiles([], [], {}, None, scores)]
 
 
 def test_the_payload_has_what_the_folder_has(tmp_path, scores):
@@ -91,7 +91,7 @@ def test_who_failed_and_who_was_left_out_is_named(scores):
     more = {"failing": failing, "left_out": {"c1": "no [sources]"}, "evaluated": "gold"}
     text = printed(scores | more)
     assert "  b1: unresolved: 1 failed [x]\n" in text
-    assert "left out, as they are not proven: 1\n  c1: no [sources]\n" in text
+    assert "left out: 1\n  c1: no [sources]\n" in text
     text = printed(scores | more | {"evaluated": "Qwen/Qwen3-8B"})
     assert "not resolved: b1\n" in text and "1 failed" not in text
     assert "left out" not in printed(scores) and "not resolved" not in printed(scores)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.report.compare.read import LogStep, job_id, parse, read_log
+from swe_rl.report.compare.read import LogStep, job_id, parse_log, read_log
 
 LOGS = Path(__file__).parent / "skyrl_logs"
 STEP = "Started: 'step'"
 
 
 def step(*lines):
-    (only,) = parse([STEP, *lines])
+    (only,) = parse_log([STEP, *lines])
     return only
 
 
@@ -44,8 +44,10 @@ def test_the_last_match_wins_and_what_is_no_number_changes_nothing():
 
 
 def test_what_comes_before_the_first_step_belongs_to_none():
-    assert list(parse(["Finished: 'generate', time cost: 5s", "avg_final_rewards: 0, avg_response_length: 9"])) == []
-    early, late = parse(["Finished: 'generate', time cost: 5s", STEP, STEP, "Finished: 'generate', time cost: 2s"])
+    assert (
+        list(parse_log(["Finished: 'generate', time cost: 5s", "avg_final_rewards: 0, avg_response_length: 9"])) == []
+    )
+    early, late = parse_log(["Finished: 'generate', time cost: 5s", STEP, STEP, "Finished: 'generate', time cost: 2s"])
     assert early == LogStep() and late.generate_s == 2
 
 
@@ -70,7 +72,7 @@ def test_colours_anywhere_change_nothing(inserted):
 
 @given(st.text(max_size=200))
 def test_no_text_breaks_it(text):
-    assert all(one.tokens_per_s(396) is None for one in parse(text.splitlines()))
+    assert all(one.tokens_per_s(396) is None for one in parse_log(text.splitlines()))
 
 
 def test_job_numbers_from_names():

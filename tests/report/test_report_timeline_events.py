@@ -1,24 +1,9 @@
-"""Samples of the engines' load and their losses, as the page gets them."""
+"""Programs, samples of the engines' load and their losses, as the timeline reads them from events."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import EventLog
-from swe_rl.report.page import losses, losses_tile
-from swe_rl.report.timeline import programs_of
-from swe_rl.report.timeline_events import (
-    MAX_SAMPLES,
-    Load,
-    Malformed,
-    Sample,
-    away_of,
-    away_within,
-    packed,
-    sample_of,
-    thinned,
-)
+from swe_rl.report.page import losses_tile, lost_engines
+from swe_rl.report.timeline_events import KINDS, Load, Malformed, Sample, away_of, program_of, sample_of
 
 
 def load(running=1, waiting=0, kv=0.5, preemptions=0):
@@ -27,10 +12,6 @@ def load(running=1, waiting=0, kv=0.5, preemptions=0):
 
 def event(time_s, **engines):
     return {"time": time_s, "event": "engines", "step": 1, "engines": engines}
-
-
-def sample(at_ms, kv=0):
-    return Sample(at_ms, {"engine0": Load(1, 0, kv, 0)})
 
 
 def test_a_sample():
@@ -56,25 +37,6 @@ def test_a_malformed_sample(change):
         sample_of(event(1.0, engine0=load()) | change, 0.0)
 
 
-@given(st.lists(st.integers(0, 1000), max_size=3000))
-def test_thinning_keeps_order_and_peaks(shares):
-    samples = [sample(at_ms, kv) for at_ms, kv in enumerate(shares)]
-    kept = thinned(samples)
-    assert len(kept) == min(len(samples), MAX_SAMPLES)
-    assert [one.at_ms for one in kept] == sorted(one.at_ms for one in kept)
-    if samples:
-        assert max(one.kv for one in kept) == max(shares)
-
-
-def test_packing_names_every_engine_also_where_it_is_not_told():
-    samples = [Sample(1500, {"b": Load(1, 2, 30, 4)}), Sample(900, {"a": Load(5, 6, 70, 8)})]
-    assert packed(samples, 1000, ["a", "b"]) == {
-        "at": [0, 500],
-        "loads": [[5, 6, 70, 8, -1, -1, -1, -1], [-1, -1, -1, -1, 1, 2, 30, 4]],
-    }
-    assert packed([], 0, ["a"]) is None
-
-
 def loss(time_s, engine="engine0", **more):
     return {"time": time_s, "event": "engine_lost", "engine": engine, "reason": "killed", **more}
 
@@ -87,10 +49,6 @@ def test_times_away():
     events = [loss(12.0), loss(13.0, "engine1"), back(14.5), loss(20.0), {"event": "engine_lost"}, back(21.0, "other")]
     away = away_of(events, 10.0)
     assert away == [("engine0", 2000, 4500), ("engine1", 3000, None), ("engine0", 10000, None)]
-    names = ["engine0", "engine1"]
-    assert away_within(away, 4000, 11000, names) == [[0, 0, 500], [1, 0, 7000], [0, 6000, 7000]]
-    assert away_within(away, 0, 1000, names) == []
-    assert away_within(away, 0, 11000, ["engine1"]) == [[0, 3000, 11000]]
 
 
 def test_losses_and_what_they_cost():
@@ -101,7 +59,7 @@ def test_losses_and_what_they_cost():
         back(14.0, away_s=2.0),
         loss("soon", requests=None),
     ]
-    rows = losses(events)
+    rows = lost_engines(events)
     assert [(row["engine"], row["at_s"], row["requests"], row["away_s"]) for row in rows] == [
         ("engine0", 2.0, 3, 2.0),
         ("engine1", 2.5, 1, None),
@@ -109,7 +67,7 @@ def test_losses_and_what_they_cost():
     (tile,) = losses_tile(rows)
     assert tile["value"] == "2"
     assert tile["detail"] == "away for 2.0s in all, 1 not back\n4 requests begun anew, 5.0s of work lost"
-    assert losses([]) == [] and losses_tile([]) == []
+    assert lost_engines([]) == [] and losses_tile([]) == []
 
 
 def program(step, start_s, end_s):
@@ -125,21 +83,33 @@ def program(step, start_s, end_s):
     }
 
 
-def test_a_step_has_its_own_samples_and_losses(tmp_path):
-    folder = RunFolder(tmp_path).create()
-    times = iter([100.0, 101.0, 102.0, 103.0, 104.0, 109.0, 110.0, 111.0, 112.0])
-    with EventLog(folder.events_jsonl, clock=lambda: next(times)) as log:
-        log.write("started")
-        log.write("engines", step=1, engines={"engine0": load(kv=0.25), "engine1": load(0, kv=0.0)})
-        log.write("engine_lost", engine="engine1", reason="killed")
-        log.write("engine_back", engine="engine1", away_s=1.0)
-        log.write("engines", step=1, engines={"engine0": load(kv=1.0), "engine1": None})
-        log.write("program", **program(1, 0.5, 5.0))
-        log.write("engines", step=2, engines={"engine0": load(kv=0.125)})
-        log.write("program", **program(2, 9.5, 11.0))
-        log.write("engines", engines={"engine0": load()})  # of job=serve
-    first, second = programs_of(folder)["steps"]
-    assert first["engines"] == ["engine0", "engine1"]  # the second one had nothing to do
-    assert first["samples"] == {"at": [500], "loads": [[1, 0, 250, 0], [0, 0, 0, 0]]}
-    assert first["away"] == [[1, 1500, 2500]] and second["away"] == []
-    assert second["engines"] == ["engine0"] and second["samples"]["loads"] == [[1, 0, 125, 0]]
+BROKEN = [
+    {"phases": None},
+    {"phases": [[1.0, 0.5, "boot", None, None]]},
+    {"phases": [[11.0, 12.0, "boot", None, None], [11.5, 13.0, "grade", None, None]]},
+    {"phases": [[11.0, 12.0, "sleep", None, None]]},
+    {"phases": [[11.0, 12.0, "decode", 7, 0]]},
+    {"phases": [[11.0, 12.0, "decode"]]},
+    {"phases": [["a", "b", "decode", 0, 0]]},
+    {"phases": [], "span_s": None},
+    {"span_s": [1.0]},
+    {"span_s": [None, None]},
+    {"span_s": [1e308, 1e308]},
+    {"turns": [[1, 2]]},
+    {"turns": [None]},
+    {"engines": 3},
+    {"trajectory_id": None, "group_id": None, "phases": 0},
+]
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=repr)
+def test_a_malformed_program(change):
+    with pytest.raises(Malformed):
+        program_of(program(1, 10.0, 12.0) | change)
+
+
+def test_a_program():
+    made = program_of(program(1, 10.0, 12.5) | {"trajectory_id": "train.1.x.0.1"})
+    assert (made.group, made.label, made.status) == ("x", "#0 try 2", "resolved")
+    assert (made.start_ms, made.end_ms, made.engines) == (10000, 12500, ("engine0",))
+    assert [tuple(phase) for phase in made.phases] == [(10000, 12500, KINDS.index("decode"), 0, 0)]

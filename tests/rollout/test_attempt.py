@@ -17,7 +17,8 @@ from swe_rl.config.choices import ExtensionKind, OutcomeReward, RolloutMode, Tri
 from swe_rl.config.schema import EnvConfig, OutcomeConfig, SandboxConfig
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.protocol import Grade, GradeError, Limits
+from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.env.protocol import Grade, GradeError, InstanceLimits
 from swe_rl.extension.find import Foreign
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
@@ -25,7 +26,7 @@ from swe_rl.gateway.trace import Break, TraceStoreError
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.reward import ForeignReward
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
-from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.protocol import ExecResult, OutsideError, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
 from tests.support.scripted_sandbox import ScriptedProvider
 
@@ -137,6 +138,60 @@ async def test_a_submitted_change_is_graded(attempt, config):
     assert len(one.turns) == 1 and used.result.exit is Exit.SUBMITTED
 
 
+@pytest.mark.parametrize(
+    ("last", "grade", "status", "by_cut"),
+    [
+        (Turn(0, "I thi", None, None, format_error=True, cut_tokens=6), None, Status.format_errors, True),
+        (Turn(0, "", None, None), None, Status.format_errors, True),  # a program: its turns do not say so
+        (Turn(0, "```submit``` and", "submit", None, cut_tokens=9), Grade(False, True), Status.unresolved, False),
+        (Turn(0, "", None, None), Grade(True, True), Status.resolved, False),
+    ],
+)
+async def test_what_a_cut_reply_ended_says_so(attempt, last, grade, status, by_cut):
+    """Else a limit of ours looks like a model that cannot write a command."""
+    end = Exit.FORMAT_ERRORS if grade is None else Exit.SUBMITTED
+    agent = SimpleNamespace(needs_door=False, run=lambda work: asyncio.sleep(0, AgentResult(end, [last])))
+    gateway = FakeGateway(cut_replies=2, cut_last=True)
+    one = (await attempt(agent, env=FakeEnv(grade), gateway=gateway)).trajectory
+    assert (one.status, one.ended_by_cut, one.cut_replies) == (status, by_cut, 2)
+    assert ("of its 2 replies 2 were cut" in (one.error or "")) == by_cut
+
+
+class HandsIn:
+    """Writes a Latin-1 text, and hands its patch in, or leaves it in the tree."""
+
+    name = "hands_in"
+    needs_door = False
+
+    def __init__(self, is_handed_in):
+        self._is_handed_in = is_handed_in
+
+    async def run(self, work):
+        encoded = await work.sandbox.exec("printf 'caf\\351\\n' > a.txt; git diff | base64 -w0", timeout_s=30)
+        patch = base64.b64decode(encoded.output).decode("utf-8", "surrogateescape")
+        return AgentResult(Exit.SUBMITTED, patch=patch if self._is_handed_in else None)
+
+
+@pytest.mark.parametrize("is_handed_in", [True, False])
+async def test_the_patch_that_is_graded_is_the_one_that_is_written(attempt, instance, tmp_path, is_handed_in):
+    """Its bytes are no UTF-8: what is written as JSON would otherwise be another patch than the graded one."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a.txt").write_text("tea\n")
+    base = commit_tree(tmp_path / "tree")
+    sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print)
+    env = FakeEnv(Grade(True, True, {"t::a": True}, {}))
+    env.workspace = lambda instance: Workspace(path=tmp_path / "tree")
+    order = Order(
+        dataclasses.replace(instance(), base_commit=base),
+        TrajectoryId("train", 1, "one", 0, 0),
+        SessionSettings(96, 1024),
+    )
+    used = await attempt(HandsIn(is_handed_in), env=env, sandboxes=sandboxes, order=order)
+    await sandboxes.close()
+    [(graded, _)] = env.graded
+    assert used.trajectory.patch == graded == graded.encode().decode() and "GIT binary patch" in graded
+
+
 class Pays:
     """A reward of somebody's own, which remembers what it was asked."""
 
@@ -245,10 +300,10 @@ async def test_a_trick_in_a_paid_patch_is_treated_as_the_policy_says(attempt, co
 @pytest.mark.parametrize("policy", list(TrickPolicy))
 async def test_a_forged_verdict_is_never_paid(attempt, config, policy):
     rollout = dataclasses.replace(config.rollout, tricks=policy)
-    env = FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": False}, findings=("runner_changed", "ended_early")))
+    env = FakeEnv(Grade(False, True, {"t::a": False}, {"t::b": False}, findings=("twin_passed", "ended_early")))
     one = (await attempt(ScriptedAgent(["true"]), env=env, rollout=rollout)).trajectory
     assert one.status is Status.unresolved and one.reward in (None, 0.0)
-    assert one.trained is (policy is not TrickPolicy.mask) and one.cheating == {"runner_changed": 1}
+    assert one.trained is (policy is not TrickPolicy.mask) and one.cheating == {"twin_passed": 1}
 
 
 async def test_a_jump_of_the_wall_clock_is_in_no_time(attempt, monkeypatch):
@@ -295,6 +350,7 @@ async def test_an_attempt_without_submission(attempt, config, end, status):
     [
         ({"overflowed": True}, Status.context_overflow, None),
         ({"failed": "Engine e0 failed"}, Status.engine_error, "its last call of the model failed: Engine e0 failed"),
+        ({"refused": "no JSON"}, Status.request_refused, "the gateway refused its last call of the model: no JSON"),
         ({}, Status.infra_error, "status 1"),
     ],
 )
@@ -319,6 +375,29 @@ async def test_a_program_that_ends_well_after_a_refused_call_is_done_where_its_t
     paid = {"rollout": dataclasses.replace(config.rollout, outcomes=rules), "reward": own(Pays(0.625))}
     used = await attempt(EndingAgent(Exit.SUBMITTED), env=env, gateway=FakeGateway(**ended), **paid)
     assert used.trajectory.reward == (0.625 if resolved else -3.0), "by the rule of the status that it ends in"
+
+
+@pytest.mark.parametrize(
+    ("ended", "diff", "resolved", "status"),
+    [
+        (Exit.SUBMITTED, DIFF, False, Status.request_refused),
+        (Exit.SUBMITTED, "", False, Status.request_refused),
+        (Exit.SUBMITTED, DIFF, True, Status.resolved),
+        (Exit.AGENT_CRASHED, "", False, Status.agent_crashed),
+        (Exit.STEP_LIMIT, "", False, Status.step_limit),
+    ],
+)
+async def test_a_program_that_gives_up_after_a_refused_request_teaches_nothing(
+    attempt, config, ended, diff, resolved, status
+):
+    """It counts as a failure, and is not tried again: else a policy could ask for another attempt at will."""
+    env, gateway = FakeEnv(Grade(resolved, True)), FakeGateway(refused="no JSON", notes={"image": 2})
+    used = await attempt(EndingAgent(ended), env=env, gateway=gateway, respond=lambda command: diff)
+    one = used.trajectory
+    assert one.status is status and one.request_notes == {"image": 2}
+    if status is Status.request_refused:
+        assert (one.reward, one.trained, one.in_baseline) == (0.0, False, False) and "no JSON" in one.error
+        assert config.rollout.outcomes["request_refused"].retries == 0
 
 
 @pytest.mark.parametrize(
@@ -536,7 +615,7 @@ class MuteEnv(FakeEnv):
     now_s = 0.0
 
     def limits(self, instance):
-        return Limits(math.inf, math.inf)
+        return InstanceLimits(math.inf, math.inf)
 
     async def grade_in(self, instance, sandbox, timeout_s):
         self.now_s += 2.0
@@ -570,7 +649,7 @@ async def test_an_untouched_sandbox_is_asked_until_it_has_a_verdict_and_no_wait_
         async def __aexit__(self, *_):
             pass
 
-    attempter._gradings = Places()
+    attempter._places = Places()
     for number in range(2):
         order = Order(instance(), TrajectoryId("train", 1, "one", number, 0), SessionSettings(96, 1024))
         trajectory, _ = await attempter.run(order)
@@ -600,3 +679,72 @@ async def test_nobody_waits_for_ever_and_the_end_is_the_engines(attempt, config)
     used = await asyncio.wait_for(attempt(EndingAgent("hang"), gateway=gateway), 20)
     assert used.trajectory.status is Status.engine_error and used.trajectory.reward is None
     assert "7200 s in all, as long as they may (rollout.max_wait_s)" in used.trajectory.error
+
+
+class HangsForOwners(ScriptedProvider):
+    """Git does not answer in time in the sandboxes of some owners."""
+
+    def __init__(self, *owners):
+        super().__init__(self._answer)
+        self._owners = owners
+
+    def _answer(self, command):
+        is_hung = "git" in command.command and command.sandbox_id.startswith(self._owners)
+        return ExecResult(124, "", timed_out=True) if is_hung else DIFF
+
+
+@pytest.mark.parametrize(
+    ("owners", "status", "reward"),
+    [(("train",), Status.empty_patch, 0.0), (("train", "untouched"), Status.infra_error, None)],
+)
+async def test_a_patch_that_cannot_be_taken_is_the_agents_failure_unless_an_untouched_tree_has_none_either(
+    attempt, owners, status, reward
+):
+    """Patterns in .gitignore can keep git busy for ever."""
+    sandboxes = HangsForOwners(*owners)
+    one = (await attempt(ScriptedAgent(["true"]), sandboxes=sandboxes)).trajectory
+    assert (one.status, one.reward) == (status, reward) and "could not be taken" in one.error
+    assert len(sandboxes.sandboxes) == 2
+
+
+class BrokenInPlace(MuteEnv):
+    async def grade_in(self, instance, sandbox, timeout_s):
+        raise self._in_place
+
+
+@pytest.mark.parametrize(
+    ("error", "untouched", "status"),
+    [
+        (SandboxError("its folder is no folder"), {"grade": Grade(False, True)}, Status.unresolved),
+        (GradeError("no place for tests"), {"grade": Grade(False, True)}, Status.unresolved),
+        (GradeError("no place for tests"), {"error": GradeError("none either")}, Status.grade_error),
+        (OutsideError("its server is gone"), {"grade": Grade(False, True)}, Status.infra_error),
+    ],
+)
+async def test_a_verifier_that_cannot_be_started_is_the_agents_failure_where_it_starts_elsewhere(
+    attempt, error, untouched, status
+):
+    env = BrokenInPlace(**untouched)
+    env._in_place = error
+    one = (await attempt(ScriptedAgent(["true"]), env=env)).trajectory
+    is_blamed = status is Status.unresolved
+    assert one.status is status and one.reward == (0.0 if is_blamed else None)
+    assert not is_blamed or one.findings == ["grading_broken"]
+
+
+async def test_tests_that_only_the_known_fix_ends_are_the_patchs_failure(attempt, config):
+    limit_s = config.rollout.grade_timeout_s
+
+    class Hangs(FakeEnv):
+        async def grade(self, instance, patch, sandboxes, timeout_s):
+            await super().grade(instance, patch, sandboxes, timeout_s)
+            if patch == instance.patch:
+                return Grade(True, True, duration_s=self._of_the_fix_s)
+            return Grade(False, True, timed_out=True, duration_s=limit_s)
+
+    for of_the_fix_s, status in ((limit_s / 4, Status.unresolved), (limit_s * 0.9, Status.grade_error)):
+        env = Hangs()
+        env._of_the_fix_s = of_the_fix_s
+        one = (await attempt(ScriptedAgent(["true"]), env=env)).trajectory
+        assert one.status is status, one.error
+        assert [patch for patch, _ in env.graded] == ["diff --git", "diff --git", "gold"]

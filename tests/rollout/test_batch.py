@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.agent.protocol import AgentResult, Exit
-from swe_rl.config.choices import Advantage, DynamicSampling
+from swe_rl.config.choices import AdvantageKind, DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Break
-from swe_rl.rollout.batch import count_tokens, groups_of, rollout_numbers, set_advantages
+from swe_rl.rollout.batch import count_tokens, eval_numbers, groups_of, rollout_numbers, set_advantages
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows, weighed
+from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Status
 
 MEAN_ONLY = AlgoConfig(normalize_std=False)
@@ -70,7 +70,7 @@ def test_dynamic_sampling_looks_at_rewards_before_penalties(trajectory):
 
 
 def test_what_is_left_out_does_not_enter_the_batch_s_normalization(trajectory):
-    algo = AlgoConfig(advantage=Advantage.reinforce_pp_baseline, dynamic_sampling=DynamicSampling.filter)
+    algo = AlgoConfig(advantage=AdvantageKind.reinforce_pp_baseline, dynamic_sampling=DynamicSampling.filter)
     mixed = [trajectory("b", 0, Status.resolved), trajectory("b", 1)]
     alone = [dataclasses.replace(one) for one in mixed]
     solved = [trajectory("a", sample, Status.resolved) for sample in range(6)]
@@ -83,13 +83,13 @@ def test_what_is_left_out_does_not_enter_the_batch_s_normalization(trajectory):
 def test_without_a_group_baseline_the_batch_is_compared(trajectory):
     solved = [trajectory("a", sample, Status.resolved) for sample in range(2)]
     failed = [trajectory("b", 0), trajectory("b", 1), trajectory("b", 2, Status.infra_error)]
-    assert set_advantages([*solved, *failed], AlgoConfig(advantage=Advantage.reinforce_pp)) == 0
+    assert set_advantages([*solved, *failed], AlgoConfig(advantage=AdvantageKind.reinforce_pp)) == 0
     signs = [one.advantage for one in [*solved, *failed]]
     assert signs[0] == signs[1] > 0 > signs[2] == signs[3] and signs[4] == 0.0
 
 
 def test_kl_in_the_reward_goes_into_the_batch_s_normalization(trajectory):
-    algo = AlgoConfig(advantage=Advantage.reinforce_pp, kl_coef=0.1)
+    algo = AlgoConfig(advantage=AdvantageKind.reinforce_pp, kl_coef=0.1)
     group = [trajectory("a", 0, Status.resolved), trajectory("a", 1)]
     set_advantages(group, algo, {"a.0.0": 5.0})
     assert group[0].advantage == pytest.approx(0.5**0.5, rel=1e-4) and group[1].advantage == -group[0].advantage
@@ -97,7 +97,7 @@ def test_kl_in_the_reward_goes_into_the_batch_s_normalization(trajectory):
     assert not any(one.advantage for one in group)
 
 
-EACH_BATCH = [Advantage.grpo, Advantage.reinforce_pp, Advantage.reinforce_pp_baseline]
+EACH_BATCH = [AdvantageKind.grpo, AdvantageKind.reinforce_pp, AdvantageKind.reinforce_pp_baseline]
 
 
 @pytest.mark.parametrize("advantage", EACH_BATCH)
@@ -139,6 +139,7 @@ def test_the_numbers_of_a_step(trajectory):
             prefix_breaks=sample,
             superseded_replies=sample,
             superseded_tokens=5 * sample,
+            request_notes={"image": sample, "tool": 1},
         )
         for sample, status in enumerate(kinds)
     ]
@@ -152,6 +153,30 @@ def test_the_numbers_of_a_step(trajectory):
     assert numbers["statuses"] == {"infra_error": 1, "resolved": 2, "unresolved": 1}
     assert (numbers["infra_retries"], numbers["prefix_breaks"]) == (1, 6)
     assert (numbers["superseded_replies"], numbers["superseded_tokens"]) == (6, 30)
+    assert numbers["request_notes"] == {"image": 6, "tool": 4}
+    assert numbers["cut_reply_rate"] is None  # nobody asked the model for anything
+
+
+def test_the_share_of_cut_replies_is_over_replies(trajectory):
+    """Not over trajectories, whose shares would weigh the same however often they asked."""
+    done = [trajectory("a", 0, num_calls=9, cut_replies=0), trajectory("a", 1, num_calls=1, cut_replies=1)]
+    assert rollout_numbers(Collected(done, [None] * 2), 1.0)["cut_reply_rate"] == 0.1
+    assert eval_numbers(Collected(done, [None] * 2), step=1, split="s", eval_s=1.0)["cut_reply_rate"] == 0.1
+
+
+def test_the_overlong_filter_masks_what_a_cut_reply_ended(trajectory):
+    def members():
+        return [
+            trajectory("a", 0, Status.format_errors, reward=0.0, ended_by_cut=True),
+            trajectory("a", 1, Status.format_errors, reward=0.0),
+            trajectory("a", 2, Status.resolved, reward=1.0),
+        ]
+
+    for kept in (False, True):
+        group = members()
+        set_advantages(group, AlgoConfig(overlong_filter=not kept))
+        assert [member.trained for member in group] == [kept, True, True]
+        assert group[2].advantage == pytest.approx(1.1547, abs=1e-3)  # its reward stays in the baseline
 
 
 def test_a_step_without_any_reward(trajectory):
@@ -206,8 +231,10 @@ def test_rows_that_were_made_before_get_the_advantages_and_masks_of_now(trajecto
     traces = [trace(0, [1, 2], [3]), trace(1, [7], [8], chain=1)]
     rows = [row for one in (learned, cut) for row in traced_rows(one, traces)]
     learned.advantage, cut.advantage, cut.trained = 0.5, -0.5, False
-    assert weighed(rows, [cut, learned]) == [row for one in (learned, cut) for row in traced_rows(one, traces)]
-    [masked] = weighed([dataclasses.replace(rows[0], trained=False)], [learned])
+    assert with_current_advantages(rows, [cut, learned]) == [
+        row for one in (learned, cut) for row in traced_rows(one, traces)
+    ]
+    [masked] = with_current_advantages([dataclasses.replace(rows[0], trained=False)], [learned])
     assert not masked.trained and set(masked.advantage) == {0.5}
 
 

@@ -13,11 +13,12 @@ from swe_rl.config.compose import compose, config_hash
 from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.collect import (
+    AttemptPlace,
     Collector,
-    Place,
     RolloutError,
     require_few_failures,
     require_some_in_time,
+    require_some_understood,
     sampling_seed,
 )
 from swe_rl.rollout.trajectory import EVALUATION, Status, TrajectoryId
@@ -63,11 +64,11 @@ async def test_full_count_in_an_order_that_does_not_depend_on_timing(rollout, in
 
 async def test_no_more_at_once_than_allowed_and_settings_of_the_configuration(rollout, instance, trajectory_of):
     attempts = Attempts(trajectory_of, lambda order: 0.001)
-    few = dataclasses.replace(rollout, concurrency=2)
+    few = dataclasses.replace(rollout, concurrency=2, top_p=0.8, top_k=9, min_p=0.1)
     await collect(attempts, few, [instance("a"), instance("b")])
     assert attempts.most_at_once == 2
     settings = attempts.orders[0].settings
-    assert (settings.temperature, settings.top_p) == (0.7, rollout.top_p)
+    assert (settings.temperature, settings.top_p, settings.top_k, settings.min_p) == (0.7, 0.8, 9, 0.1)
     assert settings.max_turn_tokens == rollout.max_turn_tokens
 
 
@@ -116,7 +117,7 @@ async def test_a_place_is_taken_for_each_attempt_and_given_back_when_the_agent_h
             return await super().run(order)
 
     tries = Grades(lambda order: trajectory_of(order, Status.resolved if order.id.attempt else Status.infra_error))
-    retried, place = [], Place(places)
+    retried, place = [], AttemptPlace(places)
     await place.take()
     collector = Collector(tries, rollout, 0)
     trajectory, _ = await collector.attempts(instance(), TrajectoryId("train", 3, "one", 2, 0), 1.0, retried, place)
@@ -250,6 +251,15 @@ def test_a_step_of_timeouts_alone_is_refused_with_the_reason(rollout, late, brok
     words = rf"{late} of {of - broken} .*agent_timeout.*3.0 calls.*100.2 s.*7.5 s of rollout.agent_timeout_s=120.*a new"
     with pytest.raises(RolloutError, match=words) if stops else nullcontext():
         require_some_in_time(trajectories, rollout)
+
+
+@pytest.mark.parametrize(("refused", "of", "stops"), [(4, 4, True), (19, 20, True), (18, 20, False), (1, 1, False)])
+def test_a_step_of_refused_programs_alone_is_refused_with_what_the_first_was_told(refused, of, stops):
+    statuses = [Status.request_refused] * refused + [Status.unresolved] * (of - refused)
+    trajectories = [SimpleNamespace(status=status, error="no JSON") for status in statuses]
+    words = rf"{refused} of {of} .*request_refused.*no JSON"
+    with pytest.raises(RolloutError, match=words) if stops else nullcontext():
+        require_some_understood(trajectories)
 
 
 @pytest.mark.parametrize("key", ["agent_timeout_s", "grade_timeout_s", "concurrency", "max_turn_tokens"])

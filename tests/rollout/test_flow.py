@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from swe_rl.engine.protocol import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.rollout.collect import Place
+from swe_rl.rollout.collect import AttemptPlace
 from swe_rl.rollout.flow import Flow, Pace
 from swe_rl.rollout.sampler import GroupOrder, PromptSampler
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -132,7 +132,7 @@ async def first_complete(agents, pace, steps):
     order, places, trained = GroupOrder(PromptSampler(1000, 0), pace.prompts), asyncio.Semaphore(10**6), []
 
     async def group(begun):
-        await asyncio.gather(*(agents.attempt(begun, sample, [], Place(places)) for sample in range(pace.n)))
+        await asyncio.gather(*(agents.attempt(begun, sample, [], AttemptPlace(places)) for sample in range(pace.n)))
         return begun.number
 
     for _ in range(steps):
@@ -183,7 +183,9 @@ def test_at_no_time_is_what_was_trained_far_from_what_was_begun():
     """Only the groups that are under way may be missing: as many as the pace allows."""
     agents, pace = Agents(3), Pace(n=2, concurrency=40, prompts=5, ahead=1)
     seen = set()
-    for step in run(train(agents, pace, 10)):
+    steps = run(train(agents, pace, 10))
+    assert len(steps) == 10
+    for step in steps:
         seen |= set(step.numbers)
         assert len(set(range(max(seen) + 1)) - seen) <= (1 + pace.ahead) * pace.prompts
 
@@ -271,7 +273,7 @@ def test_groups_of_equal_rewards_are_replaced_and_go_along():
 def test_a_policy_whose_groups_are_all_equal_does_not_sample_for_ever():
     agents = Agents(reward=lambda number, sample: 1.0)
     taken = run(train(agents, Pace(n=2, concurrency=50, prompts=3, ahead=1, max_rounds=2), 3))
-    assert all(9 <= len(step.numbers) <= 9 + 6 for step in taken)
+    assert len(taken) == 3 and all(9 <= len(step.numbers) <= 9 + 6 for step in taken)
 
 
 @settings(max_examples=15)
@@ -328,7 +330,7 @@ def test_whoever_shares_its_places_is_next_and_leaves_them_to_the_flow_in_the_en
     agents.attempt = noted
 
     async def guest(places):
-        place = Place(places)
+        place = AttemptPlace(places)
         await place.take()
         line.append("guest")
         await asyncio.sleep(5.0)

@@ -4,14 +4,14 @@ import asyncio
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.rollout.flow import Flow, Pace
 from swe_rl.rollout.sampler import GroupOrder, PromptSampler
 from swe_rl.router.simulation.clock import VirtualClock
 from swe_rl.router.simulation.pace import FlowPace, TrainerSpeed
-from swe_rl.router.simulation.workload import Program, Turn
+from swe_rl.router.simulation.workload import SimulatedProgram, SimulatedTurn
 from tests.rollout.test_flow import run, trajectory
 
 SYNC_S, REST_S, TOKEN_S = 0.7, 0.31, 0.013
@@ -26,7 +26,7 @@ def times_s(seed, number, sample):
 def program(seed, number, sample):
     act_s, grade_s = times_s(seed, number, sample)
     tokens = 1 + random.Random(f"{seed}/{number}").randrange(90)
-    return Program(f"{number}.{sample}", f"{number}", (Turn(tokens, 1, act_s),), grade_s=grade_s)
+    return SimulatedProgram(f"{number}.{sample}", f"{number}", (SimulatedTurn(tokens, 1, act_s),), grade_s=grade_s)
 
 
 class Alone:
@@ -105,7 +105,6 @@ def rounded(happened):
     return [(round(at_s, 6), what) for at_s, what in happened]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.builds(Pace, st.integers(1, 4), st.integers(1, 20), st.integers(1, 5), st.integers(0, 3)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.rollout.pass_rates import MAX_SKIPS, SPREAD, GroupResult, PassRates
-from swe_rl.rollout.sampler import GroupOrder, PromptSampler, observed
+from swe_rl.rollout.sampler import GroupOrder, PromptSampler, observe_step
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 N = 8
@@ -184,7 +184,7 @@ def test_how_well_a_step_was_foreseen():
 def test_infrastructure_says_nothing_of_an_instance():
     sampler = informative(2, 0)
     broken = [trajectory("b", Status.infra_error) for _ in range(N)]
-    observed(sampler, broken, {"a": 0, "b": 1})
+    observe_step(sampler, broken, {"a": 0, "b": 1})
     assert sampler.rates.mean(1) == pytest.approx(0.5) and sampler.state()["pass_rates"]["deviations"] == []
 
 

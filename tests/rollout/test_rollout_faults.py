@@ -185,6 +185,7 @@ async def test_sixteen_groups_with_faults(step):
         assert retried[kind] == 2  # rollout.infra_retries
 
 
+@pytest.mark.slow
 async def test_a_broken_member_moves_nobody_elses_advantage(step):
     kinds, collected, rows, _ = await step(["killed", "wrong_patch"], groups=2)
     by_name = {(kinds.get(one.instance_id), one.sample): one for one in collected.trajectories}
@@ -203,4 +204,5 @@ def test_every_status_that_a_fault_can_cause_is_played():
         Status.step_limit,
         Status.context_overflow,
         Status.agent_crashed,
+        Status.request_refused,  # a request's form is no fault: tests/rollout/test_attempt.py
     }

@@ -18,7 +18,7 @@ from swe_rl.gateway.trace import Break, Trace
 from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.attempt import Attempter
-from swe_rl.rollout.profile import Phase, phases_of, program_event
+from swe_rl.rollout.profile import ProfilePhase, phases_of, program_event
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
 from swe_rl.sandbox.protocol import Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
@@ -41,14 +41,14 @@ def program(calls, *, boot_s=1.0, grade_s=2.0, skew_s=(), until_patch_s=0.5):
     Returns trajectory, traces and the phases as they were.
     """
     at_s = NOW_S
-    truth = [Phase(at_s, at_s + boot_s, PhaseKind.boot)]
+    truth = [ProfilePhase(at_s, at_s + boot_s, PhaseKind.boot)]
     at_s += boot_s
     traces, turns = [], []
     began_s = {"boot": NOW_S, "agent": at_s}
     for place, (call, skew) in enumerate(itertools.zip_longest(calls, skew_s[: len(calls)], fillvalue=0.0)):
         at_s += call["before"] if place == 0 else 0.0
         for kind in (PhaseKind.hold, PhaseKind.queue, PhaseKind.prefill, PhaseKind.decode):
-            truth.append(Phase(at_s, at_s + call[kind.value], kind, call["engine"], place))
+            truth.append(ProfilePhase(at_s, at_s + call[kind.value], kind, call["engine"], place))
             at_s += call[kind.value]
         spent_s = [call["hold"] + call["queue"], call["prefill"], call["decode"]]
         tokens = (1,) * (place + 1)
@@ -69,14 +69,14 @@ def program(calls, *, boot_s=1.0, grade_s=2.0, skew_s=(), until_patch_s=0.5):
             )
         )
         at_s += call["wait"]
-        truth.append(Phase(at_s, at_s + call["command"], PhaseKind.tool, None, place))
+        truth.append(ProfilePhase(at_s, at_s + call["command"], PhaseKind.tool, None, place))
         at_s += call["command"]
         turns.append(Turn(place, "m", "c", "o", command_s=call["command"]))
     times_s = {"boot": boot_s, "agent": at_s - began_s["agent"], "grade": grade_s}
     times_s |= {name: sum(call[name] for call in calls) for name in ("queue", "prefill", "decode", "command")}
     times_s["queue"] += sum(call["hold"] for call in calls)  # a trace's queue_s has both
     began_s["grade"] = at_s = at_s + until_patch_s
-    truth.append(Phase(at_s, at_s + grade_s, PhaseKind.grade))
+    truth.append(ProfilePhase(at_s, at_s + grade_s, PhaseKind.grade))
     began_s["end"] = at_s + grade_s
     made = Trajectory("train.1.x.0.0", "x", "train.1.x", "train", 1, 0, 0, Status.resolved, 1.0, True, True)
     made.turns, made.times_s, made.began_s = turns, times_s, began_s

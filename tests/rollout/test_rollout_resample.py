@@ -8,7 +8,7 @@ from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.rollout.batch import groups_of, set_advantages
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.sampler import PromptSampler, sampled
+from swe_rl.rollout.sampler import PromptSampler, sample_step
 from swe_rl.rollout.trajectory import Status
 
 NONE, FILTER, RESAMPLE = (
@@ -35,7 +35,7 @@ def run(trajectory):
             return collected
 
         sampler = PromptSampler(available, seed=0)
-        return await sampled(sampler, generate, algo, prompts=prompts, available=available), asked, sampler
+        return await sample_step(sampler, generate, algo, prompts=prompts, available=available), asked, sampler
 
     return make
 

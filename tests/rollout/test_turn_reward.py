@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from swe_rl.agent.protocol import Turn
-from swe_rl.config.choices import Advantage, DynamicSampling
+from swe_rl.config.choices import AdvantageKind, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Break
 from swe_rl.rollout.batch import pays, set_advantages, turn_numbers, turn_reward
-from swe_rl.rollout.rows import traced_rows, weighed
+from swe_rl.rollout.rows import traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 TABLE = TurnRewardsConfig(format_error=-0.5, command_failed=-0.25, command_done=0.125)
@@ -62,7 +62,7 @@ def test_a_group_of_equal_rewards_teaches_by_its_turns(trajectory):
     assert set_advantages(solved, filtering, turns=TABLE) == 1 and not any(one.trained for one in solved)
 
 
-@pytest.mark.parametrize("advantage", [Advantage.grpo, Advantage.gae])
+@pytest.mark.parametrize("advantage", [AdvantageKind.grpo, AdvantageKind.gae])
 @pytest.mark.parametrize("sampling", list(DynamicSampling))
 def test_the_mean_of_turn_rewards_is_over_all_trajectories(trajectory, sampling, advantage):
     """A group of equal rewards that is left out of training has brought what it brought."""
@@ -92,7 +92,7 @@ def test_a_reward_of_ones_own_adds_to_the_table_or_pays_alone(trajectory):
 
 def test_without_a_table_nothing_of_it_is_there(trajectory):
     group = [trajectory("a", 0, Status.resolved, turns=[DONE]), trajectory("a", 1, turns=[WRONG])]
-    set_advantages(group, AlgoConfig(advantage=Advantage.grpo))
+    set_advantages(group, AlgoConfig(advantage=AdvantageKind.grpo))
     assert not any(one.turn_rewards or one.turn_advantages for one in group) and turn_numbers(group) == {}
 
 
@@ -114,9 +114,9 @@ def test_each_token_gets_what_its_turn_has(talk):
     rows = traced_rows(owner, traces)
     owner.advantage, owner.turn_advantages = 1.0, [0.25, 0.5, -2.0]
     by_turn = {1.25: 2, 1.5: 2, -1.0: 1}  # sampled tokens of each turn
-    got = np.concatenate([row.advantage for row in weighed(rows, [owner])])
+    got = np.concatenate([row.advantage for row in with_current_advantages(rows, [owner])])
     assert {value: int((got == value).sum()) for value in by_turn} == by_turn and len(got) == 5
-    assert all(row.turns is None for row in weighed(rows, [owner]))
+    assert all(row.turns is None for row in with_current_advantages(rows, [owner]))
 
 
 def test_where_answers_and_turns_are_not_as_many_the_trajectory_alone_counts(talk):
@@ -125,28 +125,44 @@ def test_where_answers_and_turns_are_not_as_many_the_trajectory_alone_counts(tal
     owner.turns.pop()
     rows = traced_rows(owner, traces)
     owner.advantage, owner.turn_advantages = 1.0, [0.25, 0.5]
-    assert {value for row in weighed(rows, [owner]) for value in row.advantage} == {1.0}
+    assert {value for row in with_current_advantages(rows, [owner]) for value in row.advantage} == {1.0}
 
 
 def test_a_critic_gets_rewards_where_they_were_earned(talk):
     """The trajectory's at the end of each of its rows, a turn's at its last token; nothing is compared here."""
     owner, traces = talk
     rows = traced_rows(owner, traces)
-    algo = AlgoConfig(advantage=Advantage.gae, overlong_share=0.0)
+    algo = AlgoConfig(advantage=AdvantageKind.gae, overlong_share=0.0)
     owner.reward, owner.trained = 1.0, True
     assert set_advantages([owner], algo, turns=TABLE) == 0
     assert owner.advantage is None and owner.charged_reward == 1.0 and owner.turn_rewards == [0.125, -0.5, 0.0]
-    first, retried, last = weighed(rows, [owner])
+    first, retried, last = with_current_advantages(rows, [owner])
     assert list(first.rewards) == [0.0, 1.125] and list(retried.rewards) == [0.0, 0.5] and list(last.rewards) == [1.0]
 
 
 def test_nothing_of_a_critic_is_left_in_other_algorithms(talk):
     owner, traces = talk
-    set_advantages([owner], AlgoConfig(advantage=Advantage.teacher))
-    assert all(row.rewards is None for row in weighed(traced_rows(owner, traces), [owner]))
+    set_advantages([owner], AlgoConfig(advantage=AdvantageKind.teacher))
+    rows = with_current_advantages(traced_rows(owner, traces), [owner])
+    assert rows and all(row.rewards is None for row in rows)
 
 
 def test_a_record_of_before_is_read(talk):
     record = talk[0].to_record()
     del record["turn_rewards"], record["turn_advantages"], record["charged_reward"]
     assert dataclasses.replace(Trajectory.from_record(record), turns=[]) == dataclasses.replace(talk[0], turns=[])
+
+
+def test_a_turn_that_costs_what_its_trajectory_won_teaches_nothing(trajectory):
+    """Two ways to the same sum: no row may be trained, and the group counts as one that teaches nothing."""
+    costs = TurnRewardsConfig(command_failed=-0.3)
+    group = [trajectory("a", 0, reward=0.3, turns=[FAILED]), trajectory("a", 1, reward=0.0, turns=[SUBMITS])]
+    group += [trajectory("a", 2, reward=0.1 + 0.2, turns=[FAILED])]
+    assert set_advantages(group, AlgoConfig(), turns=costs) == 1
+    assert all(one.advantage for one in group)
+
+
+@pytest.mark.parametrize("number", [3, 6, 7, 48])
+def test_equal_turns_of_equal_trajectories_are_a_group_that_teaches_nothing(trajectory, number):
+    group = [trajectory("a", sample, turns=[FAILED, FAILED, FAILED]) for sample in range(number)]
+    assert set_advantages(group, AlgoConfig(), turns=TurnRewardsConfig(command_failed=-0.1)) == 1

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.plan.engine_speed import EngineSpeed
-from swe_rl.router.simulation.blocks import BlockCache
-from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel, SimulatedRequest, chain_of
-from swe_rl.router.simulation.workload import Program, Turn
+from swe_rl.router.simulation.blocks import BlockCache, chain_of
+from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel, SimulatedRequest
+from swe_rl.router.simulation.workload import SimulatedProgram, SimulatedTurn
 
 SECOND = EngineSpeed(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 REAL = EngineSpeed(0.003, 0.01, 0.0, 0.0, 4e-5, 1e-7, 1e-9)
@@ -17,7 +17,7 @@ AMPLE = EngineLimits(kv_capacity_tokens=16_000, max_num_seqs=64, max_num_batched
 
 
 def request(name, prompt, out, *, group=None, system=0, number=0):
-    program = Program(name, group or name, (Turn(prompt, out, 0.0),), system_tokens=system)
+    program = SimulatedProgram(name, group or name, (SimulatedTurn(prompt, out, 0.0),), system_tokens=system)
     return SimulatedRequest(f"{name}#{number}", name, chain_of(program), prompt, out)
 
 
@@ -164,7 +164,6 @@ def made(drawn):
     ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(_requests, st.integers(27, 120), st.integers(1, 8), st.sampled_from([32, 100, 512]), st.booleans())
 def test_every_request_finishes_once_and_jumps_change_nothing(drawn, blocks, max_num_seqs, batched, caching):
     limits = EngineLimits(blocks * 16, max_num_seqs, batched, caching)

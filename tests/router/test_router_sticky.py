@@ -10,7 +10,7 @@ from swe_rl.router.core import (
     RequestFinished,
     Router,
 )
-from swe_rl.router.sticky import InFlight, StickyLeastLoadedPolicy
+from swe_rl.router.sticky import InFlightLoad, StickyLeastLoadedPolicy
 
 ENGINES = ["e0", "e1", "e2"]
 
@@ -66,5 +66,5 @@ def test_loads_end_at_zero_and_nothing_is_held_while_an_engine_is_open(events):
         policy.step(state, RequestFinished("?", request, 0), 100.0)
     for program in "abcdef":
         policy.step(state, ProgramReleased(program), 100.0)
-    assert all(load == InFlight() for load in state.engines.values())
+    assert all(load == InFlightLoad() for load in state.engines.values())
     assert not (state.engine_of or state.placed or state.held)

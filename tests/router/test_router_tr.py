@@ -89,7 +89,7 @@ def test_admission_order_is_overdue_cached_then_fewest_turns():
         driver.turn_of("ahead", 10)
     driver.ask("busy", 500)
     for program in ("cached", "ahead"):
-        pausing.pause(driver.state, driver.state.programs[program], driver.state.books["e0"], "test")
+        pausing.pause_program(driver.state, driver.state.programs[program], driver.state.books["e0"], "test")
     driver.state.books["e0"].cache.drop("ahead")
     for program, tokens in (("ahead", 400), ("first", 400), ("second", 380)):
         assert driver.ask(program, tokens) == []
@@ -146,7 +146,7 @@ def test_a_paused_program_goes_back_to_its_prefix_and_elsewhere_when_that_is_gon
     driver.ask("y", 800)  # e1
     driver.ask("keeps e0 busy", 100)
     driver.end("x")
-    pausing.pause(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
+    pausing.pause_program(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
     driver.ask("z", 500)
     assert driver.state.programs["z"].engine == "e0"
     assert driver.ask("x", 410) == []
@@ -154,7 +154,7 @@ def test_a_paused_program_goes_back_to_its_prefix_and_elsewhere_when_that_is_gon
     driver.end("z")
     assert [action.engine for action in driver.feed(ProgramReleased("z"))] == ["e0"]
     driver.end("x")
-    pausing.pause(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
+    pausing.pause_program(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
     driver.ask("w", 700)  # pushes x out of e0's cache
     assert driver.ask("x", 420) == [] and list(driver.state.cold) == ["x"]
     (placed,) = driver.end("y")
@@ -167,7 +167,7 @@ def test_a_program_leaves_its_prefix_for_an_engine_that_runs_nothing():
     driver.ask("y", 900)
     driver.ask("keeps e0 busy", 100)
     driver.end("x")
-    pausing.pause(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
+    pausing.pause_program(driver.state, driver.state.programs["x"], driver.state.books["e0"], "test")
     driver.ask("z", 450)
     assert driver.ask("x", 410) == []
     (moved,) = driver.end("y")
@@ -379,11 +379,11 @@ def test_a_plan_is_minimal(idles, excess, weight):
             driver.state.books["e0"].cache.drop(f"p{number}")
     book = driver.state.books["e0"]
     before = book.account.load_tokens(driver.now)
-    victims = pausing.plan(driver.state, book, excess)
+    victims = pausing.plan_pauses(driver.state, book, excess)
     worth = [weight * program.context_tokens for program in victims]
     if victims:
         assert sum(worth) >= excess and all(sum(worth) - one < excess for one in worth)
-        assert pausing.relieve(driver.state, book, excess, "test")
+        assert pausing.relieve_engine(driver.state, book, excess, "test")
         assert before - book.account.load_tokens(driver.now) == pytest.approx(sum(worth))
     else:
         assert sum(weight * tokens for tokens, _, _ in idles) < excess
@@ -406,13 +406,13 @@ def test_a_loop_under_pressure_ends_with_everything_at_zero(tr_world, settings, 
 def test_nobody_is_paused_right_after_having_been_let_in(tr_world, monkeypatch):
     loop = tr_world.Loop(TrPolicy(TrSettings(min_stay_s=3.0, tick_s=1.0)), programs=120)
     stays = []
-    original = pausing.pause
+    original = pausing.pause_program
 
     def pause(state, program, book, reason):
         stays.append(state.now_s - program.admitted_s)
         original(state, program, book, reason)
 
-    monkeypatch.setattr(pausing, "pause", pause)
+    monkeypatch.setattr(pausing, "pause_program", pause)
     loop.run()
     assert len(stays) > 20 and min(stays) >= 3.0
 

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.router.tr import TrPolicy
 from swe_rl.router.tr_settings import TrSettings
 
-PROGRAMS = (1000, 10_000)
+FEW, MANY = 1000, 4000
 
 
 def microseconds_per_event(tr_world, programs, engines):
@@ -30,12 +30,12 @@ def microseconds_per_event(tr_world, programs, engines):
     return 1e6 * spent_s / events, len(loop.state.programs), len(loop.state.held)
 
 
-@pytest.mark.parametrize("engines", [4, 64])
+@pytest.mark.parametrize("engines", [4, pytest.param(64, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_an_event_costs_microseconds_whatever_the_number_of_programs(tr_world, engines, capsys):
     cost = {}
-    for programs in PROGRAMS:
+    for programs in (FEW, MANY):
         cost[programs], live, held = microseconds_per_event(tr_world, programs, engines)
         with capsys.disabled():
             print(f"\n  tr: {programs} programs ({live} live, {held} held), {engines} engines: {cost[programs]:.0f} us")
-    assert cost[10_000] < 4 * cost[1000] + 20  # ten times as many
-    assert cost[10_000] < 500  # on a busy machine
+    assert cost[MANY] < 2 * cost[FEW] + 20  # four times as many
+    assert cost[MANY] < 500  # on a busy machine

@@ -169,7 +169,7 @@ class Calm(Machine):
 def _case(machine, tr_world):
     machine.audit = staticmethod(tr_world.audit)
     case = machine.TestCase
-    case.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+    case.settings = settings(stateful_step_count=60)
     return case("runTest")
 
 

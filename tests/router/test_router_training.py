@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose
-from swe_rl.router.simulation.balance import Balance, divided, layouts, overlaps
+from swe_rl.router.simulation.balance import Balance, can_balance, divide_gpus, name_division
 from swe_rl.router.simulation.engine_model import EngineLimits, SimulationTooSmall
 from swe_rl.router.simulation.fleet import Fleet
 from swe_rl.router.simulation.pace import FlowPace, TrainerSpeed
-from swe_rl.router.simulation.training import Schedule, TrainingOutcome, Way, mean_of, simulate_training
-from swe_rl.router.simulation.workload import AGENT_LOAD, Program, draw
+from swe_rl.router.simulation.training import SimulatedSchedule, TrainingOutcome, Way, mean_of, simulate_training
+from swe_rl.router.simulation.workload import AGENT_LOAD, SimulatedProgram, draw_workload
 from tests.router.test_router_simulation import AGENTS, H200, QUICK, ROUTERS, _turns, router_of
 
 WAYS = (Way(False, 0), Way(False, 1), Way(True, 1))
@@ -20,11 +20,10 @@ H200X4 = ["model=qwen3_14b", "layout=dp4", "layout.engines=2", "layout.trainer_g
 STREAM = [*H200X4, "hardware=h200x8", "rollout=swe", "rollout.mode=stream"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ROUTERS), st.lists(st.lists(_turns, min_size=2, max_size=2), min_size=4, max_size=8), st.data())
 def test_every_token_is_trained_once_and_counts_for_weights_that_were_there(name, turns, data):
     groups = [
-        tuple(Program(f"{number}.{at}", f"{number}", tuple(of), 0.5, 0.7, 1) for at, of in enumerate(group))
+        tuple(SimulatedProgram(f"{number}.{at}", f"{number}", tuple(of), 0.5, 0.7, 1) for at, of in enumerate(group))
         for number, group in enumerate(turns)
     ]
     ahead, prompts = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
@@ -46,12 +45,12 @@ def test_every_token_is_trained_once_and_counts_for_weights_that_were_there(name
 
 def groups_of(seed, count, n):
     rollout = replace(AGENTS, prompts_per_step=count, n=n)
-    programs = draw(AGENT_LOAD, rollout, seed).steps[0]
+    programs = draw_workload(AGENT_LOAD, rollout, seed).steps[0]
     return [programs[at : at + n] for at in range(0, count * n, n)]
 
 
 def trained(way, token_s, *, places=16, capacity=1_000_000):
-    schedule = Schedule(prompts=4, places=places, warm=3, counted=4)
+    schedule = SimulatedSchedule(prompts=4, places=places, warm=3, counted=4)
     groups = groups_of(0, schedule.groups(way), 4)
     limits = EngineLimits(capacity, 256)
     return simulate_training(router_of("default"), groups, H200, limits, TrainerSpeed(token_s, 1.0), schedule, way)
@@ -81,7 +80,7 @@ def test_staleness_is_zero_in_step_and_grows_with_what_is_ahead():
 def test_what_does_not_fit_and_too_few_groups_are_said():
     with pytest.raises(SimulationTooSmall, match="does not fit into an engine"):
         trained(WAYS[2], 1e-3, capacity=2000)
-    schedule = Schedule(4, 16, 3, 4)
+    schedule = SimulatedSchedule(4, 16, 3, 4)
     with pytest.raises(ValueError, match="36 groups are needed, not 3"):
         simulate_training(
             router_of("default"),
@@ -114,19 +113,19 @@ def test_the_mean_over_loads():
 def test_only_what_holds_the_trainer_is_a_division():
     """In memory, and with equally many trajectories for each rank; nobody moves servers of somebody else's."""
     config = compose([*STREAM, "rollout.prompts_per_step=6", "trainer.prompts_per_mini_batch=6"]).config
-    names = [divided(layout) for layout in layouts(config)]
+    names = [name_division(layout) for layout in divide_gpus(config)]
     assert names == ["1 engine + 3 trainer GPUs", "2 engines + 2 trainer GPUs"]  # 237 GB of states on one rank: no
     small = compose(["model=qwen3_4b", *STREAM[1:]]).config
-    assert [layout.engines for layout in layouts(small)] == [2, 3]  # 64 trajectories are not divided by three
+    assert [layout.engines for layout in divide_gpus(small)] == [2, 3]  # 64 trajectories are not divided by three
     pairs = replace(small, layout=replace(small.layout, sequence_parallel=2))
-    assert [layout.engines for layout in layouts(pairs)] == [2]
+    assert [layout.engines for layout in divide_gpus(pairs)] == [2]
     two_replicas = replace(small, layout=replace(small.layout, shard_ranks=2))
-    assert [layout.engines for layout in layouts(two_replicas)] == [2]
+    assert [layout.engines for layout in divide_gpus(two_replicas)] == [2]
     theirs = replace(small, engine=replace(small.engine, kind="external"))
-    assert layouts(theirs) == [small.layout]
+    assert divide_gpus(theirs) == [small.layout]
 
 
 def test_only_groups_that_flow_beside_a_trainer_are_balanced():
-    assert overlaps(compose(STREAM).config)
+    assert can_balance(compose(STREAM).config)
     for other in (["rollout.mode=stream"], H200X4, ["layout=colocated4", "hardware=h200x8", "rollout.mode=stream"]):
-        assert not overlaps(compose(other).config)
+        assert not can_balance(compose(other).config)

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 
 
-TRIAL = isolation_module._trial
+TRIAL = isolation_module._try_launcher
 
 
 @pytest.fixture(scope="module", autouse=True)
 def isolation_is_tried_each_time() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation_module, "_trial", TRIAL)
+        patch.setattr(isolation_module, "_try_launcher", TRIAL)
         yield
 
 

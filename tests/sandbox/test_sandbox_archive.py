@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.sandbox.archive import unpack
+from swe_rl.sandbox.archive import unpack_archive
 
 
 def packed(*members: tarfile.TarInfo) -> tarfile.TarFile:
@@ -29,7 +29,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, **changes: object) -> tarfi
 @pytest.mark.parametrize(("sent", "kept"), [(0o6777, 0o755), (0o4600, 0o600), (0o066, 0o644), (0o555, 0o755)])
 def test_a_program_stays_one_and_others_cannot_change_it(tmp_path: Path, sent: int, kept: int):
     with packed(member("a/./file", mode=sent, size=3, mtime=1_000_000_000)) as archive:
-        unpack(archive, tmp_path / "out")
+        unpack_archive(archive, tmp_path / "out")
     status = (tmp_path / "out" / "a" / "file").stat()
     assert (status.st_mode & 0o7777, status.st_uid, status.st_size) == (kept, os.geteuid(), 3)
     assert status.st_mtime == 1_000_000_000
@@ -38,7 +38,7 @@ def test_a_program_stays_one_and_others_cannot_change_it(tmp_path: Path, sent: i
 @pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
 def test_only_files_folders_and_links_come_out(tmp_path: Path, kind: bytes):
     with packed(member("odd", kind)) as archive, pytest.raises(tarfile.TarError, match="no file, folder or link"):
-        unpack(archive, tmp_path / "out")
+        unpack_archive(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -47,5 +47,5 @@ def test_a_hard_link_is_to_the_archives_own_file_however_it_is_written(tmp_path:
     links = [member("out", tarfile.SYMTYPE, linkname="../deep"), member("in", tarfile.LNKTYPE, linkname="out/../file")]
     (tmp_path / "deep").mkdir()
     with packed(member("file", size=1), *links) as archive:
-        unpack(archive, tmp_path / "w")
+        unpack_archive(archive, tmp_path / "w")
     assert (tmp_path / "w" / "in").samefile(tmp_path / "w" / "file")

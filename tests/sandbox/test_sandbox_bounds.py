@@ -109,7 +109,7 @@ async def test_what_is_hidden_by_others_is_found_later(tmp_path: Path, monkeypat
     """A file system that does not grow, as where others remove as much: the folder is walked now and then."""
     from swe_rl.sandbox.process import watcher as watcher_module
 
-    monkeypatch.setattr(watcher_module, "filled", lambda _: DiskUse())
+    monkeypatch.setattr(watcher_module, "filesystem_use", lambda _: DiskUse())
     now_s = 0.0
     watcher = Watcher(Bounds(None, None, DiskUse(_MIB, 1000)), clock=lambda: now_s, every_s=0.01)
     watched = watcher.watch(os.getpid(), watcher.folder(tmp_path), isolated=False)

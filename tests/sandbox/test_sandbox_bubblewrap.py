@@ -17,7 +17,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.soak_faults import children
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process import bubblewrap
@@ -27,9 +26,10 @@ from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.isolation import interpreter_folders
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.process.seccomp import filter_program
+from swe_rl.sandbox.process.seccomp import filter_program, refused_calls
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.protocol import SandboxError, Workspace
+from tests.support.pytest_alone import OPTIONS
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -129,7 +129,7 @@ async def test_a_link_planted_in_tmp_makes_nothing_outside(isolated: ProcessSand
 
 
 async def test_as_a_user_namespace(monkeypatch: pytest.MonkeyPatch, make, workspace: Workspace):
-    monkeypatch.setattr(isolation_module, "_modes", lambda host: [UserMode.user_namespace])
+    monkeypatch.setattr(isolation_module, "_user_modes", lambda host: [UserMode.user_namespace])
     sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
     result = await sandbox.exec("id -un; cat /etc/shadow; touch /x; touch here && python -c 'print(2)'", timeout_s=10)
     assert result.output.startswith("agent\n") and result.output.endswith("2\n") and result.exit_code == 0
@@ -191,10 +191,11 @@ async def test_a_kill_during_the_set_up_leaves_nothing(isolated: ProcessSandbox)
 
 def _set_up(root: Path) -> list[int]:
     """The outer process and the one that it made, as soon as there are two."""
-    for pid in children(os.getpid()):
-        with contextlib.suppress(OSError):
-            if str(root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return [pid, *below] if (below := children(pid)) else []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if str(root) in " ".join(child.cmdline()):
+                below = [process.pid for process in child.children()]
+                return [child.pid, *below] if below else []
     return []
 
 
@@ -232,13 +233,13 @@ async def test_a_driver_killed_during_the_set_up_leaves_nothing_that_runs(isolat
 
 async def test_a_kill_after_the_end_was_seen_changes_nothing(isolated: ProcessSandbox, monkeypatch: pytest.MonkeyPatch):
     """The first process is killed between its report and its own end: the command ended as it did."""
-    whole = bubblewrap._reporter
+    whole = bubblewrap._reporter_command
     killed = 'exec 1>&2; sleep 60 & echo $BASHPID > "$HOME/reported"; wait'
 
     def slow(bash: str, report_fd: int) -> list[str]:
         return [word.replace("exit $status", killed) for word in whole(bash, report_fd)]
 
-    monkeypatch.setattr(bubblewrap, "_reporter", slow)
+    monkeypatch.setattr(bubblewrap, "_reporter_command", slow)
     task = asyncio.ensure_future(isolated.exec("echo out; exit 3", timeout_s=30))
     while not (isolated._folder.tmp / "reported").exists():  # noqa: ASYNC110 - another process makes it
         await asyncio.sleep(0.01)
@@ -294,7 +295,7 @@ async def test_a_report_that_the_command_wrote_itself_does_not_count(
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> UserMode:
     if request.param is UserMode.own_uid and os.geteuid() != 0:
         pytest.skip("needs root")
-    monkeypatch.setattr(isolation_module, "_modes", lambda host: [request.param])
+    monkeypatch.setattr(isolation_module, "_user_modes", lambda host: [request.param])
     return request.param  # type: ignore[no-any-return]
 
 
@@ -324,11 +325,84 @@ async def test_system_calls_around_the_namespaces_are_refused(make, workspace: W
     assert found.output == (f"{errno.EAFNOSUPPORT}\nthread\n0\nunshare: unshare failed: Operation not permitted\n1\n")
 
 
+_REFUSED_CALLS = """
+import ctypes, errno, json, os, sys
+call = ctypes.CDLL(None, use_errno=True).syscall
+def answer(number, *arguments):
+    ctypes.set_errno(0)
+    return errno.errorcode.get(ctypes.get_errno(), 0) if call(number, *arguments) == -1 else 0
+numbers = json.loads(sys.argv[1])
+print(json.dumps({name: answer(number, 0, 0, 0, 0, 0) for name, number in numbers.items()}))
+print(answer(480, 0, 0, 0, 0, 0))
+"""
+
+
+@pytest.mark.skipif(filter_program() is None, reason="no filter for this processor")
+async def test_refused_calls_are_refused_to_root_and_to_an_ordinary_user(make, workspace: Workspace, mode: UserMode):
+    """A call without the filter answers by its arguments, mostly EFAULT or EINVAL; the filter says EPERM at once."""
+    sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
+    await sandbox.write_file("refused.py", _REFUSED_CALLS.encode())
+    numbers = json.dumps(refused_calls())
+    answers = (await sandbox.exec(f"python refused.py '{numbers}'", timeout_s=20)).output.splitlines()
+    assert json.loads(answers[0]) == dict.fromkeys(refused_calls(), "EPERM")
+    assert answers[1] == "ENOSYS"
+
+
+@pytest.mark.skipif(filter_program() is None, reason="no filter for this processor")
+async def test_sockets_exist_for_four_families_only(make, workspace: Workspace, mode: UserMode):
+    sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
+    script = (
+        "import socket\nfor family in range(48):\n    try:\n        socket.socket(family, socket.SOCK_DGRAM).close()\n"
+        "        print(family, end=' ')\n    except OSError:\n        pass\n"
+    )
+    await sandbox.write_file("families.py", script.encode())
+    assert (await sandbox.exec("python families.py", timeout_s=20)).output.split() == ["1", "2", "10", "16"]
+
+
+@pytest.mark.skipif(filter_program() is None, reason="no filter for this processor")
+async def test_nothing_types_into_a_terminal_and_other_requests_work(make, workspace: Workspace, mode: UserMode):
+    """A terminal of the sandbox's own, so that without the filter the first two requests succeed or say EINVAL."""
+    sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
+    script = (
+        "import errno, fcntl, os, pty, struct\n_, terminal = pty.openpty()\n"
+        "for request in (0x5412, 0x541C, 0x5413):\n    try:\n"
+        "        fcntl.ioctl(terminal, request, struct.pack('8s', b'x'))\n        print('worked')\n"
+        "    except OSError as error:\n        print(errno.errorcode[error.errno])\n"
+    )
+    await sandbox.write_file("terminal.py", script.encode())
+    assert (await sandbox.exec("python terminal.py", timeout_s=20)).output.split() == ["EPERM", "EPERM", "worked"]
+
+
+@pytest.mark.skipif(filter_program() is None, reason="no filter for this processor")
+async def test_programs_of_every_day_work_under_the_filter(make, workspace: Workspace, mode: UserMode):
+    """Those that this host has: a missing one says so, and is passed over."""
+    sandbox = await make(Isolation.bubblewrap).create(workspace, owner="x")
+    commands = {
+        "python": "import concurrent.futures, multiprocessing, socket, sqlite3, subprocess, threading; print('works')",
+        "pytest": "def test_it(tmp_path): (tmp_path / 'x').write_text('x')",
+    }
+    await sandbox.write_file("test_it.py", commands["pytest"].encode())
+    await sandbox.write_file("x.c", b'#include <stdio.h>\nint main(void) { puts("works"); return 0; }\n')
+    await sandbox.write_file("Makefile", b"all:\n\t@cc x.c -o /tmp/x && /tmp/x\n")
+    await sandbox.write_file("x.js", b"require('fs').writeFileSync('/tmp/y', 'works'); console.log('works')\n")
+    works = [
+        f'python -c "{commands["python"]}"',
+        f"python -m pytest -q {OPTIONS} test_it.py && echo works",
+        "git commit -qam x; git log --oneline | grep -q . && echo works",
+        "if command -v cc make >/dev/null; then make; else echo works; fi",
+        "if command -v node >/dev/null; then node x.js; else echo works; fi",
+        "if command -v npm >/dev/null; then npm --version >/dev/null && echo works; else echo works; fi",
+    ]
+    for command in works:
+        done = await sandbox.exec(command, timeout_s=60)
+        assert done.output.rstrip().endswith("works"), (command, done.output)
+
+
 async def test_user_namespaces_are_off_where_no_filter_is_known(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     said: list[str] = []
-    monkeypatch.setattr(isolation_module, "_modes", lambda host: [UserMode.user_namespace])
+    monkeypatch.setattr(isolation_module, "_user_modes", lambda host: [UserMode.user_namespace])
     monkeypatch.setattr(isolation_module, "filter_program", lambda: None)
     provider = ProcessProvider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "scratch", warn=said.append)
     assert "AF_VSOCK" in "".join(said)

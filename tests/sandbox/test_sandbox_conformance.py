@@ -31,7 +31,7 @@ from swe_rl.sandbox.protocol import (
 )
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote import wire
-from swe_rl.sandbox.remote.server import ServerOptions, serving
+from swe_rl.sandbox.remote.server import ServerOptions, run_server
 from tests.sandbox.test_sandbox_door import REFUSED, Heard, refused_inside
 from tests.support.waiting import until
 
@@ -72,7 +72,7 @@ async def provider(config: SandboxConfig, tmp_path: Path) -> AsyncIterator[Sandb
         if config.kind is SandboxKind.remote:
             behind = make_provider(replace(config, kind=SandboxKind.process), tmp_path / "there", warn=pytest.fail)
             options = ServerOptions(slots=16, lease_s=60.0, key=None)
-            url = await stack.enter_async_context(serving(behind, tmp_path / "server", options))
+            url = await stack.enter_async_context(run_server(behind, tmp_path / "server", options))
             config = replace(config, runtime_url=url)
         if config.kind is SandboxKind.apptainer:
             program = str(Path(__file__).parent / "fake_apptainer.py")

@@ -23,13 +23,15 @@ from swe_rl.sandbox.container.engine import (
     PROVIDER,
     RUN,
     ContainerEngine,
-    Identity,
     ImageMissingError,
+    ProviderIdentity,
     labels_of,
 )
 from swe_rl.sandbox.container.provider import ContainerProvider
+from swe_rl.sandbox.process.seccomp import refused_calls
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from tests.sandbox import host_image
+from tests.sandbox.test_sandbox_bubblewrap import _REFUSED_CALLS
 from tests.sandbox.test_sandbox_door import Heard
 from tests.support.waiting import until
 
@@ -87,6 +89,25 @@ async def test_no_network_few_capabilities_and_no_new_privileges(make: ProviderO
     assert interface.strip() == "lo"
     assert int(capabilities.split()[1], 16).bit_count() == 7
     assert privileges.split()[1] == "1"
+
+
+@pytest.mark.parametrize("user", [0, 65534], ids=["root", "ordinary"])
+async def test_refused_calls_are_refused_and_programs_work(make: ProviderOf, workspace: Workspace, user: int):
+    """As in process sandboxes: the same table, the same script."""
+    sandbox = await make().create(workspace, owner="x")
+    await sandbox.write_file("refused.py", f"import os\nos.setuid({user})\n{_REFUSED_CALLS}".encode())
+    answers = (await sandbox.exec(f"python3 refused.py '{json.dumps(refused_calls())}'", timeout_s=60)).output
+    assert json.loads(answers.splitlines()[0]) == dict.fromkeys(refused_calls(), "EPERM")
+    families = (
+        "import socket\nfor family in range(48):\n    try:\n        socket.socket(family, socket.SOCK_DGRAM).close()\n"
+        "        print(family, end=' ')\n    except OSError:\n        pass\n"
+    )
+    await sandbox.write_file("families.py", families.encode())
+    assert (await sandbox.exec("python3 families.py", timeout_s=60)).output.split() == ["1", "2", "10", "16"]
+    works = (
+        'python3 -c \'import threading, subprocess; subprocess.run(["git", "--version"], check=True)\' && echo works'
+    )
+    assert (await sandbox.exec(works, timeout_s=60)).output.endswith("works\n")
 
 
 async def test_commands_have_the_variables_of_the_image_but_for_those_that_every_sandbox_sets(
@@ -250,7 +271,7 @@ async def test_a_disk_limit_that_the_engine_cannot_give_is_said_once(make: Provi
 
 async def test_what_a_gone_run_left_is_removed_by_the_next(make: ProviderOf, workspace: Workspace):
     provider = make()
-    dead = Identity("other", "old-run", ProcessIdentity(socket.gethostname(), _gone_process()))
+    dead = ProviderIdentity("other", "old-run", ProcessIdentity(socket.gethostname(), _gone_process()))
     options = {"host_options": {"network_mode": "none"}, "labels": labels_of(dead, "x", time.time() + 1000)}
     left = await provider.engine.create("localhost/swe_rl-test:host", ["bash"], "swe_rl-left-over", **options)
     foreign = await provider.engine.create(

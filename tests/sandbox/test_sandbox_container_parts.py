@@ -1,6 +1,7 @@
 """Parts of container sandboxes that need no engine."""
 
 import asyncio
+import errno
 import io
 import random
 import re
@@ -22,17 +23,18 @@ from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.apptainer import provider as apptainer
-from swe_rl.sandbox.container import engine, files, spec
+from swe_rl.sandbox.container import engine, files, seccomp, spec
 from swe_rl.sandbox.container.engine import (
     ContainerEngine,
     FrameDecoder,
-    Identity,
     ImageMissingError,
+    ProviderIdentity,
     is_orphan,
     labels_of,
 )
 from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
 from swe_rl.sandbox.container.provider import ContainerProvider
+from swe_rl.sandbox.process.seccomp import SOCKET_FAMILIES, refused_names
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.warm_pool import WarmPool
 
@@ -95,7 +97,7 @@ def test_the_preflight_asks_the_engine_that_the_run_uses(
     config = replace(Config(), sandbox=SandboxConfig(kind=SandboxKind(kind), host=host))
     with pytest.raises(UserError) as refused:
         ContainerProvider(config.sandbox, tmp_path / "scratch", warn=pytest.fail)
-    (finding,) = container_engine.ask(config, System())
+    (finding,) = container_engine.probe_container_engine(config, System())
     if "does not answer" in str(refused.value):
         address = re.search(r"the container engine at (\S+) does not answer", str(refused.value))[1]
         assert f"({address}: " in finding.message
@@ -110,12 +112,27 @@ def test_the_container_gets_no_more_than_it_needs():
     assert options["binds"] == ["/data:/data:ro", "/door:/run/swe_rl:ro"]
     assert options["mem_limit"] == options["memswap_limit"] == 1 << 30
     assert "storage_opt" not in options
+    filtered = spec.host_options(DOCKER, (), None, "/scratch/seccomp.json")
+    assert filtered["security_opt"] == ["no-new-privileges", "seccomp=/scratch/seccomp.json"]
     more = spec.host_options(SandboxConfig(network=True, disk_gb=2.5), (), None)
     assert "network_mode" not in more and more["storage_opt"] == {"size": "2.5G"}
 
 
+def test_containers_are_refused_what_process_sandboxes_are_refused():
+    """One table for both; the list of what is allowed names each call once, and none that has a condition."""
+    made = seccomp.make_profile()
+    assert made["defaultAction"] == "SCMP_ACT_ERRNO"
+    always = [name for rule in made["syscalls"] for name in rule["names"] if "args" not in rule]
+    assert len(always) == len({*always}) and not refused_names() & {*always}
+    assert {"read", "execve", "ptrace", "vfork", "futex", "statx"} <= {*always}
+    assert not {"clone", "unshare", "socket", "personality", "io_uring_setup", "keyctl"} & {*always}
+    families = [rule["args"][0]["value"] for rule in made["syscalls"] if rule["names"] == ["socket"]]
+    assert families == list(SOCKET_FAMILIES.values())
+    assert {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS} in made["syscalls"]
+
+
 def test_the_images_path_and_home_stay():
-    made = spec.environment(DOCKER)
+    made = spec.sandbox_variables(DOCKER)
     assert not {"PATH", "HOME", "USER"} & made.keys() and made["LANG"] == "C.UTF-8"
 
 
@@ -131,11 +148,11 @@ def test_mounts_are_read_only_unless_asked():
 
 # Labels
 
-MINE = Identity("p", "r", ProcessIdentity("here", 1))
+MINE = ProviderIdentity("p", "r", ProcessIdentity("here", 1))
 
 
 def test_on_this_host_the_owners_process_decides():
-    mine = Identity.mine("p", "r")
+    mine = ProviderIdentity.mine("p", "r")
     labels, host = labels_of(mine, "x", 0.0), mine.process.host
     assert not is_orphan(labels, running=False, host=host)
     assert is_orphan(labels | {"swe_rl.start_ticks": "5"}, running=True, host=host)

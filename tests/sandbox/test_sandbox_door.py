@@ -18,7 +18,7 @@ from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.remote.server import ServerOptions, serving
+from swe_rl.sandbox.remote.server import ServerOptions, run_server
 
 GET = """python3 - <<'E'
 import urllib.request
@@ -269,7 +269,7 @@ async def test_a_sandbox_servers_door_is_as_narrow(tmp_path: Path, workspace: Wo
     server = await asyncio.start_server(heard, "127.0.0.1", 0)
     door = Door("127.0.0.1", server.sockets[0].getsockname()[1], PATH)
     behind = ProcessProvider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "there", warn=pytest.fail)
-    async with serving(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
+    async with run_server(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
         provider = make_provider(
             SandboxConfig(kind=SandboxKind.remote, runtime_url=url), tmp_path / "here", warn=pytest.fail
         )

@@ -36,8 +36,10 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Use
     """Each way of being somebody that works here."""
     if request.param is UserMode.own_uid and os.geteuid() != 0:
         pytest.skip("needs root")
-    usual = isolation_module._modes
-    monkeypatch.setattr(isolation_module, "_modes", lambda host: [way for way in usual(host) if way is request.param])
+    usual = isolation_module._user_modes
+    monkeypatch.setattr(
+        isolation_module, "_user_modes", lambda host: [way for way in usual(host) if way is request.param]
+    )
     return request.param  # type: ignore[no-any-return]
 
 
@@ -174,7 +176,7 @@ def _no_overlay(monkeypatch: pytest.MonkeyPatch, way: str) -> Iterator[None]:
             def refuse(*_: object) -> overlay.Namespace:
                 raise OSError("no overlay can be mounted: refused")
 
-            patch.setattr(isolation_module, "mounted", refuse)
+            patch.setattr(isolation_module, "mount_overlays", refuse)
         yield
 
 
@@ -221,7 +223,7 @@ async def test_a_mount_that_fails_later_spoils_one_sandbox(
         raise OSError("no overlay can be mounted: refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(provider, "mounted", refuse)
+        patch.setattr(provider, "mount_overlays", refuse)
         with pytest.raises(SandboxError, match="refused"):
             await made.create(prepared, owner="broken")
     assert folders(tmp_path, "broken*") == []
@@ -234,7 +236,7 @@ def test_the_program_says_why_it_fails(tmp_path: Path, lower: str):
     root = tmp_path / "root"
     root.mkdir()
     with pytest.raises(OSError, match="no overlay can be mounted: .+"):
-        overlay.mounted(root, [(tmp_path / lower, root / "work")], None if os.geteuid() else 1_000_000_001)
+        overlay.mount_overlays(root, [(tmp_path / lower, root / "work")], None if os.geteuid() else 1_000_000_001)
 
 
 _RUN = """

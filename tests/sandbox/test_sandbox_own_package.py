@@ -15,7 +15,7 @@ from tests.sandbox.conftest import ProviderFactory
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 ANSWERS = "heldout.jsonl"
-SEARCH = f"find / -xdev -name {ANSWERS} -not -path '/proc/*' 2> /dev/null; find / -name {ANSWERS} 2> /dev/null"
+SEARCH = f"find / -path /proc -prune -o -name {ANSWERS} -print 2> /dev/null"
 
 
 def _with_answers(package: Path) -> Path:

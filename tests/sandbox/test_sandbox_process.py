@@ -48,6 +48,18 @@ async def test_a_command_runs_in_a_fresh_copy(sandbox: ProcessSandbox, workspace
     assert workspace.path is not None and "return a - b" in (workspace.path / "calc.py").read_text()
 
 
+async def test_the_cpu_time_of_commands_is_known_and_waiting_is_none(sandbox: ProcessSandbox):
+    """Also of a child that a command waited for. What was stopped counts with its time by the clock."""
+    await sandbox.exec("sleep 0.6", timeout_s=10)
+    idle_s = sandbox.cpu_s
+    burn = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
+    await sandbox.exec(f"bash -c \"python3 -c '{burn}'\"", timeout_s=60)
+    assert idle_s < 0.4 and 0.6 <= sandbox.cpu_s - idle_s < 3.0
+    before_s = sandbox.cpu_s
+    assert (await sandbox.exec("sleep 60", timeout_s=0.5)).timed_out
+    assert sandbox.cpu_s - before_s > 0.49
+
+
 async def test_python_and_pytest_are_this_interpreters(sandbox: ProcessSandbox):
     result = await sandbox.exec(
         f"python -m pytest -q -p no:cacheprovider {OPTIONS} test_calc.py; git status --short", timeout_s=60

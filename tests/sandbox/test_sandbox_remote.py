@@ -19,10 +19,10 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.archive import Workspaces, digest_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
-from swe_rl.sandbox.provider import greeted
+from swe_rl.sandbox.provider import greet_server
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.client import RemoteProvider
-from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, serving
+from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, run_server
 from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
@@ -43,7 +43,7 @@ def behind() -> ScriptedProvider:
 @pytest.fixture
 async def url(behind: ScriptedProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
-    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key="secret-key")) as address:
+    async with run_server(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key="secret-key")) as address:
         yield address
 
 
@@ -124,7 +124,7 @@ async def test_the_end_of_a_client_ends_its_sandboxes(url: str, behind: Scripted
 
 
 async def test_a_silent_run_loses_its_sandboxes(behind: ScriptedProvider, tmp_path: Path):
-    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=0.2, key=None)) as address:
+    async with run_server(behind, tmp_path, ServerOptions(slots=2, lease_s=0.2, key=None)) as address:
         provider = RemoteProvider(replace(CONFIG, runtime_url=address, lease_s=600.0))
         sandbox = await provider.create(IMAGE, owner="x")
         for _ in range(200):
@@ -137,7 +137,7 @@ async def test_a_silent_run_loses_its_sandboxes(behind: ScriptedProvider, tmp_pa
 
 
 async def test_a_server_that_is_gone_is_a_sandbox_error(behind: ScriptedProvider, tmp_path: Path):
-    async with serving(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key=None)) as address:
+    async with run_server(behind, tmp_path, ServerOptions(slots=2, lease_s=60.0, key=None)) as address:
         provider = RemoteProvider(replace(CONFIG, runtime_url=address), pause_s=0.001)
         sandbox = await provider.create(IMAGE, owner="x")
     with pytest.raises(SandboxError, match="does not answer"):
@@ -325,15 +325,15 @@ async def test_odd_headers_are_refused_like_any_other(url: str):
 
 
 async def test_a_server_is_greeted_before_anything_depends_on_it(url: str, monkeypatch: pytest.MonkeyPatch):
-    await greeted(replace(CONFIG, runtime_url=url))
+    await greet_server(replace(CONFIG, runtime_url=url))
     monkeypatch.setenv("TEST_RUNTIME_KEY", "another")
     with pytest.raises(UserError, match="wants another key: export TEST_RUNTIME_KEY"):
-        await greeted(replace(CONFIG, runtime_url=url))
+        await greet_server(replace(CONFIG, runtime_url=url))
     with pytest.raises(UserError, match="Start the server there, or correct the address"):
-        await greeted(replace(CONFIG, runtime_url="http://127.0.0.1:9"))
+        await greet_server(replace(CONFIG, runtime_url="http://127.0.0.1:9"))
     monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
     with pytest.raises(UserError, match="no sandbox server that is well: status 404"):
-        await greeted(replace(CONFIG, runtime_url=f"{url}/elsewhere"))
+        await greet_server(replace(CONFIG, runtime_url=f"{url}/elsewhere"))
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.isolation import package_folders
 from swe_rl.sandbox.protocol import Door, SandboxError, Toolchain, Workspace
 from swe_rl.sandbox.remote.client import RemoteProvider
-from swe_rl.sandbox.remote.server import ServerOptions, serving
+from swe_rl.sandbox.remote.server import ServerOptions, run_server
 from tests.sandbox.test_sandbox_door import GET, PATH, gateway
 from tests.sandbox.test_sandbox_process import folders
 
@@ -44,8 +44,10 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Each way of being somebody that works here."""
     if request.param is UserMode.own_uid and os.geteuid() != 0:
         pytest.skip("needs root")
-    usual = isolation_module._modes
-    monkeypatch.setattr(isolation_module, "_modes", lambda host: [one for one in usual(host) if one is request.param])
+    usual = isolation_module._user_modes
+    monkeypatch.setattr(
+        isolation_module, "_user_modes", lambda host: [one for one in usual(host) if one is request.param]
+    )
     return request.param  # type: ignore[no-any-return]
 
 
@@ -61,14 +63,14 @@ async def test_commands_find_it_under_its_name_with_its_settings(make, owned: Wo
 @needs_bwrap
 async def test_it_travels_to_a_sandbox_server(make, owned: Workspace, tmp_path: Path):
     options = ServerOptions(slots=2, lease_s=60.0, key=None)
-    async with serving(make(Isolation.bubblewrap), tmp_path / "server", options) as url:
+    async with run_server(make(Isolation.bubblewrap), tmp_path / "server", options) as url:
         provider = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
         for owner in ("first", "second"):
             sandbox = await provider.create(owned, owner=owner)
             result = await sandbox.exec("command -v python; python; echo $TOOLS $PYTHONHASHSEED; pwd", timeout_s=10)
             assert result.output == f"{SEEN_AS}/bin/python\nown python\nthere 7\n/testbed\n"
         await provider.close()
-    async with serving(make(Isolation.none), tmp_path / "plain", options) as url:
+    async with run_server(make(Isolation.none), tmp_path / "plain", options) as url:
         provider = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
         with pytest.raises(UserError, match=f"its commands need its own Python at {SEEN_AS}"):
             await provider.create(owned, owner="third")
@@ -148,7 +150,7 @@ async def test_a_door_that_cannot_be_leaves_no_folder(make, workspace: Workspace
     def refuse(folder: Path) -> None:
         raise OSError("no socket")
 
-    monkeypatch.setattr("swe_rl.sandbox.door._listener", refuse)
+    monkeypatch.setattr("swe_rl.sandbox.door._open_listener", refuse)
     with pytest.raises(SandboxError, match="no door to"):
         await make(Isolation.bubblewrap).create(workspace, owner="x", door=Door("127.0.0.1", 1, PATH))
     assert folders(tmp_path, "x*") == []

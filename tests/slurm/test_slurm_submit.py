@@ -7,7 +7,9 @@ import signal
 import pytest
 import yaml
 
+from swe_rl.hardware.slurm.batch_script import batch_script
 from tests.slurm.sweep import HOME, SLURM, TINY
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 WAITING = tuple(one.replace("partition=cpu", "partition=busy") for one in SLURM)
@@ -182,3 +184,17 @@ def test_a_job_that_is_queued_again_goes_on_in_its_folder_and_the_table_says_so(
     assert sweep.status(0)["resumes"] == 1
     assert (sweep.folder / "0" / "config.yaml").read_text() == before
     assert [path.name for path in sweep.folder.iterdir() if path.name.isdecimal()] == ["0"]
+
+
+@pytest.mark.parametrize("name", ["a\\=0", "back\\", 'q"=0"', "b c", "p%j#x"])
+def test_folders_of_any_name(cluster, tmp_path, name):
+    """The job begins where it was submitted, and its log is where the sweep looks for it."""
+    here, logs = tmp_path / name, tmp_path / name / "logs"
+    logs.mkdir(parents=True)
+    for use_srun in (False, True):
+        settings = {"partition": "cpu", "use_srun": use_srun, "stderr_to_stdout": True}
+        script = logs / "job.sh"
+        script.write_text(batch_script(settings, ["pwd"], logs=logs, chdir=here, exports={}))
+        number = cluster.run("sbatch", "--parsable", str(script)).strip()
+        cluster.wait_for_state(number, "COMPLETED", timeout_s=60)
+        wait_until(lambda number=number: (logs / f"slurm-{number}.out").read_text() == f"{here}\n", 20)

@@ -21,7 +21,7 @@ class Fake(Run):
     """Its servers are the fake one."""
 
     def environ(self):
-        program = f"{shlex.quote(sys.executable)} -m swe_rl.engine.fake_vllm.server"
+        program = f"{shlex.quote(sys.executable)} -m tests.support.fake_vllm.server"
         return {
             **super().environ(),
             VLLM_COMMAND: program,
@@ -131,9 +131,9 @@ def test_a_layout_of_more_nodes_than_the_job_has(run, cluster):
 def test_a_step_gets_the_jobs_gpus_of_its_own_node(run, cluster, tmp_path):
     """SLURM's numbers there need not be those of the first node."""
     code = (
-        "import subprocess; from swe_rl.hardware.slurm.nodes import step, step_environment; import os; "
+        "import subprocess; from swe_rl.hardware.slurm.nodes import step_command, step_environment; import os; "
         "environ = step_environment(os.environ); environ.pop('CUDA_VISIBLE_DEVICES', None); "
-        "print(subprocess.check_output([*step('n2', 'x'), 'sh', '-c', "
+        "print(subprocess.check_output([*step_command('n2', 'x'), 'sh', '-c', "
         "'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'], env=environ, text=True), flush=True)"
     )
     other = cluster.script("other", "sleep 30", gres="gpu:1", nodelist="n2")

@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from swe_rl.engine.fake_vllm import server
-from swe_rl.engine.fake_vllm.settings import settings_from
+from tests.support.fake_vllm import server
+from tests.support.fake_vllm.settings import settings_from
 
 STATUS = 3
 

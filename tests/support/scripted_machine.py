@@ -15,25 +15,15 @@ from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 @dataclass(frozen=True)
 class ScriptedEngine:
-    """`silent`: why it says nothing at all; `slow`: why it does not list its images."""
+    """`silent`: why it says nothing at all."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    local: frozenset[str] = frozenset()
     silent: str = ""
-    slow: str = ""
 
     def info(self) -> Mapping[str, Any]:
         if self.silent:
             raise Unanswered(self.silent)
         return self.facts
-
-    def images(self) -> set[str]:
-        if self.slow:
-            raise Unanswered(self.slow)
-        return set(self.local)
-
-    def has_image(self, name: str) -> bool:
-        return name in self.local
 
 
 @dataclass
@@ -55,11 +45,15 @@ class ScriptedSystem:
     cpu_count: int = 64
     memory_gb: float = 256.0
     commands: list[str] = field(default_factory=list)
+    environments: list[Mapping[str, str] | None] = field(default_factory=list)  # of the commands
     questions: list[HttpQuestion] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)  # addresses of engines
 
-    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
         del timeout_s
+        self.environments.append(environment)
         line = " ".join(command)
         self.commands.append(line)
         given = [done for beginning, done in self.programs.items() if line.startswith(beginning)]

@@ -99,7 +99,7 @@ def keep_spares(arguments: Sequence[str]) -> None:
 
     `arguments`: the command's, by which tests find what is left of it.
     """
-    interpreter, path, environ = forked._interpreter, frozenset(sys.path), at_import(os.environ)
+    interpreter, path, environ = forked._start_interpreter, frozenset(sys.path), at_import(os.environ)
     spares: list[tuple[int, socket.socket]] = []
     for _ in range(_SPARES):
         spares.append(_spare(arguments, [requests for _, requests in spares]))
@@ -117,7 +117,7 @@ def keep_spares(arguments: Sequence[str]) -> None:
                 return interpreter(words, kept, output)
         return Child(pid)
 
-    forked._interpreter = start
+    forked._start_interpreter = start
 
 
 def _spare(arguments: Sequence[str], earlier: Sequence[socket.socket]) -> tuple[int, socket.socket]:
@@ -143,7 +143,7 @@ def ask_for_each(modules: tuple[str, ...]) -> Interpreter:
     """For a process of pytest: what starts a fork server by the process that has `modules` imported."""
     from tests.support.command import warm
 
-    interpreter, path = forked._interpreter, frozenset(sys.path)
+    interpreter, path = forked._start_interpreter, frozenset(sys.path)
 
     def start(words: Sequence[str], kept: int, output: int | None) -> Any:
         streams = (1, 2) if output is None else (output, output)

@@ -97,19 +97,18 @@ def become(request: dict) -> None:
 
 def _compose_ready() -> None:
     """What each first composition of a process does and no option changes: a third of a small command's time."""
-    from hydra._internal.config_repository import ConfigRepository
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.plugins import Plugins
 
-    from swe_rl.config.store import register
-    from tests.support.composition import COMPOSE_TREE, SharedFiles
+    from swe_rl.config.compose import compose
+    from swe_rl.host.machine import this_machine
 
-    register()
     Plugins.instance()
     OverridesParser.create().parse_overrides(["a.b=[c,1]", "+d=e", "~f", "g={h:0.1}"])
-    files = SharedFiles()
-    ConfigRepository.load_config = lambda *given, **named: files.load(*given, **named)
-    COMPOSE_TREE([], None)  # the files of all default options
+    for job in ("train", "check", "plan", "describe"):
+        compose([f"job={job}"])
+    compose()
+    this_machine.cache_clear()  # a command's environment may show it another machine
 
 
 def main() -> None:

@@ -113,9 +113,10 @@ def rows_of(case):
 def settings(case):
     """The configuration of a case by the words of its name."""
     from swe_rl.config.choices import (
-        Advantage,
+        AdvantageKind,
         Correction,
         KlPlace,
+        LossAggregation,
         MaskLevel,
         OptimizerState,
         PolicyLoss,
@@ -139,6 +140,9 @@ def settings(case):
         config = replace(config, lr=1e-2, lora_rank=3, seed=4)
     if "kl" in words:
         algo = replace(algo, kl_coef=0.1, kl_in=KlPlace.loss, entropy_coef=0.01)
+    for word, mode in {"promptmean": LossAggregation.prompt_mean, "tokensum": LossAggregation.token_sum}.items():
+        if word in words:
+            algo = replace(algo, loss_aggregation=mode)
     if "balanced" in words:
         algo = replace(algo, balance_coef=0.2)
     if "tis" in words:
@@ -151,9 +155,9 @@ def settings(case):
     if "stale" in words:
         algo = replace(algo, stale_correction=Correction.token_tis)
     if "ppo" in words:
-        algo = replace(algo, advantage=Advantage.gae, gae_lambda=0.9, critic_epochs=2, critic_warmup_steps=1)
+        algo = replace(algo, advantage=AdvantageKind.gae, gae_lambda=0.9, critic_epochs=2, critic_warmup_steps=1)
     if "teacher" in words:
-        algo = replace(algo, advantage=Advantage.teacher)
+        algo = replace(algo, advantage=AdvantageKind.teacher)
     model = {"tie": "untied" not in words}
     if "mixture" in words:
         model["experts"] = 6 if number(case, "ep", 1) > 1 else 5  # of which two ranks have three, or three and two
@@ -205,14 +209,14 @@ def found_by_trainer(case, seed=0):
     """A teacher, or a critic with values of its own, where the case has one."""
     from torch import nn
 
-    from swe_rl.config.choices import Advantage
+    from swe_rl.config.choices import AdvantageKind
     from swe_rl.trainer.critic import attach_value_head
 
     _, algo, shape = settings(case)
     made = {}
-    if algo.advantage is Advantage.teacher:
+    if algo.advantage is AdvantageKind.teacher:
         made["teacher"] = build(2, **shape)
-    if algo.advantage is Advantage.gae:
+    if algo.advantage is AdvantageKind.gae:
         made["critic"] = build(seed + 3, **shape)
         attach_value_head(made["critic"])
         nn.init.constant_(made["critic"].value_head.weight, 0.2)
@@ -222,7 +226,7 @@ def found_by_trainer(case, seed=0):
 def result_of(trainer, case):
     """Steps, then what they made of the model: the merged weights where it has an adapter, and that one alone."""
     from swe_rl.trainer.lora import adapter_alone
-    from swe_rl.trainer.sharded.mesh import whole
+    from swe_rl.trainer.sharded.mesh import gather_whole
 
     metrics = run_steps(trainer, case)
     kl = trainer.sequence_kl(rows_of(case)) if trainer.algo.kl_coef else {}
@@ -230,14 +234,18 @@ def result_of(trainer, case):
     if trainer.adapter:
         weights = dict(weights) | adapter_alone(trainer.named_parameters())
     weights = dict(weights) | (trainer.critic.parameters() if trainer.critic else {})
-    return {"metrics": metrics, "weights": {name: whole(one).tolist() for name, one in weights.items()}, "kl": kl}
+    return {
+        "metrics": metrics,
+        "weights": {name: gather_whole(one).tolist() for name, one in weights.items()},
+        "kl": kl,
+    }
 
 
 def sharded_trainer(case, mesh, seed=0):
     import torch
 
     from swe_rl.trainer.compute import ShardedCompute
-    from swe_rl.trainer.lora import attach
+    from swe_rl.trainer.lora import attach_adapter
     from swe_rl.trainer.policy import Trainer
     from swe_rl.trainer.sharded.attention import by_row
     from swe_rl.trainer.sharded.model import ShardedModel
@@ -245,7 +253,7 @@ def sharded_trainer(case, mesh, seed=0):
     config, algo, shape = settings(case)
 
     model = build(seed, **shape)
-    adapter = attach(model, config) if config.lora_rank else None
+    adapter = attach_adapter(model, config) if config.lora_rank else None
 
     def spread(model, values=False):
         return ShardedModel(model, mesh, by_row, compute_dtype=torch.float32, values=values)
@@ -277,10 +285,10 @@ def count_micro_batches(trainer):
 
 
 def whole_weights(trainer):
-    from swe_rl.trainer.sharded.mesh import whole
+    from swe_rl.trainer.sharded.mesh import gather_whole
 
     tensors = trainer.policy_weights() | (trainer.critic.parameters() if trainer.critic else {})
-    return {name: whole(tensor).tolist() for name, tensor in tensors.items()}
+    return {name: gather_whole(tensor).tolist() for name, tensor in tensors.items()}
 
 
 def sharded(case, mesh, folder):
@@ -332,11 +340,11 @@ def written(trainer, mesh, folder):
     import torch
 
     from swe_rl.trainer.send.hand_over import write_weights
-    from swe_rl.trainer.send.wire import announced
+    from swe_rl.trainer.send.wire import announce_tensors
 
     folder.mkdir(exist_ok=True)
     write_weights(trainer.engine_weights(), mesh, folder, {})
-    return {tensor.name: list(tensor.shape) for tensor in announced(trainer.engine_weights(), {}, torch.float32)}
+    return {tensor.name: list(tensor.shape) for tensor in announce_tensors(trainer.engine_weights(), {}, torch.float32)}
 
 
 def continued(case, mesh, folder, trainer, other_mesh=None):
@@ -391,6 +399,42 @@ def one_rank(rank, world, port, folder, cases, link):
                 result = sharded(case, meshes[sp, *ways], folder)
                 if rank == 0:
                     result["seconds"] = time.monotonic() - started
+                    (folder / f"{case}.json").write_text(json.dumps(result))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def family_rank(rank, world, port, folder, cases, link):
+    """In place of `one_rank`: each case is a family, whose saved model `folder` has; two steps, and what is sent."""
+    import torch
+
+    from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+    from swe_rl.model.stored_names import model_without_weights
+    from swe_rl.trainer.send.hand_over import gather_tensors
+    from swe_rl.trainer.sharded import assemble
+    from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+
+    link.send(hash("a name"))
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    status = 1
+    try:
+        with process_group(rank, world, device, f"127.0.0.1:{port}", timeout_s=120):
+            mesh = make_mesh(1, device)
+            for case in cases:
+                assemble.load_shape = lambda _, case=case: model_without_weights(folder / case).config
+                model = ModelConfig(path=str(folder / case))
+                config = TrainerConfig(lr=1e-3, num_threads=1, activation_checkpointing=True)
+                trainer = assemble.sharded_trainer(model, config, AlgoConfig(), mesh, pad_token_id=0, temperature=1.0)
+                result = {"norms": [trainer.train_step(rows(), step).grad_norm for step in (1, 2)]}
+                result["logprobs"] = trainer.token_logprobs(rows(), 1.0)
+                sent = dict(gather_tensors(trainer.engine_weights(), torch.float32, trainer._layout))
+                result["sums"] = {name: float(tensor.abs().sum()) for name, tensor in sent.items()}
+                if rank == 0:
                     (folder / f"{case}.json").write_text(json.dumps(result))
         status = 0
     except BaseException:

@@ -4,7 +4,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded import attention
-from swe_rl.trainer.sharded.attention import by_length, by_row, choose
+from swe_rl.trainer.sharded.attention import by_length, by_row, choose_kernel
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments
 from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
@@ -54,8 +54,8 @@ GPU = Mesh(dp=1, sp=1, rank=0, device=torch.device("meta"), shards=None, sp_grou
 
 
 def test_on_a_cpu_the_plain_kernel_is_taken():
-    assert choose(ALONE, SHAPE, torch.float32) is by_row
-    assert choose(ALONE, SHAPE, torch.float32, "by_row") is by_row
+    assert choose_kernel(ALONE, SHAPE, torch.float32) is by_row
+    assert choose_kernel(ALONE, SHAPE, torch.float32, "by_row") is by_row
 
 
 @pytest.mark.parametrize(
@@ -64,31 +64,31 @@ def test_on_a_cpu_the_plain_kernel_is_taken():
 def test_a_leaking_or_broken_kernel_is_refused_with_the_reason(kernel, reason, monkeypatch):
     monkeypatch.setitem(attention.KERNELS, "varlen", kernel)
     with pytest.raises(TrainerError, match=rf"varlen does not compute 4 heads \(2 for keys\) of 8 .*: {reason}\."):
-        choose(ALONE, SHAPE, torch.float32, "varlen")
+        choose_kernel(ALONE, SHAPE, torch.float32, "varlen")
 
 
 @pytest.mark.parametrize(("problem", "kernel"), [(None, by_length), ("no such kernel here", by_row)])
 def test_beside_a_cpu_the_rows_length_chooses_unless_varlen_is_out(problem, kernel, monkeypatch):
-    monkeypatch.setattr(attention, "_problem", lambda _, name, *__: problem if name == "varlen" else None)
-    assert choose(GPU, SHAPE, torch.bfloat16) is kernel
+    monkeypatch.setattr(attention, "_kernel_problem", lambda _, name, *__: problem if name == "varlen" else None)
+    assert choose_kernel(GPU, SHAPE, torch.bfloat16) is kernel
 
 
 def test_a_kernel_that_is_out_on_another_rank_is_out_here(monkeypatch):
     monkeypatch.setattr(Mesh, "maximum", lambda *_: torch.tensor([1.0]))
     with pytest.raises(TrainerError, match="it is out on another rank"):
-        choose(ALONE, SHAPE, torch.float32, "by_row")
+        choose_kernel(ALONE, SHAPE, torch.float32, "by_row")
 
 
 @pytest.mark.parametrize(("lengths", "name"), [((2048, 2048), "by_row"), ((4096, 8), "by_row"), ((512,) * 4, "varlen")])
 def test_long_rows_are_computed_row_by_row(lengths, name, monkeypatch):
-    for known in ("by_row", "varlen"):
-        monkeypatch.setattr(attention, known, lambda *_, known=known: known)
+    for function, known in (("by_row", "by_row"), ("varlen_attention", "varlen")):
+        monkeypatch.setattr(attention, function, lambda *_, known=known: known)
     assert by_length(None, None, None, segments(*lengths), 1.0) == name
 
 
 def test_an_unknown_name_is_refused():
     with pytest.raises(TrainerError, match="there is no such kernel; there are auto, by_row, varlen, flash_attn"):
-        choose(ALONE, SHAPE, torch.float32, "fastest")
+        choose_kernel(ALONE, SHAPE, torch.float32, "fastest")
 
 
 def test_the_operators_whose_results_are_kept_are_there():

@@ -16,12 +16,13 @@ from swe_rl.trainer.checkpoint.folder import (
     CheckpointWriteError,
     CorruptCheckpointError,
     config_hash,
-    newest,
+    newest_checkpoint,
     restore_rng,
 )
 from swe_rl.trainer.checkpoint.tensor_file import CHUNK_BYTES
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.mesh import Mesh
+from tests.support.command import HEAVY, warm
 
 CONFIG = {"trainer": {"lr": 0.01}, "name": "test"}
 WRITE_CALLS = ("open", "write", "fsync", "mkdir", "rename", "rmdir", "unlink")
@@ -99,7 +100,7 @@ def test_training_goes_on_bit_for_bit(build, make_rows, tmp_path, tie):
     expected = [straight.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
 
     resumed = make_trainer(build(9, tie))
-    assert newest(tmp_path) == folder
+    assert newest_checkpoint(tmp_path) == folder
     saved = resumed.load(folder, config_hash(CONFIG))
     restore_rng(saved.rng)
     got = [resumed.train_step(make_rows(), step) for step in (2, 3)], torch.rand(2).tolist()
@@ -154,15 +155,15 @@ def test_a_step_can_be_saved_again(tmp_path):
 
 
 def test_newest_ignores_what_is_not_a_whole_checkpoint(tmp_path):
-    assert newest(tmp_path / "nowhere") is None
-    assert newest(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "nowhere") is None
+    assert newest_checkpoint(tmp_path) is None
     older, latest = two(tmp_path)
     (tmp_path / ".step_000020.tmp-1").mkdir()
     (tmp_path / "step_000030").mkdir()
     (tmp_path / "step_latest").mkdir()
-    assert newest(tmp_path) == latest
+    assert newest_checkpoint(tmp_path) == latest
     (latest / SHARD).unlink()
-    assert newest(tmp_path) == older
+    assert newest_checkpoint(tmp_path) == older
 
 
 def flip_a_byte(folder):
@@ -262,29 +263,37 @@ def calls_of_a_save(folder):
     return count[0]
 
 
-def check_after_death(folder, latest):
+def check_after_death(folder):
     """A complete checkpoint is there, and the next save works and clears what was left behind."""
-    whole = newest(folder)
+    whole = newest_checkpoint(folder)
     assert whole is not None
     assert load(whole).step in (10, 15)
-    assert whole.name == "step_000015" or latest.is_dir()
+    assert whole.name == "step_000015" or (folder / "step_000010").is_dir()
     save(folder, step=20)
-    assert load(newest(folder)).step == 20
+    assert load(newest_checkpoint(folder)).step == 20
     assert not list(folder.glob(".step_*"))
 
 
-def test_death_at_any_call_leaves_a_complete_checkpoint(tmp_path):
-    two(tmp_path / "count")
-    calls = calls_of_a_save(tmp_path / "count")
+@pytest.fixture(scope="module")
+def two_before(tmp_path_factory):
+    """A folder with two checkpoints and the number of calls that the save of a third one makes. Tests copy it."""
+    folder = tmp_path_factory.mktemp("two")
+    two(folder)
+    counted = shutil.copytree(folder, tmp_path_factory.mktemp("counted") / "it")
+    calls = calls_of_a_save(counted)
     assert calls > 15
+    return folder, calls
+
+
+def test_death_at_any_call_leaves_a_complete_checkpoint(two_before, tmp_path):
+    before, calls = two_before
     for call in range(1, calls + 1):
-        folder = tmp_path / str(call)
-        _, latest = two(folder)
+        folder = shutil.copytree(before, tmp_path / str(call))
         with pytest.MonkeyPatch.context() as patch:
             die_at(patch, call, raise_killed)
             with pytest.raises(Killed):
                 save(folder, step=15)
-        check_after_death(folder, latest)
+        check_after_death(folder)
 
 
 KILL = """
@@ -292,7 +301,7 @@ import os, signal, sys
 sys.path[:0] = {paths!r}
 import pytest, test_trainer_checkpoint as tests
 from pathlib import Path
-for call in range(1, {calls} + 1):
+for call in {calls!r}:
     child = os.fork()
     if child == 0:
         tests.die_at(pytest.MonkeyPatch(), call, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -302,15 +311,19 @@ for call in range(1, {calls} + 1):
 """
 
 
-def test_sigkill_at_any_call_leaves_a_complete_checkpoint(tmp_path):
-    two(tmp_path / "count")
-    calls = calls_of_a_save(tmp_path / "count")
-    latest = {call: two(tmp_path / str(call))[1] for call in range(1, calls + 1)}
-    paths = [str(Path(__file__).parent), *sys.path]
-    script = KILL.format(paths=paths, calls=calls, folder=str(tmp_path))
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    for call, folder in latest.items():
-        check_after_death(tmp_path / str(call), folder)
+@pytest.mark.slow  # the one above dies at the same calls in this process
+def test_sigkill_at_any_call_leaves_a_complete_checkpoint(two_before, tmp_path):
+    """Of every fourth call: a death in Python, which is cheap, was tried at each of them."""
+    before, number_of_calls = two_before
+    calls = range(1, number_of_calls + 1, 4)
+    for call in calls:
+        shutil.copytree(before, tmp_path / str(call))
+    script = KILL.format(paths=[str(Path(__file__).parent), *sys.path], calls=list(calls), folder=str(tmp_path))
+    process = warm(HEAVY).start([], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}, script)
+    done = process.completed(60)
+    assert done.returncode == 0, done.stderr
+    for call in calls:
+        check_after_death(tmp_path / str(call))
 
 
 @pytest.fixture
@@ -362,7 +375,7 @@ def test_a_checkpoint_takes_a_bounded_part_of_the_memory(tmp_path):
 def test_rank_0_alone_prunes(tmp_path, monkeypatch, rank, prunes):
     """Two would take the same folder away from each other, and the slower one would end the run."""
     pruned = []
-    monkeypatch.setattr(checkpoints.checkpoint, "prune", lambda *_: pruned.append(rank))
+    monkeypatch.setattr(checkpoints.checkpoint, "prune_checkpoints", lambda *_: pruned.append(rank))
     monkeypatch.setattr(checkpoints.Checkpoints, "_write_all", lambda *_: None)
     mesh = Mesh(dp=2, sp=1, rank=rank, device=torch.device("cpu"), shards=None, sp_group=None)
     checkpoints.Checkpoints(mesh)._write(tmp_path / "step_000001", {}, {}, 2)

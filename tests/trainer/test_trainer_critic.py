@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from swe_rl.config.choices import Advantage
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import critic
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
-from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, newest
+from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, newest_checkpoint
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded import attention
-from swe_rl.trainer.sharded.mesh import alone
+from swe_rl.trainer.sharded.mesh import lone_mesh
 from tests.trainer.test_trainer_checkpoint import Killed, die_at, raise_killed
 
-PPO = AlgoConfig(advantage=Advantage.gae, discount=0.97, gae_lambda=0.9, critic_lr=3e-3, clip_high=0.2)
+PPO = AlgoConfig(advantage=AdvantageKind.gae, discount=0.97, gae_lambda=0.9, critic_lr=3e-3, clip_high=0.2)
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1, max_tokens_per_micro_batch=48, grad_clip=1e6)
 
 
@@ -99,7 +99,7 @@ def test_micro_batches_change_nothing(make, rows):
 
 def test_values_learn_what_is_still_to_come(make, rows):
     trainer = make(replace(PPO, critic_epochs=4, value_clip=0.0), bias=0.0)
-    steps = [trainer.train_step(rows, step) for step in range(1, 9)]
+    steps = [trainer.train_step(rows[:4], step) for step in range(1, 9)]
     assert steps[-1].value_loss < 0.5 * steps[0].value_loss and steps[-1].value_explained > 0.4
 
 
@@ -108,9 +108,9 @@ def test_the_clip_holds_values_near_those_of_before(make, rows):
     free, held = (make(replace(PPO, critic_epochs=6, critic_lr=0.02, value_clip=clip)) for clip in (0.0, 1e-3))
     moved = []
     for trainer in (free, held):
-        before = np.concatenate([values_by_hand(trainer.critic.model.eval(), row) for row in rows])
-        trainer.train_step(rows, 1)
-        after = np.concatenate([values_by_hand(trainer.critic.model.eval(), row) for row in rows])
+        before = np.concatenate([values_by_hand(trainer.critic.model.eval(), row) for row in rows[:4]])
+        trainer.train_step(rows[:4], 1)
+        after = np.concatenate([values_by_hand(trainer.critic.model.eval(), row) for row in rows[:4]])
         moved.append(np.abs(after - before).mean())
     assert moved[1] < moved[0]
 
@@ -153,7 +153,7 @@ def test_rows_that_are_not_trained_have_no_part(make, rows):
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_checkpoint_has_the_critic_and_goes_on_exactly(make, rows, tmp_path, tie):
-    mesh = alone(torch.device("cpu"))
+    mesh = lone_mesh(torch.device("cpu"))
     checkpoints, trainer = Checkpoints(mesh), make(tie=tie)
     trainer.train_step(rows, 1)
     state = {"step": 1, "weight_version": 1, "data_order": {}, "config": {}}
@@ -169,8 +169,9 @@ def test_a_checkpoint_has_the_critic_and_goes_on_exactly(make, rows, tmp_path, t
     )
 
 
+@pytest.mark.slow
 def test_death_at_any_call_of_a_save_leaves_policy_and_critic_of_one_step(make, rows, tmp_path):
-    checkpoints, trainer = Checkpoints(alone(torch.device("cpu"))), make()
+    checkpoints, trainer = Checkpoints(lone_mesh(torch.device("cpu"))), make()
 
     def save(folder, step):
         state = {"step": step, "weight_version": step, "data_order": {}, "config": {}}
@@ -189,21 +190,21 @@ def test_death_at_any_call_of_a_save_leaves_policy_and_critic_of_one_step(make, 
         count = die_at(patch, 10**9, raise_killed)
         save(tmp_path / "count", 2)
     found = set()
-    for call in range(count[0], 0, -3):
+    for call in range(count[0], 0, -6):
         folder = shutil.copytree(tmp_path / "first", tmp_path / str(call))
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
             die_at(patch, call, raise_killed)
             save(folder, 2)
-        step = checkpoints.load(newest(folder), trainer).step
+        step = checkpoints.load(newest_checkpoint(folder), trainer).step
         found.add(step)
         assert all(torch.equal(states[step][name], tensor) for name, tensor in state().items())
         if step == 1:
-            checkpoints.load(newest(tmp_path / "count"), trainer)
+            checkpoints.load(newest_checkpoint(tmp_path / "count"), trainer)
     assert found == {1, 2}
 
 
 def test_a_checkpoint_without_a_critic_is_refused_by_name(make, rows, rank_cases, tmp_path):
-    mesh = alone(torch.device("cpu"))
+    mesh = lone_mesh(torch.device("cpu"))
     plain = Trainer(rank_cases.build(0), CONFIG, AlgoConfig(), pad_token_id=0)
     plain.train_step(rows, 1)
     state = {"step": 1, "weight_version": 1, "data_order": {}, "config": {}}

@@ -26,11 +26,11 @@ from swe_rl.trainer.optimizer import Optimizer
 from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
-from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
-from swe_rl.trainer.send.wire import announced
+from swe_rl.trainer.send.hand_over import receive_bucket, send_weights, write_weights
+from swe_rl.trainer.send.wire import announce_tensors
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
-from swe_rl.trainer.sharded.experts import _by_element, _products, use_sharded_experts
+from swe_rl.trainer.sharded.experts import _by_element, _grouped_products, use_sharded_experts
 from swe_rl.trainer.sharded.flops import layer_weights
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.mesh import make_mesh
@@ -80,7 +80,7 @@ def test_names_and_values_for_engines_are_those_that_transformers_writes(saved_m
     expected = named_by_transformers(trainer.model, tmp_path)
     assert "model.layers.1.mlp.experts.3.gate_proj.weight" in expected
     same(dict(trainer.weights()), expected)
-    told = announced(trainer.engine_weights(), {}, torch.float32)
+    told = announce_tensors(trainer.engine_weights(), {}, torch.float32)
     assert {one.name: tuple(one.shape) for one in told} == {name: tuple(x.shape) for name, x in expected.items()}
 
 
@@ -92,7 +92,7 @@ def test_what_ranks_send_and_write_has_the_same_names(saved_mixture, mesh, tmp_p
     thread.start()
     sent = {}
     while (message := ours.recv())[0] == "bucket":
-        sent.update(received(message[1], ours))
+        sent.update(receive_bucket(message[1], ours))
     thread.join()
     same(sent, expected)
     write_weights(weights, mesh, tmp_path, {})
@@ -105,7 +105,7 @@ def test_what_ranks_send_and_write_has_the_same_names(saved_mixture, mesh, tmp_p
 def test_a_server_s_folder_is_read_by_transformers(saved_mixture, rank_cases, tmp_path):
     trainer = local(saved_mixture)
     trainer.train_step(rank_cases.rows(), 1)
-    http_weights.export(Path(saved_mixture.path), tmp_path, trainer.weights())
+    http_weights.export_weights(Path(saved_mixture.path), tmp_path, trainer.weights())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32")
     same(loaded.state_dict(), dict(trainer.policy_weights()))
 
@@ -158,7 +158,7 @@ def test_an_export_is_the_trained_model(saved_mixture, mesh, rank_cases, tmp_pat
         trainer.train_step(rank_cases.rows(), 1)
         folder = trainer.save(tmp_path / "c", hash_of_config="x", keep=1, **SAVED)
     target = tmp_path / "out"
-    export.export(folder, Path(saved_mixture.path), target, dtype=torch.float32)
+    export.export_checkpoint(folder, Path(saved_mixture.path), target, dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(target)
     assert_named_as_saved(loaded, target, tmp_path / "again")
     other = RankTrainer(loaded, CONFIG, AlgoConfig(), pad_token_id=0)
@@ -196,7 +196,7 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     assert {name.split(".")[4] for name in trainer.policy_weights()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     trainer.train_step(rank_cases.rows(), 1)
     merged = dict(trainer.weights())
-    http_weights.export(Path(saved_mixture.path), tmp_path, trainer.weights())
+    http_weights.export_weights(Path(saved_mixture.path), tmp_path, trainer.weights())
     same(load_file(tmp_path / "model.safetensors"), merged)
     base = load_file(f"{saved_mixture.path}/model.safetensors")
     changed = {name for name, tensor in merged.items() if not torch.equal(tensor, base[name])}
@@ -204,7 +204,7 @@ def test_an_adapter_is_on_attention_alone(saved_mixture, mesh, rank_cases, tmp_p
     ranks = ranked(saved_mixture, mesh, LORA)
     ranks.train_step(rank_cases.rows(), 1)
     folder = Checkpoints(mesh).save(tmp_path / "c", ranks, background=False, **SAVED)
-    export.export(folder, Path(saved_mixture.path), tmp_path / "out", dtype=torch.float32)
+    export.export_checkpoint(folder, Path(saved_mixture.path), tmp_path / "out", dtype=torch.float32)
     for name, tensor in load_file(tmp_path / "out" / "model.safetensors").items():
         torch.testing.assert_close(tensor, merged[name], rtol=0, atol=1e-5)
     told = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
@@ -215,12 +215,12 @@ def test_experts_without_tokens_have_a_gradient_of_zeros():
     """No rank may stay out of the collective that adds gradients up."""
     weights = torch.randn(3, 4, 2, requires_grad=True)
     rows = torch.randn(5, 2, requires_grad=True)
-    out = _products(rows, weights, torch.tensor([0, 5, 5], dtype=torch.int32))
+    out = _grouped_products(rows, weights, torch.tensor([0, 5, 5], dtype=torch.int32))
     out.sum().backward()
     torch.testing.assert_close(out, rows @ weights[1].T)
     assert weights.grad[1].any() and not weights.grad[[0, 2]].any()
     weights.grad = None
-    _products(rows[:0], weights, torch.zeros(3, dtype=torch.int32)).sum().backward()
+    _grouped_products(rows[:0], weights, torch.zeros(3, dtype=torch.int32)).sum().backward()
     assert weights.grad is not None and not weights.grad.any()
 
 
@@ -247,6 +247,7 @@ def stance():
     torch.compiler.set_stance("default")
 
 
+@pytest.mark.long  # it compiles for a minute; the lane `slow` has the experts that are left out
 @pytest.mark.slow
 @pytest.mark.usefixtures("stance")
 def test_what_is_compiled_around_the_experts_products_is_the_same():

@@ -257,7 +257,7 @@ def test_no_room_for_a_process_is_what_the_link_says(monkeypatch):
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(fork_server.os, "fork", full)
-    assert fork_server._forked((os.dup(theirs.fileno()), writing)) == -1
+    assert fork_server._fork_rank((os.dup(theirs.fileno()), writing)) == -1
     kind, error, text, _, is_ours = ours.recv()
     assert (kind, error, is_ours) == ("failed", "BlockingIOError", False) and "unavailable" in text
     assert os.read(reading, 64) == b"0\n1\n"

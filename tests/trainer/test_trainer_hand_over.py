@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.engine.server.weights import export
+from swe_rl.engine.server.weights import export_weights
 from swe_rl.trainer.ranks.group import GroupWeights
 from swe_rl.trainer.ranks.link import RankEnd, first_of
 from swe_rl.trainer.send import hand_over
-from swe_rl.trainer.send.hand_over import received, send_weights, write_weights
+from swe_rl.trainer.send.hand_over import receive_bucket, send_weights, write_weights
 
 CPU = torch.device("cpu")
 WEIGHTS = {
@@ -41,7 +41,7 @@ def test_buckets_bring_every_tensor_bit_for_bit(monkeypatch, bucket_bytes):
     thread.start()
     got, buckets = {}, 0
     while (message := ours.recv())[0] == "bucket":
-        got.update(received(message[1], ours))
+        got.update(receive_bucket(message[1], ours))
         buckets += 1
     thread.join()
     assert list(got) == list(WEIGHTS) and all(torch.equal(got[name], WEIGHTS[name]) for name in WEIGHTS)
@@ -76,8 +76,8 @@ def test_weights_that_write_themselves_are_put_beside_config_and_tokenizer(tmp_p
     (source / "tokenizer.json").write_text("{}")
     asked = []
     weights = GroupWeights(SimpleNamespace(ask=lambda *request: asked.append(request)))
-    export(source, target, weights)
-    export(source, target, weights, untied=True)
+    export_weights(source, target, weights)
+    export_weights(source, target, weights, untied=True)
     twice = {"lm_head.weight": "model.embed_tokens.weight"}
     assert asked == [("write_weights", target, {}), ("write_weights", target, twice)]
     assert json.loads((target / "config.json").read_text()) == {"tie_word_embeddings": False}

@@ -46,8 +46,8 @@ def test_values_and_gradients_are_those_of_whole_logits(monkeypatch, rows, tempe
 def test_logits_never_exist_whole(monkeypatch):
     monkeypatch.setattr(head, "MAX_CHUNK_LOGITS", 4 * VOCAB)
     sizes = []
-    plain = head._logits
-    monkeypatch.setattr(head, "_logits", lambda *given: sizes.append(len(given[0])) or plain(*given))
+    plain = head._compute_logits
+    monkeypatch.setattr(head, "_compute_logits", lambda *given: sizes.append(len(given[0])) or plain(*given))
     hidden, weight, targets = inputs()
     chunked_logprobs(hidden, weight, targets, 1.0)[0].sum().backward()
     assert max(sizes) == 4 and sum(sizes) == 2 * TOKENS

@@ -15,19 +15,19 @@ from transformers import AutoModelForCausalLM
 from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator, KlPlace, LoraServing
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.engine.server.weights import export
+from swe_rl.engine.server.weights import export_weights
 from swe_rl.errors import UserError
 from swe_rl.model.adapter import alpha_of
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, config_hash
 from swe_rl.trainer.lora import (
     TARGETS,
-    attach,
-    fingerprint,
+    adapter_names,
+    attach_adapter,
     in_files,
     is_a,
     is_adapter,
-    merged,
-    pair,
+    merge_weight,
+    weights_fingerprint,
     with_adapter,
 )
 from swe_rl.trainer.protocol import TrainerError
@@ -103,7 +103,7 @@ def test_merged_is_the_base_at_the_start_and_then_differs_by_the_product(build, 
     trainer.train_step(make_rows(), 1)
     adapter, changed = trainer.policy_weights(), 0
     for name, merged_now in weights.items():  # the mapping of before: those of now
-        first, second = pair(name)
+        first, second = adapter_names(name)
         product = adapter[second].double() @ adapter[first].double() * (5 / 3) if first in adapter else 0.0
         torch.testing.assert_close(merged_now.double(), base[name].double() + product, rtol=0, atol=1e-6)
         changed += not torch.equal(merged_now, base[name])
@@ -131,10 +131,10 @@ def test_merging_is_the_formula(rows, inputs, rank, alpha, seed):
     rng = np.random.default_rng(seed)
     base, first, second = (rng.normal(size=shape) for shape in ((rows, inputs), (rank, inputs), (rows, rank)))
     expected = base + alpha / rank * np.einsum("ir,rj->ij", second, first)
-    found = merged(*(torch.tensor(one, dtype=torch.float32) for one in (base, first, second)), alpha / rank)
+    found = merge_weight(*(torch.tensor(one, dtype=torch.float32) for one in (base, first, second)), alpha / rank)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-4, rtol=1e-4)
     half = torch.tensor(base).bfloat16()
-    assert torch.equal(merged(half, torch.tensor(first), torch.zeros(rows, rank), alpha / rank).bfloat16(), half)
+    assert torch.equal(merge_weight(half, torch.tensor(first), torch.zeros(rows, rank), alpha / rank).bfloat16(), half)
 
 
 def test_the_start_comes_from_the_seed_alone(build):
@@ -142,7 +142,7 @@ def test_the_start_comes_from_the_seed_alone(build):
         model = build()
         torch.manual_seed(noise)
         state = torch.get_rng_state()
-        adapter = attach(model, replace(CONFIG, seed=seed))
+        adapter = attach_adapter(model, replace(CONFIG, seed=seed))
         assert torch.equal(torch.get_rng_state(), state)
         return adapter, {name: one for name, one in model.named_parameters() if is_adapter(name)}
 
@@ -228,7 +228,7 @@ def test_engines_that_read_a_folder_get_the_merged_model(build, make_rows, tmp_p
     target.mkdir()
     trainer = trainer_of(build())
     trainer.train_step(make_rows(), 1)
-    export(source, target, trainer.weights(), untied=untied)
+    export_weights(source, target, trainer.weights(), untied=untied)
     loaded = AutoModelForCausalLM.from_pretrained(target).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in trainer.weights().items())
     assert torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"])
@@ -240,16 +240,16 @@ def test_a_fingerprint_sees_other_weights_and_nothing_else(build, tmp_path):
         folders.append(tmp_path / str(i))
         build(seed).save_pretrained(folders[-1])
     (folders[1] / "README.md").write_text("beside it")
-    one, same, other = map(fingerprint, folders)
+    one, same, other = map(weights_fingerprint, folders)
     assert one == same != other
 
 
 def test_without_peft_the_way_out_is_said(build, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"lora_rank=3 needs peft.*swe_rl\[lora\].*trainer.lora_rank=0"):
-        attach(build(), CONFIG)
+        attach_adapter(build(), CONFIG)
 
 
 def test_a_model_without_such_layers_is_refused():
     with pytest.raises(TrainerError, match="has none of the layers q_proj"):
-        attach(torch.nn.Sequential(torch.nn.Linear(2, 2)), CONFIG)
+        attach_adapter(torch.nn.Sequential(torch.nn.Linear(2, 2)), CONFIG)

@@ -14,10 +14,10 @@ from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import ExportError
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.compute import ShardedCompute
-from swe_rl.trainer.lora import base_of, is_adapter, plain, start_values, with_adapter
+from swe_rl.trainer.lora import base_of, is_adapter, plain_name, start_values, with_adapter
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.rank_trainer import RankTrainer
-from swe_rl.trainer.send.hand_over import gathered, write_weights
+from swe_rl.trainer.send.hand_over import gather_tensors, write_weights
 from swe_rl.trainer.sharded.assemble import empty_policy, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
 from swe_rl.trainer.sharded.materialize import fill_from_folder, fill_random
@@ -53,7 +53,7 @@ def same(weights, others):
 
 
 def whole(trainer):
-    return dict(gathered(trainer.engine_weights(), torch.float32))
+    return dict(gather_tensors(trainer.engine_weights(), torch.float32))
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.1])
@@ -77,14 +77,16 @@ def test_the_base_is_frozen_in_the_type_of_computation_and_what_learns_is_float3
     start = {name: one.full_tensor().clone() for name, one in model.causal_lm.named_parameters()}
     trainer = Trainer(model, CONFIG, AlgoConfig(), pad_token_id=0, compute=ShardedCompute(mesh), adapter=adapter)
     files = load_file(f"{saved.path}/model.safetensors")
-    assert all(torch.equal(one, files[name].bfloat16()) for name, one in gathered(trainer.engine_weights()))
+    assert all(torch.equal(one, files[name].bfloat16()) for name, one in gather_tensors(trainer.engine_weights()))
     assert trainer.train_step(rank_cases.rows(), 1).updates == 1
     for name, one in model.causal_lm.named_parameters():
         assert one.dtype is (torch.float32 if is_adapter(name) else torch.bfloat16) and one.grad is None
         assert is_adapter(name) or torch.equal(one.full_tensor(), start[name])
     assert all(one.dtype is torch.float32 for one in trainer.state_dict()["tensors"].values())
-    changed = {name for name, one in gathered(trainer.engine_weights()) if not torch.equal(one, files[name].bfloat16())}
-    assert changed == {plain(name) for name in start if "base_layer" in name}
+    changed = {
+        name for name, one in gather_tensors(trainer.engine_weights()) if not torch.equal(one, files[name].bfloat16())
+    }
+    assert changed == {plain_name(name) for name in start if "base_layer" in name}
 
 
 def test_random_weights_are_the_same_below_an_adapter(mesh, saved):
@@ -93,7 +95,7 @@ def test_random_weights_are_the_same_below_an_adapter(mesh, saved):
     plain_one, adapted = (ShardedModel(model, mesh, by_row, compute_dtype=torch.float32) for model in models)
     for model in (plain_one, adapted):
         fill_random(model, CPU, seed=2)
-    found = {plain(name): one.full_tensor() for name, one in adapted.causal_lm.named_parameters()}
+    found = {plain_name(name): one.full_tensor() for name, one in adapted.causal_lm.named_parameters()}
     for name, one in plain_one.causal_lm.named_parameters():
         assert torch.equal(found[name], one.full_tensor())
     before = {name: one.clone() for name, one in found.items()}
@@ -128,7 +130,7 @@ def test_a_base_that_was_trained_further_is_noticed(mesh, saved, stepped, tmp_pa
     with pytest.raises(CorruptCheckpointError, match="its adapter is of other weights than"):
         Checkpoints(mesh).load(folder, sharded(moved, mesh))
     with pytest.raises(ExportError, match=r"cannot be merged: .*model.path"):
-        export.export(folder, Path(moved.path), tmp_path / "out")
+        export.export_checkpoint(folder, Path(moved.path), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -142,7 +144,7 @@ def test_an_export_is_the_merged_model_with_the_adapter_beside_it(
         trainer = local(saved)
         trainer.load(folder)
         folder = trainer.save(tmp_path / "one", hash_of_config="x", **SAVED)
-    files = export.export(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
+    files = export.export_checkpoint(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
     assert {"adapter_config.json", "adapter_model.safetensors", "model.safetensors"} <= {path.name for path in files}
     together = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32").eval()
     loaded = together.state_dict()
@@ -154,7 +156,7 @@ def test_an_export_is_the_merged_model_with_the_adapter_beside_it(
         apart = peft.PeftModel.from_pretrained(base, tmp_path / "out" / "adapter")
         torch.testing.assert_close(apart(ids).logits, together(ids).logits, rtol=0, atol=1e-5)
         assert (before - together(ids).logits).abs().max() > 1e-3
-    export.export(folder, Path(saved.path), tmp_path / "half")
+    export.export_checkpoint(folder, Path(saved.path), tmp_path / "half")
     half = AutoModelForCausalLM.from_pretrained(tmp_path / "half").state_dict()
     assert all(torch.equal(half[name], tensor.bfloat16()) for name, tensor in whole(trainer).items())
 

@@ -2,14 +2,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.trainer.sharded.packing import ALIGN_TOKENS, pack
+from swe_rl.trainer.sharded.packing import ALIGN_TOKENS, pack_sequences
 
 CPU = torch.device("cpu")
 SEQUENCES = [([11, 12, 13, 14, 15], [0, 0, 1, 0, 1]), ([21, 22, 23, 24], [0, 1, 0, 0])]
 
 
 def test_rows_lie_end_to_end_and_positions_start_again():
-    batch = pack(SEQUENCES, (4, 7), 63, CPU)
+    batch = pack_sequences(SEQUENCES, (4, 7), 63, CPU)
     assert batch.members == (4, 7)
     assert batch.input_ids.tolist() == [[11, 12, 13, 14, 21, 63, 63, 63]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
@@ -20,7 +20,7 @@ def test_rows_lie_end_to_end_and_positions_start_again():
 
 
 def test_an_empty_micro_batch_is_padding_without_trained_tokens():
-    batch = pack([], (), 63, CPU, sp=2, sp_rank=1)
+    batch = pack_sequences([], (), 63, CPU, sp=2, sp_rank=1)
     assert batch.input_ids.tolist() == [[63] * ALIGN_TOKENS]
     assert batch.segments.lengths == (2 * ALIGN_TOKENS,) and batch.targets.numel() == 0
 
@@ -33,7 +33,7 @@ ROWS = st.lists(
 @given(ROWS.filter(lambda rows: all(any(mask) for mask in rows)), st.sampled_from([1, 2, 4]))
 def test_the_slices_of_a_group_hold_every_trained_token_once(masks, sp):
     sequences = [([1000 * i + j for j in range(len(mask))], mask) for i, mask in enumerate(masks)]
-    parts = [pack(sequences, tuple(range(len(masks))), 0, CPU, sp=sp, sp_rank=rank) for rank in range(sp)]
+    parts = [pack_sequences(sequences, tuple(range(len(masks))), 0, CPU, sp=sp, sp_rank=rank) for rank in range(sp)]
     assert len({part.input_ids.shape for part in parts}) == 1
     tokens = torch.cat([part.input_ids[0] for part in parts])
     assert tokens.numel() == parts[0].segments.total

@@ -19,7 +19,7 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks import steps as rank_steps
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
-from swe_rl.trainer.ranks.step import Work, on_this_node
+from swe_rl.trainer.ranks.step import RankWork, on_this_node
 from swe_rl.trainer.ranks.steps import RankSite, RankSteps
 from tests.support.waiting import alive
 
@@ -44,7 +44,7 @@ def said():
 def far(monkeypatch, said):
     """far(setup): a group with a rank here and one as a step; the words before the step's program are `before`."""
     before = []
-    monkeypatch.setattr(rank_steps, "step", lambda node, name: (*before, "env", f"NODE={node}", f"NAME={name}"))
+    monkeypatch.setattr(rank_steps, "step_command", lambda node, name: (*before, "env", f"NODE={node}", f"NAME={name}"))
     groups = []
 
     def made(setup, *words):
@@ -82,6 +82,7 @@ def test_a_rank_on_another_node_trains_and_is_lost_by_its_name(setup, far, said,
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.long  # tests/trainer/test_trainer_group.py has both without SLURM
 @pytest.mark.slow
 def test_a_quiet_end_and_an_error_there(setup, far, rank_cases, tmp_path):
     quiet = replace(setup, logs=tmp_path / "quiet")
@@ -134,7 +135,7 @@ def test_the_end_of_the_drivers_pipe_ends_a_rank_that_waits(setup):
 
 
 def test_what_a_rank_finds_on_its_node(setup, tmp_path):
-    work = Work(replace(setup, rank=1, logs=tmp_path), gpu=1, mig=False)
+    work = RankWork(replace(setup, rank=1, logs=tmp_path), gpu=1, mig=False)
     found = on_this_node(work, {"CUDA_VISIBLE_DEVICES": "2,3"})
     assert found.gpus[1] == "3" and found.logs is None and found.rank == 1
     with pytest.raises(DeviceError, match="this process sees 1"):

@@ -15,8 +15,8 @@ from swe_rl.config.compose import compose
 from swe_rl.model.experts import HubNamed
 from swe_rl.plan import memory
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
-from swe_rl.trainer.checkpoint.export import export
-from swe_rl.trainer.sharded.mesh import make_mesh, process_group, whole
+from swe_rl.trainer.checkpoint.export import export_checkpoint
+from swe_rl.trainer.sharded.mesh import gather_whole, make_mesh, process_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the start of several processes
 
@@ -25,6 +25,9 @@ CASES = (
     "dp1_sp2",
     "dp1_sp2_mqa_large",
     "dp2_sp1_minis_kl",
+    "dp2_sp1_minis_kl_promptmean",
+    "dp1_sp2_promptmean_untied_large",
+    "dp2_sp1_minis_tokensum",
     "dp2_sp1_tis_untied_large",
     "dp1_sp2_minis_tis_kl_recompute",
     "dp2_sp1_lora_minis_kl_recompute",
@@ -49,6 +52,22 @@ CASES = (
     "dp2_sp1_teacher_minis",
     "dp1_sp2_teacher_lora_untied",
 )
+# Combinations of what the other cases have, too: these are run by name.
+MIXED = {
+    "dp2_sp1_minis_kl_promptmean",
+    "dp2_sp1_minis_tokensum",
+    "dp1_sp2_promptmean_untied_large",
+    "dp1_sp2_lora_untied_large",
+    "dp1_sp2_mixture_untied_recompute_large",
+    "dp2_sp1_mixture_lora_untied",
+    "dp2_sp1_mixture_routed_minis_kl",
+    "dp2_sp1_ep2_mixture_lora_untied",
+    "dp2_sp1_ep2_mixture_balanced_recompute",
+    "dp1_sp2_mixture_routed_balanced_minis",
+    "dp2_sp1_minis_credit",
+    "dp2_sp1_ppo_credit_minis",
+    "dp1_sp2_teacher_lora_untied",
+}
 # Losses and masks that look at whole trajectories, whose tokens are on several ranks.
 WHOLE = ("dp2_sp1_minis_gspo_tis", "dp1_sp2_minis_gspotoken_geometric", "dp1_sp2_minis_cispo_stale")
 
@@ -81,11 +100,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(rank_cases, folder):
+def two_ranks(request, rank_cases, folder):
     """All cases in one pair of processes, because starting them takes most of the time. They have different seeds for
     their hashes, as ranks of several nodes have: an order by hashes would be another one on each of them."""
     cases = (*CASES, *WHOLE, CHECKPOINT, ADAPTER, MIXTURE, SPREAD, REGROUPED, CROWDED, CRITIC, *COMPACT)
-    chosen = [case for case in cases if "lora" not in case or find_spec("peft")]
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    asked = {item.callspec.params.get("case") for item in items}
+    possible = [case for case in cases if "lora" not in case or find_spec("peft")]
+    chosen = [case for case in possible if case not in MIXED or case in asked]
     return rank_cases.run_ranks(2, folder, chosen, seeds=2)
 
 
@@ -102,7 +124,9 @@ def one_rank():
         yield make_mesh(1, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.long] if case in MIXED else []) for case in CASES]
+)
 def test_two_processes_are_one(rank_cases, two_ranks, case):
     # AdamW makes a step of its full size of a gradient near 0, which opposite credit or pulls leave: rounding shows.
     opposite = {"credit", "balanced"} & set(case.split("_"))
@@ -182,12 +206,12 @@ def test_an_export_of_ranks_that_share_experts_is_the_trained_model(rank_cases, 
     saved = folder / SPREAD / "step_000002"
     _, _, shape = rank_cases.settings(SPREAD)
     rank_cases.build(3, **shape).save_pretrained(tmp_path / "base")
-    export(saved, tmp_path / "base", tmp_path / "out", dtype=torch.float32)
+    export_checkpoint(saved, tmp_path / "base", tmp_path / "out", dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="float32").state_dict()
     trainer = rank_cases.sharded_trainer(SPREAD, one_rank, seed=7)
     Checkpoints(one_rank).load(saved, trainer)
     for name, tensor in trainer.policy_weights().items():
-        assert torch.equal(loaded[name], whole(tensor)), name
+        assert torch.equal(loaded[name], gather_whole(tensor)), name
 
 
 @pytest.fixture(scope="module")

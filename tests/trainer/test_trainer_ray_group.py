@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
-from swe_rl.hardware.ray_cluster import RayClusterError, connect
+from swe_rl.hardware.ray_cluster import RayClusterError, connect_cluster
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
 from swe_rl.trainer.protocol import RankLost, TrainerError
@@ -19,7 +19,7 @@ from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
-from swe_rl.trainer.ranks.ray_rank import RankHome, versions
+from swe_rl.trainer.ranks.ray_rank import RankHome, describe_versions
 from tests.support.waiting import gone
 from tests.trainer import ray_nodes
 
@@ -86,6 +86,7 @@ def weights_of_three_steps(group, setup, rows):
     return weights
 
 
+@pytest.mark.long  # tests/trainer/test_trainer_group.py has both without Ray
 @pytest.mark.slow
 def test_a_quiet_end_leaves_nothing_and_an_error_on_one_rank_is_the_reason(nodes, setup, rank_cases, tmp_path):
     """The quiet ones are two replicas."""
@@ -112,6 +113,7 @@ def test_a_quiet_end_leaves_nothing_and_an_error_on_one_rank_is_the_reason(nodes
 
 
 @pytest.mark.slow
+@pytest.mark.long  # it waits for a minute; the lane `slow` has the same of ranks without Ray
 def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(nodes, setup, rank_cases, long_step):
     group, patience_s = long_step(setup, ranks=RayRanks(nodes.address))
     try:
@@ -126,6 +128,7 @@ def test_a_step_may_take_longer_than_the_patience_and_a_stopped_rank_may_not(nod
     assert gone(pids)
 
 
+@pytest.mark.long  # tests/trainer/test_trainer_group.py has it without Ray
 @pytest.mark.slow
 def test_closing_in_the_middle_of_a_start_ends_both(nodes, setup, closed_while_it_starts):
     closed_while_it_starts(TrainerGroup(setup, ranks=RayRanks(nodes.address)))
@@ -142,7 +145,7 @@ def test_what_does_not_fit_is_refused_with_what_every_node_has(nodes, setup, sha
     with pytest.raises(PlacementError, match=r"need . CPUs of the Ray cluster, 2 at a time on one node .*: 1; .*: 1\."):
         group.start()
     group.close()
-    cluster = connect(nodes.address)  # the connection was given up
+    cluster = connect_cluster(nodes.address)  # the connection was given up
     assert [node.free["CPU"] for node in cluster.nodes()] == [1.0, 1.0]
     cluster.close()
 
@@ -177,10 +180,13 @@ def test_nothing_answers_at_the_address(setup):
 @pytest.mark.parametrize(
     ("home", "told"),
     [
-        (RankHome(1, versions(), "2", True), None),
+        (RankHome(1, describe_versions(), "2", True), None),
         (RankHome(1, "swe_rl 0, torch 1, Python 2", "2", True), "has swe_rl 0, torch 1, Python 2; this run has swe_rl"),
-        (RankHome(1, versions(), "2", False), "does not see .*Set paths.outputs"),
-        (RankHome(1, versions(), "1", True), "gave rank 0 GPU 1 of this node, which an engine of this run has"),
+        (RankHome(1, describe_versions(), "2", False), "does not see .*Set paths.outputs"),
+        (
+            RankHome(1, describe_versions(), "1", True),
+            "gave rank 0 GPU 1 of this node, which an engine of this run has",
+        ),
     ],
 )
 def test_a_home_that_will_not_do_is_refused(setup, home, told):

@@ -14,11 +14,11 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_entropy
-from swe_rl.trainer.sharded.mesh import alone
+from swe_rl.trainer.sharded.mesh import lone_mesh
 
 REPLAY = TrainerConfig(lr=1e-3, num_threads=1, routing_replay=RoutingReplay.replay)
 MEASURE, NONE = (replace(REPLAY, routing_replay=mode) for mode in (RoutingReplay.measure, RoutingReplay.none))
-CPU = alone(torch.device("cpu"))
+CPU = lone_mesh(torch.device("cpu"))
 
 
 @pytest.fixture

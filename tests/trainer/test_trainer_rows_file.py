@@ -12,14 +12,14 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.algo.row import Row
 from swe_rl.errors import RunError
 from swe_rl.hardware.sync import Copier
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.ranks.rows_file import RowsFile, keep, lent, remove_left
+from swe_rl.trainer.ranks.rows_file import RowsFile, keep_rows, lend_rows, remove_left
 
 _ids = st.lists(st.integers(0, 2**31 - 1), max_size=7)
 _routes = st.sampled_from([None, "uint8", "uint16"])
@@ -38,10 +38,9 @@ def rows(draw) -> Row:
     return Row(*names, draw(_ids), mask, logprobs, advantage, draw(_ids), draw(st.booleans()), rewards, routes=routes)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(rows(), max_size=5))
 def test_any_rows_come_back_and_the_file_is_gone(written):
-    with lent(written, None) as file:
+    with lend_rows(written, None) as file:
         read = file.rows()
         assert read == written
     assert not file.path.exists()
@@ -49,13 +48,13 @@ def test_any_rows_come_back_and_the_file_is_gone(written):
 
 
 def test_an_advantage_that_is_no_number_comes_back():
-    with lent([Row("t", "g", [1, 2], [0, 1], None, float("nan"), [0])], None) as file:
+    with lend_rows([Row("t", "g", [1, 2], [0, 1], None, float("nan"), [0])], None) as file:
         assert np.isnan(file.rows()[0].advantage).all()
 
 
 def test_a_file_of_0_4_has_one_advantage_a_row():
     old = Row("t", "g", [1, 2, 3], [0, 1, 1], [0.0, -1.0, -2.0], 0.25, [0, 0], trained=False)
-    with lent([old], None) as file:
+    with lend_rows([old], None) as file:
         content = file.path.read_bytes()
         header = json.loads(content[16 : 16 + struct.unpack_from("<8sq", content)[1]])
         header[0][2], kept = 0.25, json.dumps([[*header[0][:2], 0.25, *header[0][3:8]]]).encode()
@@ -68,16 +67,16 @@ def test_a_file_of_0_4_has_one_advantage_a_row():
 def test_rows_that_stay_are_for_whom_the_umask_leaves(tmp_path):
     before = os.umask(0o027)
     try:
-        keep([], tmp_path / "step_000001.bin")
+        keep_rows([], tmp_path / "step_000001.bin")
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "step_000001.bin").stat().st_mode) == 0o640
-    with lent([], None) as file:
+    with lend_rows([], None) as file:
         assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
 def test_what_is_read_cannot_be_changed():
-    with lent([Row("t", "g", [1, 2], [0, 1], None, 1.0, [0])], None) as file:
+    with lend_rows([Row("t", "g", [1, 2], [0, 1], None, 1.0, [0])], None) as file:
         [row] = file.rows()
     with pytest.raises(ValueError, match="read-only"):
         row.token_ids[0] = 9
@@ -85,7 +84,7 @@ def test_what_is_read_cannot_be_changed():
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "short", "empty", "other"])
 def test_a_file_that_is_not_whole_is_an_error_and_never_fewer_rows(tmp_path, damage):
-    with lent([Row("t", "g", range(100), [1] * 100, None, 1.0, [0] * 100)] * 3, tmp_path) as file:
+    with lend_rows([Row("t", "g", range(100), [1] * 100, None, 1.0, [0] * 100)] * 3, tmp_path) as file:
         whole = file.path.read_bytes()
     path = tmp_path / "rows.bin"
     contents = {"cut": whole[:-1], "short": whole[:40], "empty": b"", "other": b"no rows " + whole[8:]}
@@ -96,7 +95,7 @@ def test_a_file_that_is_not_whole_is_an_error_and_never_fewer_rows(tmp_path, dam
 
 
 def test_an_error_while_they_are_lent_leaves_no_file(tmp_path):
-    with pytest.raises(ZeroDivisionError), lent([], tmp_path / "new") as file:
+    with pytest.raises(ZeroDivisionError), lend_rows([], tmp_path / "new") as file:
         raise ZeroDivisionError
     assert not file.path.exists() and (tmp_path / "new").is_dir()
 
@@ -107,7 +106,7 @@ def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path):
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (65536, hard))  # as a disk of that size, but for the number of the error
     try:
-        with pytest.raises(RunError) as failed, lent([row], tmp_path):
+        with pytest.raises(RunError) as failed, lend_rows([row], tmp_path):
             raise AssertionError("it was written")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -116,7 +115,7 @@ def test_a_full_disk_is_one_error_and_leaves_no_file(tmp_path):
 
 
 def test_a_copy_of_the_run_is_made_without_it(tmp_path):
-    with lent([], tmp_path / "trainer") as file:
+    with lend_rows([], tmp_path / "trainer") as file:
         Copier(file.path.parent, tmp_path / "copy", rsync=None).copy()
         assert file.path.exists() and list((tmp_path / "copy").iterdir()) == []
 
@@ -124,8 +123,8 @@ def test_a_copy_of_the_run_is_made_without_it(tmp_path):
 def test_what_a_killed_driver_left_is_removed(tmp_path):
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from swe_rl.trainer.ranks.rows_file import lent\n"
-        f"with lent([], Path({str(tmp_path / 'restart1')!r})): print('lent', flush=True); time.sleep(60)"
+        "from swe_rl.trainer.ranks.rows_file import lend_rows\n"
+        f"with lend_rows([], Path({str(tmp_path / 'restart1')!r})): print('lent', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "lent\n"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from swe_rl.config.choices import Advantage
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.model.load import ModelError
@@ -30,9 +30,9 @@ from swe_rl.trainer.sharded import assemble
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
 from swe_rl.trainer.sharded.attention import by_row
 from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_random
-from swe_rl.trainer.sharded.mesh import local_shard, make_mesh, whole
-from swe_rl.trainer.sharded.model import ShardedModel, compare, require_agreement
-from swe_rl.trainer.sharded.packing import Segments, pack
+from swe_rl.trainer.sharded.mesh import gather_whole, local_shard, make_mesh
+from swe_rl.trainer.sharded.model import ShardedModel, compare_packed, require_agreement
+from swe_rl.trainer.sharded.packing import Segments, pack_sequences
 
 CPU = torch.device("cpu")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -85,7 +85,10 @@ def test_a_critic_and_a_teacher_take_the_memory_that_the_plan_gives_them(
     def planned(algo, params):
         return replace(plain, model=replace(saved, params_b=params / 1e9), algo=algo)
 
-    ppo, distill = AlgoConfig(advantage=Advantage.gae), AlgoConfig(advantage=Advantage.teacher, teacher=saved.path)
+    ppo, distill = (
+        AlgoConfig(advantage=AdvantageKind.gae),
+        AlgoConfig(advantage=AdvantageKind.teacher, teacher=saved.path),
+    )
     trainer = sharded_trainer(saved, CONFIG, distill, mesh, pad_token_id=0, temperature=1.0)
     params = sum(parameter.numel() for parameter in trainer.model.parameters())
     added = memory.trainer_gb(planned(distill, params)) - memory.trainer_gb(planned(AlgoConfig(), params))
@@ -113,12 +116,12 @@ def test_the_probe_refuses_rows_that_see_each_other(mesh, saved):
 
 def test_the_probe_sees_wrong_positions(mesh, saved, monkeypatch):
     def wrong(sequences, *given, **named):
-        batch = pack(sequences, *given, **named)
+        batch = pack_sequences(sequences, *given, **named)
         return batch if len(sequences) == 1 else replace(batch, position_ids=batch.position_ids // 2)
 
     model = sharded_model(saved, CONFIG, mesh)
-    monkeypatch.setattr("swe_rl.trainer.sharded.model.pack", wrong)
-    assert compare(model, tokens=40, rows=3).mean > 1e-3
+    monkeypatch.setattr("swe_rl.trainer.sharded.model.pack_sequences", wrong)
+    assert compare_packed(model, tokens=40, rows=3).mean > 1e-3
 
 
 def test_the_weights_are_those_of_the_folder(mesh, saved):
@@ -171,11 +174,12 @@ def test_another_shape_than_configured_is_refused(mesh, saved):
         sharded_model(replace(saved, num_layers=3), CONFIG, mesh)
 
 
-def test_a_model_of_another_kind_is_refused(mesh):
-    from transformers import GPT2Config
-
-    with pytest.raises(MeshError, match="does not compute a `gpt2` model"):
-        ShardedModel(empty_model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16)), mesh, by_row)
+def test_windows_of_a_fast_family_are_refused(mesh, saved):
+    config = build_model(saved, 0).config
+    config.layer_types = ["sliding_attention"] * config.num_hidden_layers
+    config.sliding_window = 8
+    with pytest.raises(MeshError, match=r"layers of type \['sliding_attention'\] of a `qwen3` model"):
+        ShardedModel(empty_model(config), mesh, by_row)
 
 
 def test_random_weights_are_seeded(mesh, saved):
@@ -207,14 +211,14 @@ def test_an_update_waits_for_the_checkpoint_that_reads_its_tensors(mesh, stepped
         return write(path, chunks)
 
     monkeypatch.setattr(checkpoints, "write_file", late)
-    before = {name: whole(tensor).clone() for name, tensor in stepped.policy_weights().items()}
+    before = {name: gather_whole(tensor).clone() for name, tensor in stepped.policy_weights().items()}
     folder = save(mesh, tmp_path, stepped, background=True)
     rows = rank_cases.rows()
     stepped.token_logprobs(rows, 1.0)
     assert not folder.exists()  # what only reads does not wait
     stepped.train_step(rows, 2)
     assert folder.exists()
-    assert any(not torch.equal(whole(one), before[name]) for name, one in stepped.policy_weights().items())
+    assert any(not torch.equal(gather_whole(one), before[name]) for name, one in stepped.policy_weights().items())
     with open_stored(folder) as stored:
         for name in stepped.named_parameters():
             assert torch.equal(stored.whole(f"model.{name}"), before[name])
@@ -225,20 +229,20 @@ def test_an_exported_checkpoint_is_loaded_by_transformers(mesh, saved, stepped, 
     monkeypatch.setattr(export, "MAX_FILE_BYTES", 16_000)  # several files
     folder = save(mesh, tmp_path, stepped)
     target = tmp_path / "exported"
-    files = export.export(folder, Path(saved.path), target)
+    files = export.export_checkpoint(folder, Path(saved.path), target)
     assert {"config.json", "model.safetensors.index.json", "tokenizer_config.json"} < {path.name for path in files}
     loaded = AutoModelForCausalLM.from_pretrained(target)
     assert loaded.dtype is torch.bfloat16
     for name, tensor in stepped.policy_weights().items():
         assert torch.equal(loaded.state_dict()[name], tensor.full_tensor().bfloat16())
     with pytest.raises(ExportError, match="is there already"):
-        export.export(folder, Path(saved.path), target)
+        export.export_checkpoint(folder, Path(saved.path), target)
 
 
 def test_a_checkpoint_of_one_process_is_exported_too(saved, tmp_path):
     alone = local(saved)
     folder = alone.save(tmp_path, step=1, weight_version=1, data_order=[], config={})
-    export.export(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
+    export.export_checkpoint(folder, Path(saved.path), tmp_path / "out", dtype=torch.float32)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in alone.policy_weights().items())
 
@@ -256,7 +260,7 @@ def test_a_changed_byte_is_found(mesh, stepped, tmp_path, name):
 def test_a_missing_shard_is_found_by_its_name(mesh, stepped, tmp_path):
     folder = save(mesh, tmp_path, stepped)
     (folder / "shard_00000_of_00001.safetensors").unlink()
-    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.newest_checkpoint(tmp_path) is None
     with pytest.raises(CorruptCheckpointError, match="shard_00000_of_00001.safetensors is missing"):
         Checkpoints(mesh).load(folder, stepped)
 

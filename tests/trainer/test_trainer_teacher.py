@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from swe_rl.config.choices import Advantage
+from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.model.load import ModelError, teacher_model
 from swe_rl.plan.vocabulary import vocabulary_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.protocol import TrainerError
 
-DISTILL = AlgoConfig(advantage=Advantage.teacher, teacher="/models/teacher")
+DISTILL = AlgoConfig(advantage=AdvantageKind.teacher, teacher="/models/teacher")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1, max_tokens_per_micro_batch=48)
 
 
@@ -39,7 +39,7 @@ def test_the_loss_is_the_reverse_kl_of_the_sampled_tokens(rank_cases):
 
 
 def test_the_policy_comes_nearer_to_its_teacher_and_the_teacher_stays(rank_cases):
-    rows, policy, teacher = rank_cases.rows(), rank_cases.build(0), rank_cases.build(1)
+    rows, policy, teacher = rank_cases.rows()[:4], rank_cases.build(0), rank_cases.build(1)
     before = [parameter.clone() for parameter in teacher.parameters()]
     trainer = Trainer(policy, CONFIG, DISTILL, pad_token_id=0, teacher=teacher)
     gaps = [

@@ -10,10 +10,11 @@ from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.view.tokens import _loaded
+from swe_rl.view.tokens import _load_tokenizer
 from tests.report.conftest import build_run
+from tests.support.browser import chromium
 
-TOKENIZER = _loaded("builtin:tiny", None)._tokenizer
+TOKENIZER = _load_tokenizer("builtin:tiny", None)._tokenizer
 
 
 def encoded(text: str) -> list[int]:
@@ -64,3 +65,9 @@ def folder(runs) -> RunFolder:
 def traced(folder) -> dict:
     """The record of the trajectory whose tokens were kept."""
     return read_jsonl(folder.trajectories(2))[5]
+
+
+@pytest.fixture(scope="session")
+def chromium_address(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as address:
+        yield address

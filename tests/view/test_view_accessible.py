@@ -43,7 +43,6 @@ def pages(folder, traced):
         f"{run}{one}": ".turn",
         **{f"{run}{one}&tokens=0&by={by}": ".tokens .token" for by in ("", "advantage", "version")},
         f"{run}&set=step_000002&group={traced['group_id']}": ".side-by-side section",
-        f"{run}&timeline=1": ".lanes canvas",
     }
 
 
@@ -54,9 +53,9 @@ def axe():
     return AXE.read_text(encoding="utf-8")
 
 
-async def test_axe_finds_nothing(runs, folder, pages, axe, tmp_path):
+async def test_axe_finds_nothing(runs, folder, pages, axe, chromium_address):
     found = {}
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
         await page.open(server.url)
         await page.until("document.querySelector('.runs tbody tr') !== null")
         addresses = {f"http://127.0.0.1:{server.port}/{rest}": shown for rest, shown in pages.items()}
@@ -85,10 +84,10 @@ def long_run(folder, pages):
     return read_jsonl(folder.steps_jsonl)
 
 
-async def test_paper_is_white_and_shows_all(runs, folder, long_run, tmp_path):
+async def test_paper_is_white_and_shows_all(runs, folder, long_run, chromium_address):
     """Long tables also where they are closed, all lanes, every instance; nothing that is only there to be clicked."""
     assert len(long_run) == 49
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
         await page.open(server.url)
         await page.until("document.querySelector('.runs tbody tr') !== null")
         for address in (f"http://127.0.0.1:{server.port}/#run=train%2Ffirst", folder.report_html.as_uri()):

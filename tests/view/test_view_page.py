@@ -28,13 +28,13 @@ def count(selector: str) -> str:
     return f"document.querySelectorAll({json.dumps(selector)}).length"
 
 
-async def test_from_the_table_of_runs_to_a_token_and_back(runs, folder, traced, tmp_path):
+async def test_from_the_table_of_runs_to_a_token_and_back(runs, folder, traced, chromium_address):
     build_run(runs / "train" / "second", steps=2, seed=1)
     place = f"{RUN}&set=step_000002&trajectory={traced['trajectory_id']}"
     groups = Counter(one["group_id"] for one in read_jsonl(folder.trajectories(2)))
     ((group, members),) = groups.most_common(1)
     assert members > 1
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
         await page.open(server.url)
         await page.until(f"{count('.runs tbody tr')} === 2 && {count('figure svg')} === 4")
         assert "token" not in await page.js("location.href")
@@ -82,40 +82,13 @@ async def test_from_the_table_of_runs_to_a_token_and_back(runs, folder, traced, 
         assert faults(page) == []
 
 
-async def test_a_lane_leads_to_its_trajectory_and_back(runs, folder, tmp_path):
-    record = next(one for one in read_jsonl(folder.trajectories(2)) if one["sample"] == 4) | {"attempt": 1}
-    record["trajectory_id"] = f"{record['group_id']}.4.1"
-    program = {key: record[key] for key in ("trajectory_id", "group_id", "step", "status")}
-    phases = [[1.0, 2.0, "boot", None, None], [2.0, 3.0, "decode", 0, 0]]
-    lane = program | {"engines": ["engine0"], "span_s": [1.0, 3.0], "phases": phases, "turns": [[9, 0, 3]]}
-    with StepLog(folder) as log:
-        log.append_trajectories(2, [record])
-        log.append_programs(2, "program", [lane])
-    click = (
-        "{ const canvas = document.querySelector('.lanes canvas'), box = canvas.getBoundingClientRect(); "
-        "for (let y = 1; y < box.height; y += 3) canvas.dispatchEvent(new MouseEvent('click', "
-        "{ clientX: box.left + box.width / 2, clientY: box.top + y })); }"
-    )
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
-        await page.open(server.url)
-        await page.until(f"{count('.runs tbody tr')} === 1")
-        await page.open(f"http://127.0.0.1:{server.port}/{RUN}&timeline=1")
-        await page.until("document.querySelector('.lanes canvas')?.height > 50")
-        await page.js(click)
-        await page.until(
-            f"document.querySelector('article .mono')?.innerText === {json.dumps(record['trajectory_id'])}"
-        )
-        await page.js("[...document.querySelectorAll('a.door')].find((one) => one.innerText === 'timeline').click()")
-        await page.until(f"{count('.lanes canvas')} === 1")
-        assert "step=2" in await page.js("location.hash") and faults(page) == []
-
-
-async def test_a_step_is_there_within_five_seconds_and_nothing_scrolls_sideways(runs, folder, traced, tmp_path):
+@pytest.mark.slow
+async def test_a_step_is_there_within_five_seconds_and_nothing_scrolls_sideways(runs, folder, traced, chromium_address):
     """Of a run that goes on: on the page of the run, in the table of runs, and in the list of trajectories."""
     status = StatusWriter(folder.status_json, config_hash="h", step=3)
     records = [dict(one, step=4) for one in read_jsonl(folder.trajectories(2))]
     narrow = "document.documentElement.scrollWidth <= 420"
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
         with folder, StepLog(folder) as log:
             await page.width(420)
             await page.open(server.url)
@@ -143,7 +116,7 @@ async def test_a_step_is_there_within_five_seconds_and_nothing_scrolls_sideways(
             assert faults(page) == []
 
 
-async def test_every_attack_stays_text(runs, folder, tmp_path):
+async def test_every_attack_stays_text(runs, folder, chromium_address):
     record = dict(read_jsonl(folder.trajectories(2))[0], instance_id=ATTACK, trajectory_id=ATTACK, group_id=ATTACK)
     attacks = {
         "patch": f"+++ {ATTACK}\n+{ATTACK}",
@@ -162,7 +135,7 @@ async def test_every_attack_stays_text(runs, folder, tmp_path):
     with StepLog(folder) as log:
         log.append({"step": 4, "statuses": {ATTACK: 3}, "cheating": {ATTACK: 2}, ATTACK: 1.0})
     where = f"&set=step_000009&trajectory={ATTACK.replace('=', '%3D').replace(' ', '%20')}"
-    async with ViewServer(runs) as server, browser(tmp_path / "profile") as page:
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
         await page.open(server.url)
         await page.until(f"{count('.runs tbody tr')} === 2")
         for rest, shown in [
@@ -176,8 +149,8 @@ async def test_every_attack_stays_text(runs, folder, tmp_path):
         assert faults(page) == []
 
 
-async def test_it_says_when_the_server_has_ended(runs, tmp_path):
-    async with browser(tmp_path / "profile") as page:
+async def test_it_says_when_the_server_has_ended(runs, chromium_address):
+    async with browser(chromium_address) as page:
         async with ViewServer(runs) as server:
             await page.open(server.url)
             await page.until(f"{count('.runs tbody tr')} === 1 && document.getElementById('news').hidden")

@@ -9,7 +9,7 @@ from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.view.files import ViewError
-from swe_rl.view.runs import HELD_OUT, Runs
+from swe_rl.view.runs import HELD_OUT, RunIndex
 from tests.report.conftest import CONFIG, build_run
 
 
@@ -17,7 +17,7 @@ def test_every_run_is_a_line_newest_first(runs):
     build_run(runs / "multirun" / "tiny" / "2026" / "0", steps=1)
     (runs / "conf").mkdir()
     (runs / "conf" / "config.yaml").write_text("name: no_run\n")
-    rows = Runs(runs).rows()
+    rows = RunIndex(runs).rows()
     assert [row["run"] for row in rows] == ["train/first", "multirun/tiny/2026/0"]
     assert rows[0]["name"] == "bugs_grpo" and rows[0]["state"]["label"] == "done" and rows[0]["step"] == 3
     assert rows[0]["before"]["step"] == 0 and rows[0]["after"]["step"] == 3
@@ -26,32 +26,32 @@ def test_every_run_is_a_line_newest_first(runs):
 def test_of_too_many_the_last_are_shown_and_it_is_said(runs, monkeypatch):
     build_run(runs / "train" / "second", steps=1)
     monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 1)
-    look = Runs(runs)
+    look = RunIndex(runs)
     assert ([row["run"] for row in look.rows()], look.left_out) == (["train/second"], True)
     monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 2)
     assert (len(look.rows()), look.left_out) == (2, False)
 
 
 def test_a_run_can_be_given_itself(folder):
-    assert list(Runs(folder.path).folders()) == ["first"]
-    assert Runs(folder.path).folder("first").path == folder.path.resolve()
+    assert list(RunIndex(folder.path).folders()) == ["first"]
+    assert RunIndex(folder.path).folder("first").path == folder.path.resolve()
 
 
 @pytest.mark.parametrize("name", ["..", "../secret", "train", "train/first/..", "/etc", "train/first/trajectories", ""])
 def test_only_runs_below_the_root_have_names(runs, name):
     build_run(runs.parent / "secret", steps=1)
     with pytest.raises(ViewError):
-        Runs(runs).folder(name)
+        RunIndex(runs).folder(name)
 
 
 def test_links_are_not_followed(runs, tmp_path):
     secret = build_run(tmp_path / "secret", steps=1)
     (runs / "linked").symlink_to(secret.path)
-    assert list(Runs(runs).folders()) == ["train/first"]
+    assert list(RunIndex(runs).folders()) == ["train/first"]
 
 
 def test_a_run_that_went_away_is_not_there(runs, folder):
-    look = Runs(runs)
+    look = RunIndex(runs)
     look.rows()
     folder.path.rename(runs / "train" / "second")
     with pytest.raises(ViewError, match="no run"):
@@ -64,7 +64,7 @@ def test_curves_have_every_number_of_a_step(runs, folder):
         log.append(
             {"step": 4, "loss": float("nan"), "superseded_tokens": 7, "statuses": {"resolved": 3}, "why": "text"}
         )
-    curves = Runs(runs).curves(["train/first"], ["superseded_tokens", "statuses/resolved", "why", "nothing"])
+    curves = RunIndex(runs).curves(["train/first"], ["superseded_tokens", "statuses/resolved", "why", "nothing"])
     assert curves["columns"][0] == HELD_OUT and {"superseded_tokens", "statuses/resolved"} < set(curves["columns"])
     (curve,) = curves["curves"]
     written = [record["statuses"].get("resolved") for record in read_jsonl(folder.steps_jsonl)]
@@ -75,13 +75,13 @@ def test_curves_have_every_number_of_a_step(runs, folder):
 def test_options_that_differ(runs):
     other = build_run(runs / "train" / "second", steps=1)
     write_text_atomic(other.config_yaml, CONFIG.replace("seed: 7", "seed: 8") + "paths: {outputs: /elsewhere}\n")
-    look = Runs(runs)
+    look = RunIndex(runs)
     assert look.options(["train/first", "train/second"]) == [{"key": "trainer.seed", "values": ["7", "8"]}]
     assert look.options(["train/first"]) == []
 
 
 def test_news_is_a_step_and_no_heartbeat(runs, folder):
-    look = Runs(runs)
+    look = RunIndex(runs)
     before = look.stamp("train/first"), look.stamp(None)
     clock = [time.time()]
     status = StatusWriter(folder.status_json, config_hash="h", step=3, clock=lambda: clock[0])
@@ -93,14 +93,14 @@ def test_news_is_a_step_and_no_heartbeat(runs, folder):
     with StepLog(folder) as log:
         log.append({"step": 4, "reward_mean": 1.0})
     assert look.stamp("train/first") != running and look.stamp(None) != before[1]
-    assert Runs(runs).curves(["train/first"], ["step"])["curves"][0]["steps"][-1] == 4
+    assert RunIndex(runs).curves(["train/first"], ["step"])["curves"][0]["steps"][-1] == 4
     assert look.curves(["train/first"], ["step"])["curves"][0]["steps"][-1] == 4
 
 
 def test_what_has_not_changed_is_not_parsed_again(runs, folder, monkeypatch):
-    look = Runs(runs)
+    look = RunIndex(runs)
     first = look.rows(), look.curves(["train/first"], ["loss"])
-    monkeypatch.setattr("swe_rl.logger.folder.parse", None)
+    monkeypatch.setattr("swe_rl.logger.folder.parse_yaml", None)
     monkeypatch.setattr("swe_rl.view.runs.read_jsonl", None)
     monkeypatch.setattr("swe_rl.view.runs.read_evals", None)
     assert (look.rows(), look.curves(["train/first"], ["loss"])) == first
@@ -110,25 +110,44 @@ def test_what_has_not_changed_is_not_parsed_again(runs, folder, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"{", b"[1, 2]\n", b'{"step": "x"}\n', b"name: [\n", b"\x00\xff"])
 def test_a_broken_file_takes_only_its_part(runs, folder, name, content):
     (folder.path / name).write_bytes(content)
-    look = Runs(runs)
+    look = RunIndex(runs)
     (row,) = look.rows()
     assert row["run"] == "train/first"
     look.curves(["train/first"], ["loss"])
     look.options(["train/first"])
 
 
-@pytest.mark.parametrize(("call", "refused"), [("stat", "closed/status.json"), ("open", "closed/evals.jsonl")])
-def test_what_one_may_not_read_is_passed_over(runs, monkeypatch, call, refused):
+@pytest.mark.parametrize(
+    ("call", "refused", "reason"),
+    [
+        ("open", "closed/evals.jsonl", "evals.jsonl cannot be read (Permission denied)"),
+        ("scandir", "closed", "its folder cannot be read (Permission denied)"),
+    ],
+)
+def test_what_one_may_not_read_is_listed_with_its_reason(runs, monkeypatch, call, refused, reason):
     """The refusal is made up: tests may run as root, who may read everything."""
     build_run(runs / "closed", steps=1)
-    owner = Path if call == "stat" else os
-    real = getattr(owner, call)
+    real = getattr(os, call)
 
     def refusing(path, *args, **named):
         if Path(path) == runs / refused:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return real(path, *args, **named)
 
-    monkeypatch.setattr(owner, call, refusing)
-    look = Runs(runs)
-    assert [row["run"] for row in look.rows()] == ["train/first"] and look.stamp(None)
+    monkeypatch.setattr(os, call, refusing)
+    look = RunIndex(runs)
+    assert {row["run"]: row["damaged"] for row in look.rows()} == {"train/first": "", "closed": reason}
+    assert look.stamp(None)
+
+
+def test_a_folder_that_may_not_be_entered_may_be_a_run(runs, monkeypatch):
+    (runs / "closed").mkdir()
+    real = os.scandir
+
+    def refusing(path="."):
+        if Path(path) == runs / "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert [row["run"] for row in RunIndex(runs).rows() if row["damaged"]] == ["closed"]

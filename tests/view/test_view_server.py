@@ -15,10 +15,9 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import decode_json, encode_json, read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import StepLog, read_jsonl
-from swe_rl.report.compare.read import measured
+from swe_rl.report.compare.read import read_measured
 from swe_rl.report.page import build_payload
-from swe_rl.report.timeline import programs_of
-from swe_rl.view.answers import Answers, answered
+from swe_rl.view.answers import Answers, guard_answer
 from swe_rl.view.files import ViewError
 from swe_rl.view.server import REPORT_SCRIPTS, VIEW_SCRIPTS, ViewServer
 
@@ -153,7 +152,7 @@ async def test_a_named_pipe_in_place_of_a_file_holds_up_nobody(visitor, folder, 
 
     async def ask_all():
         (first,) = {row["trajectory_id"] for row in read_jsonl(folder.trajectories(1))[:1]}
-        for name in ("runs", "stamp", "curves", "options", "run", "programs", "trajectories", "tokens", "prompt"):
+        for name in ("runs", "stamp", "curves", "options", "run", "trajectories", "tokens", "prompt"):
             for set_name, row in (("", ""), ("step_000001", first), ("step_000002", first)):
                 query = {"run": "train/first", "column": "reward_mean", "set": set_name, "id": row}
                 answer = await visitor.get(f"/api/{name}", params=query)
@@ -161,8 +160,8 @@ async def test_a_named_pipe_in_place_of_a_file_holds_up_nobody(visitor, folder, 
         assert (await visitor.get("/trace?run=train/first")).status == 200
         assert (await visitor.get("/api/trajectories?run=train/first")).status == 200
 
-    looks = [ask_all(), asyncio.to_thread(build_payload, folder), asyncio.to_thread(programs_of, folder)]
-    looks += [asyncio.to_thread(measured, folder.path, "job.runs", 0), asyncio.to_thread(folder.overrides)]
+    looks = [ask_all(), asyncio.to_thread(build_payload, folder)]
+    looks += [asyncio.to_thread(read_measured, folder.path, "job.runs", 0), asyncio.to_thread(folder.overrides)]
     try:
         await asyncio.wait_for(asyncio.gather(*looks), 20)
     finally:
@@ -209,7 +208,7 @@ def spoiled(records, data):
     return "".join(f"{json.dumps(record)}\n" for record in records)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_query_and_no_line_is_a_fault(runs, folder, data):
     """Who asks is told what is wrong with it in a sentence."""
@@ -234,7 +233,7 @@ def test_no_query_and_no_line_is_a_fault(runs, folder, data):
             asked = asked | {"run": "train/odd"}
         for name in NAMES:
             try:
-                answered(lambda name=name, asked=asked: encode_json(answers.by_name[name](lists(asked))))
+                guard_answer(lambda name=name, asked=asked: encode_json(answers.by_name[name](lists(asked))))
             except ViewError as error:
                 assert error.status in (400, 404, 422) and str(error).endswith((".", "again."))
 

@@ -7,15 +7,15 @@ import pytest
 
 from swe_rl.algo.loss import zero_advantage_contributes
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import Advantage, KlPlace
+from swe_rl.config.choices import AdvantageKind, KlPlace
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.config.yaml_text import read
+from swe_rl.config.yaml_text import read_yaml
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.logger.disk import encode_json
-from swe_rl.rollout.rows import traced_rows, weighed
+from swe_rl.rollout.rows import traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.minibatch import mini_batches
-from swe_rl.trainer.ranks.rows_file import keep
+from swe_rl.trainer.ranks.rows_file import keep_rows
 from swe_rl.view import tokens
 from swe_rl.view.answers import Answers
 from swe_rl.view.files import ViewError
@@ -25,12 +25,12 @@ from tests.view.conftest import TOKENIZER
 
 @pytest.fixture
 def config(folder):
-    return read(folder.config_yaml)
+    return read_yaml(folder.config_yaml)
 
 
 def trainers_rows(folder, record):
     trajectory, store = Trajectory.from_record(record), TraceStore(folder.traces_db)
-    rows = weighed(traced_rows(trajectory, store.traces(trajectory.trajectory_id)), [trajectory])
+    rows = with_current_advantages(traced_rows(trajectory, store.traces(trajectory.trajectory_id)), [trajectory])
     store.close()
     return rows
 
@@ -52,7 +52,7 @@ def test_tokens_are_those_of_the_row_that_is_trained(folder, traced, config):
     assert "ünï 😀<|im_end|>" in "".join(page["texts"])
 
 
-@pytest.mark.parametrize("advantage", [Advantage.gae, Advantage.teacher])
+@pytest.mark.parametrize("advantage", [AdvantageKind.gae, AdvantageKind.teacher])
 def test_an_advantage_that_the_trainer_finds_is_not_shown_as_zero(folder, traced, config, advantage):
     """It is in no file: the record has none, and the row's zeros are no advantages."""
     record = traced | {"advantage": None, "turn_advantages": [], "charged_reward": 1.0}
@@ -94,7 +94,7 @@ def test_the_rows_of_a_step_stand_for_its_traces(folder, traced, config, step):
     """gateway.keep_traces=rows: the traces are gone, and the page is the same. Groups that flow are trained in another
     step than that of their names."""
     from_traces = token_page(folder, config, traced, 0, 0)
-    keep(trainers_rows(folder, traced), folder.rows(step))
+    keep_rows(trainers_rows(folder, traced), folder.rows(step))
     folder.trajectories(step).write_bytes(encode_json(traced) + b"\n")
     folder.traces_db.unlink()
     place = {"run": ["first"], "set": [f"step_{step:06d}"], "id": [traced["trajectory_id"]]}

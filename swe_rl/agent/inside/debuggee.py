@@ -1,4 +1,4 @@
-"""A program under pdb, and what of its breakpoints can be read and written; runs in the sandbox.
+"""This module runs a program under pdb, and reads and sets its breakpoints. It runs in the sandbox.
 
 Invariants:
 - Standard library only, and Python 3.6: it runs in the environments of the repositories that are debugged.
@@ -22,8 +22,10 @@ from typing import Any, Dict, List, Optional, Tuple
 _PROMPT = re.compile(r"(?:\(Pdb(?:\+\+)?\)|ipdb>) $")
 _ROW = re.compile(r"^(\d+)\s+breakpoint\s+(keep|del)\s+(yes|no)\s+at (.+):(\d+)$")
 _CONDITION = re.compile(r"^\s+stop only if (.+)$")
-_INTERRUPT_S = 2.0  # for a program to show where it hangs
-_MOST_BYTES = 200000  # of one command's output: its end
+# A program that hangs has so long to show where.
+_INTERRUPT_S = 2.0
+# A command's output may be endless. Its end is what a model needs.
+_MOST_BYTES = 200000
 
 
 class Debuggee:
@@ -43,36 +45,41 @@ class Debuggee:
 
     @property
     def status(self) -> Optional[int]:
-        """None while it runs."""
+        """Returns the program's exit status, or None while it runs."""
         return self._process.poll()
 
     def ask(self, command: str, ends_s: float) -> Tuple[str, bool]:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: reading says so
+        # The program may have ended, and reading says so.
+        with contextlib.suppress(OSError):
             self._process.stdin.write((command + "\n").encode("utf-8", "replace"))
             self._process.stdin.flush()
         return self.read(ends_s)
 
     def read(self, ends_s: float) -> Tuple[str, bool]:
-        """What it says, and whether it came to a prompt, or to its end, before `ends_s` (of time.monotonic)."""
+        """Returns what the program says, and whether it came to a prompt, or to its end, before `ends_s` (of
+        time.monotonic)."""
         assert self._process.stdout is not None
-        stream, said = self._process.stdout.fileno(), b""
+        stream = self._process.stdout.fileno()
+        said = b""
         while True:
             if select.select([stream], [], [], max(0.0, min(0.5, ends_s - time.monotonic())))[0]:
                 part = os.read(stream, 65536)
                 said = (said + part)[-_MOST_BYTES:]
                 if not part:
                     self._process.wait()
-                    return _text(said), True
-                if _PROMPT.search(_text(said[-64:])) and not select.select([stream], [], [], 0.02)[0]:
-                    return _PROMPT.sub("", _text(said)).rstrip("\n"), True
-            elif self.status is not None:  # a child of it holds the pipe
-                return _text(said), True
+                    return _decode_output(said), True
+                if _PROMPT.search(_decode_output(said[-64:])) and not select.select([stream], [], [], 0.02)[0]:
+                    return _PROMPT.sub("", _decode_output(said)).rstrip("\n"), True
+            elif self.status is not None:
+                # The program has ended, and a child of it holds the pipe.
+                return _decode_output(said), True
             if time.monotonic() >= ends_s:
-                return _text(said), False
+                return _decode_output(said), False
 
     def kill(self, show: bool = False) -> str:
-        """With `show`, first interrupts it: pdb then tells where it was."""
+        """Ends the program. With `show`, it is interrupted first, and the text in which pdb tells where it was is
+        returned."""
         place = ""
         if show and self.status is None:
             self._signal(signal.SIGINT)
@@ -91,15 +98,17 @@ class Debuggee:
             os.killpg(self._process.pid, number)
 
     def breakpoints(self, ends_s: float) -> List[Dict[str, Any]]:
-        """Without those that are for one stop only."""
+        """Returns the breakpoints, without those that are for one stop only."""
         points: List[Dict[str, Any]] = []
         kept = False
-        for line in self.ask("break", ends_s)[0].splitlines():
-            row, condition = _ROW.match(line), _CONDITION.match(line)
+        for line in self.ask("break", ends_s)[0].split("\n"):
+            row = _ROW.match(line)
+            condition = _CONDITION.match(line)
             if row:
                 kept = row.group(2) == "keep"
                 if kept:
-                    path, on = row.group(4), row.group(3) == "yes"
+                    path = row.group(4)
+                    on = row.group(3) == "yes"
                     line_number = body_line(path, int(row.group(5)))
                     points.append({"path": path, "line": line_number, "condition": "", "on": on})
             elif condition and kept:
@@ -115,7 +124,8 @@ class Debuggee:
 
 
 def body_line(path: str, line: int) -> int:
-    """Of a function's `def`, the first line of its body, where a breakpoint of the function stops; else `line`."""
+    """Returns the first line of a function's body if `line` is its `def`: a breakpoint of the function stops there. Any
+    other line is returned itself."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -128,7 +138,7 @@ def body_line(path: str, line: int) -> int:
 
 
 def moved_line(before: List[str], now: List[str], line: int) -> int:
-    """Where line `line` (1-based) of `before` is in `now`; of a line that is gone, what stands in its place."""
+    """Returns where line `line` (1-based) of `before` is in `now`. If the line is gone, it is the line in its place."""
     for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, before, now, False).get_opcodes():
         if start <= line - 1 < end:
             new = new_start + line - 1 - start
@@ -136,5 +146,5 @@ def moved_line(before: List[str], now: List[str], line: int) -> int:
     return max(1, min(line, len(now)))
 
 
-def _text(said: bytes) -> str:
+def _decode_output(said: bytes) -> str:
     return said.decode("utf-8", "replace")

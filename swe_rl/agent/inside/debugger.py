@@ -1,4 +1,4 @@
-"""A pdb session that is driven one command at a time by separate processes; runs in the sandbox.
+"""This module is a pdb session that is driven one command at a time by separate processes. It runs in the sandbox.
 
 Invariants:
 - The debugged program lives in a server of its own for as long as the sandbox lets processes live. Where it was ended
@@ -21,12 +21,13 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from debuggee import Debuggee, moved_line  # type: ignore[import-not-found,unused-ignore]
 
-_IDLE_S = 3600.0  # a server that nobody asks ends
+# A server that nobody asks ends after so long.
+_IDLE_S = 3600.0
 _SOCKET = "debugger.sock"
 
 
 class DebugSession:
-    """What is kept in the file `state` between two commands, and the running program where there is one."""
+    """Holds what the file `state` keeps between two commands, and the running program if there is one."""
 
     def __init__(self, folder: str, state: Path) -> None:
         self._folder = folder
@@ -34,7 +35,8 @@ class DebugSession:
         self._program: Optional[Any] = None
         kept = _read_json(state)
         self._entrypoint = str(kept.get("entrypoint", ""))
-        self._begun = bool(kept.get("begun"))  # there is a program, or there was one that did not end by itself
+        # There is a program, or there was one that did not end by itself.
+        self._begun = bool(kept.get("begun"))
         self._given: List[str] = list(kept.get("given", []))
         self._at_start: List[Dict[str, Any]] = list(kept.get("at_start", []))
         self._breakpoints: List[Dict[str, Any]] = list(kept.get("breakpoints", []))
@@ -42,7 +44,8 @@ class DebugSession:
         self._stamp = str(kept.get("stamp", ""))
 
     def answer(self, command: str, entrypoint: str, default: str, limit_s: float) -> str:
-        """Getting the program to where the command is given may take as long again as the command."""
+        """Gives one command to the program and returns what it says. Getting the program to where the command is given
+        may take as long again as the command."""
         notes, said = self._ready(entrypoint, default, time.monotonic() + limit_s)
         if self._program is not None and command:
             said = "\n".join(part for part in (said, self._run(command, limit_s)) if part)
@@ -51,8 +54,9 @@ class DebugSession:
         return "\n".join(part for part in notes + [said, shown] if part)
 
     def _ready(self, entrypoint: str, default: str, ends_s: float) -> Tuple[List[str], str]:
-        """A program to give the command to: the running one, the same as before, or a new one."""
-        changed = self._stamp != "" and self._stamp != _stamp(self._folder)
+        """Makes a program ready for the command: the running one, the same as before, or a new one. Returns notes, and
+        what the program said at its start."""
+        changed = self._stamp != "" and self._stamp != _stamp_folder(self._folder)
         if self._begun and not changed and not entrypoint:
             if self._program is not None and self._program.status is None:
                 return [], ""
@@ -82,7 +86,8 @@ class DebugSession:
         return str(said)
 
     def _again(self, ends_s: float) -> bool:
-        """The program did not outlive the last command: the same commands bring a new one to the same place."""
+        """Brings a new program to the place of one that did not outlive the last command, by the same commands. Returns
+        False if that fails."""
         given = self._given
         self._start(self._entrypoint, ends_s)
         for command in given:
@@ -93,7 +98,8 @@ class DebugSession:
         return self._program is not None
 
     def _run(self, command: str, limit_s: float) -> str:
-        program, ends_s = self._program, time.monotonic() + limit_s
+        program = self._program
+        ends_s = time.monotonic() + limit_s
         assert program is not None
         said, came = program.ask(command, ends_s)
         if not came:
@@ -109,20 +115,22 @@ class DebugSession:
         return str(said)
 
     def _moved(self) -> List[str]:
-        """Breakpoints follow their lines through an edit."""
+        """Moves breakpoints with their lines through an edit, and returns notes about it."""
         notes = []
         for point in self._breakpoints:
-            before, now = self._sources.get(point["path"]), _read_text(point["path"])
+            before = self._sources.get(point["path"])
+            now = _read_text(point["path"])
             if before is None or now is None or before == now:
                 continue
-            line, shown = moved_line(before.splitlines(), now.splitlines(), point["line"]), self._shown(point)
+            line = moved_line(before.split("\n"), now.split("\n"), point["line"])
+            shown = self._shown(point)
             if line != point["line"]:
                 point["line"] = line
                 notes.append(f"(breakpoint {shown} is now at line {line})")
         return notes
 
     def _keep(self) -> None:
-        self._stamp = _stamp(self._folder)
+        self._stamp = _stamp_folder(self._folder)
         self._sources = {point["path"]: _read_text(point["path"]) or "" for point in self._breakpoints}
         kept = {
             "entrypoint": self._entrypoint,
@@ -138,13 +146,16 @@ class DebugSession:
         aside.rename(self._state)
 
     def _shown(self, point: Dict[str, Any]) -> str:
-        path, inside = point["path"], str(Path(self._folder).resolve()) + os.sep
+        path = point["path"]
+        inside = str(Path(self._folder).resolve()) + os.sep
         name = path[len(inside) :] if path.startswith(inside) else path
-        rest = (" if " + point["condition"] if point["condition"] else "") + ("" if point["on"] else " (disabled)")
-        return "{}:{}{}".format(name, point["line"], rest)
+        shown = "{}:{}".format(name, point["line"])
+        if point["condition"]:
+            shown += " if " + point["condition"]
+        return shown if point["on"] else shown + " (disabled)"
 
     def close(self) -> None:
-        """Of the program: its breakpoints stay."""
+        """Ends the program. Its breakpoints stay."""
         if self._program is not None:
             self._program.kill()
         self._program = None
@@ -167,9 +178,11 @@ def serve(folder: str, state: Path, door: socket.socket) -> None:
 
 
 def main(order: Dict[str, Any]) -> None:
-    """One command, given to the server, which is started where there is none."""
-    home, folder = Path(__file__).resolve().parent, str(Path.cwd())
-    os.chdir(str(home))  # a socket's path may have 107 bytes only
+    """Gives one command to the server, and starts the server if there is none."""
+    home = Path(__file__).resolve().parent
+    folder = str(Path.cwd())
+    # A socket's path may have 107 bytes only, so it is relative.
+    os.chdir(str(home))
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         caller.connect(_SOCKET)
@@ -185,7 +198,7 @@ def main(order: Dict[str, Any]) -> None:
 
 
 def _start_server(folder: str, state: Path) -> None:
-    """A process apart, which keeps nothing open that somebody waits for to be closed."""
+    """Forks a process apart, which keeps nothing open that somebody waits for to be closed."""
     if Path(_SOCKET).exists():
         Path(_SOCKET).unlink()
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -204,8 +217,8 @@ def _start_server(folder: str, state: Path) -> None:
         os._exit(0)
 
 
-def _stamp(folder: str) -> str:
-    """Changes with every Python file of the repository."""
+def _stamp_folder(folder: str) -> str:
+    """Returns a digest that changes with every Python file of the repository."""
     digest = hashlib.sha1()
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "node_modules")

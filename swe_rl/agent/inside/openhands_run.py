@@ -1,4 +1,5 @@
-"""One attempt by OpenHands' agent at the repository that is the working directory; runs in the sandbox.
+"""This program makes one attempt by OpenHands' agent at the repository that is the working directory. It runs in the
+sandbox.
 
 Invariants:
 - The Python that runs this has openhands-sdk and openhands-tools. The model's commands find the environment that was
@@ -21,23 +22,34 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-FINISHED, FAILED, STEP_LIMIT, STUCK, CONTEXT_OVERFLOW, NO_SDK = 0, 1, 53, 54, 55, 127
+FINISHED = 0
+FAILED = 1
+STEP_LIMIT = 53
+STUCK = 54
+CONTEXT_OVERFLOW = 55
+NO_SDK = 127
 TOOLS = ("terminal", "file_editor", "task_tracker")
-SUB_AGENTS = "task"  # the tool
-LEAST_EVENTS = 8  # that the SDK's condenser can be started with, as it keeps the first two
-DIALECTS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}  # litellm's provider for each
+# This tool starts sub-agents.
+SUB_AGENTS = "task"
+# The SDK's condenser cannot be started with fewer events, as it keeps the first two.
+LEAST_EVENTS = 8
+# These are litellm's providers for each dialect.
+DIALECTS = {"chat": "openai", "responses": "openai", "messages": "anthropic"}
 _SDK_ENV = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is downloaded
-    "LITELLM_MODE": "PRODUCTION",  # else .env is read
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # Otherwise it is downloaded.
+    "LITELLM_MODE": "PRODUCTION",  # Otherwise .env is read.
     "OPENHANDS_SUPPRESS_BANNER": "1",
     "ALLOW_SHORT_CONTEXT_WINDOWS": "1",
     "LOG_LEVEL": "ERROR",
     "LOG_RICH_TRACEBACKS": "0",
 }
-_OURS = ("SWE_RL_", "OPENAI_", "ANTHROPIC_")  # of variables
-_TRIES = 10  # of one completion, with growing pauses: two minutes
+# The model's commands must not find variables that begin so: they have the address of the model.
+_OURS = ("SWE_RL_", "OPENAI_", "ANTHROPIC_")
+# A completion is tried so often. With growing pauses that takes two minutes.
+_TRIES = 10
 _LONGEST_PAUSE_S = 30
-_LONGEST_CALL_S = 24 * 3600  # the router may hold a turn, and the attempt has its own end
+# The router may hold a turn for long, and the attempt has its own end.
+_LONGEST_CALL_S = 24 * 3600
 _TASK = """\
 The repository is at {folder}. This is the issue to solve:
 
@@ -52,7 +64,7 @@ and there is no network. Call `finish` when the change is made and checked.
 
 @dataclass
 class Printer:
-    """Calls of one completion are one message; they come as events of their own."""
+    """Prints messages. The calls of one completion are one message, but they come as events of their own."""
 
     response_id: str | None = None
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -60,17 +72,17 @@ class Printer:
     def on_event(self, event: Any) -> None:
         kind = type(event).__name__
         if kind == "ActionEvent":
-            self._said(event.llm_response_id, [*_texts(event.thought), _used(event.tool_call)])
+            self._said(event.llm_response_id, [*_text_parts(event.thought), _tool_use(event.tool_call)])
         elif kind == "MessageEvent" and event.source == "agent":
-            self._said(event.llm_response_id, _texts(event.llm_message.content))
+            self._said(event.llm_response_id, _text_parts(event.llm_message.content))
         elif kind in ("ObservationEvent", "AgentErrorEvent"):
             self.flush()
-            content = "".join(part["text"] for part in _texts(event.to_llm_message().content))
-            _print("user", [{"type": "tool_result", "tool_use_id": event.tool_call_id, "content": content}])
+            content = "".join(part["text"] for part in _text_parts(event.to_llm_message().content))
+            _print_message("user", [{"type": "tool_result", "tool_use_id": event.tool_call_id, "content": content}])
 
     def flush(self) -> None:
         if self.parts:
-            _print("assistant", self.parts)
+            _print_message("assistant", self.parts)
         self.parts = []
 
     def _said(self, response_id: str | None, parts: list[dict[str, Any]]) -> None:
@@ -80,11 +92,11 @@ class Printer:
         self.parts += parts
 
 
-def _texts(content: Any) -> list[dict[str, Any]]:
+def _text_parts(content: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": part.text} for part in content if hasattr(part, "text")]
 
 
-def _used(call: Any) -> dict[str, Any]:
+def _tool_use(call: Any) -> dict[str, Any]:
     try:
         arguments = json.loads(call.arguments)
     except ValueError:
@@ -92,11 +104,11 @@ def _used(call: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
 
-def _print(role: str, parts: list[dict[str, Any]]) -> None:
+def _print_message(role: str, parts: list[dict[str, Any]]) -> None:
     print(json.dumps({"type": role, "message": {"role": role, "content": parts}}), flush=True)
 
 
-def _options() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--max-iterations", type=int, default=int(os.environ["SWE_RL_MAX_TURNS"]))
     parser.add_argument(
@@ -119,10 +131,10 @@ def _options() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def sdk_environment(folder: Path, host: str) -> Iterator[None]:
-    """Inside, what the SDK is to find; afterwards, what the model's commands are to find."""
+    """Sets the environment that the SDK is to find. Afterwards it is the one that the model's commands are to find."""
     before = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    before["OH_PERSISTENCE_DIR"] = str(folder / "openhands")  # instead of ~/.openhands
-    for name in ("NO_PROXY", "no_proxy"):  # an image may name a proxy
+    before["OH_PERSISTENCE_DIR"] = str(folder / "openhands")  # Otherwise it is ~/.openhands.
+    for name in ("NO_PROXY", "no_proxy"):  # An image may name a proxy.
         before[name] = ",".join(filter(None, [before.get(name), host]))
     os.environ.update(before | _SDK_ENV)
     try:
@@ -133,13 +145,15 @@ def sdk_environment(folder: Path, host: str) -> Iterator[None]:
 
 
 def _make_llm(dialect: str, base_url: str, model: str, api_key: str) -> Any:
-    """Sampling is the gateway's: nothing is asked for. Raises ImportError."""
+    """Makes the SDK's model. Sampling is the gateway's: nothing is asked for. Raises ImportError."""
     import openhands.tools  # noqa: F401
     from openhands.sdk import LLM
 
+    if dialect == "messages":
+        base_url = base_url.removesuffix("/v1")
     return LLM(
         model=f"{DIALECTS[dialect]}/{model}",
-        base_url=base_url.removesuffix("/v1") if dialect == "messages" else base_url,
+        base_url=base_url,
         api_key=api_key,
         usage_id="agent",
         api_mode="responses" if dialect == "responses" else "chat",
@@ -156,7 +170,8 @@ def _make_llm(dialect: str, base_url: str, model: str, api_key: str) -> Any:
 
 
 def _plain_shell(folder: Path) -> Path:
-    """bash without colours, line editing and completion: else observations have escape sequences and tabs get lost.
+    """Writes a bash without colours, line editing and completion: with them observations have escape sequences and tabs
+    get lost.
 
     Without line editing the kernel would cut lines at 4,095 bytes, unless it gathers none: Ctrl-D then ends no input.
     """
@@ -192,7 +207,7 @@ def _make_conversation(llm: Any, options: argparse.Namespace, folder: Path, prin
 
 
 def _make_condenser(llm: Any, events: int) -> Any:
-    """Of conversations with more events than that; None: none."""
+    """Makes what sums up conversations of more than so many events, or None for 0."""
     if not events:
         return None
     from openhands.sdk.context.condenser import LLMSummarizingCondenser
@@ -201,7 +216,7 @@ def _make_condenser(llm: Any, events: int) -> Any:
 
 
 def _sub_agents_of(make_agent: Callable[[Any], Any]) -> Any:
-    """The tool that starts them, one at a time: agents with the same tools, but for this one."""
+    """Makes the tool that starts sub-agents, one at a time: they have the same tools, except this one."""
     from openhands.sdk import Tool, register_agent
     from openhands.tools.task import TaskToolSet
 
@@ -209,7 +224,7 @@ def _sub_agents_of(make_agent: Callable[[Any], Any]) -> Any:
     return Tool(name=TaskToolSet.name)
 
 
-def _converse(conversation: Any, task: str) -> int:
+def _run_conversation(conversation: Any, task: str) -> int:
     from openhands.sdk.conversation.exceptions import ConversationRunError
     from openhands.sdk.llm.exceptions import LLMContextWindowExceedError
 
@@ -219,11 +234,13 @@ def _converse(conversation: Any, task: str) -> int:
     except ConversationRunError as error:
         cause = error.original_exception
         print(f"openhands: {type(cause).__name__}: {cause}")
-        return CONTEXT_OVERFLOW if isinstance(cause, LLMContextWindowExceedError) else FAILED
-    return _status(conversation.state)
+        if isinstance(cause, LLMContextWindowExceedError):
+            return CONTEXT_OVERFLOW
+        return FAILED
+    return _exit_status(conversation.state)
 
 
-def _status(state: Any) -> int:
+def _exit_status(state: Any) -> int:
     status = state.execution_status.value
     codes = [event.code for event in state.events if type(event).__name__ == "ConversationErrorEvent"]
     if status == "error" and codes[-1:] == ["MaxIterationsReached"]:
@@ -234,8 +251,9 @@ def _status(state: Any) -> int:
 
 
 def main() -> int:
-    options = _options()
-    folder, base_url = Path(os.environ["SWE_RL_FOLDER"]), os.environ["OPENAI_BASE_URL"]
+    options = _parse_options()
+    folder = Path(os.environ["SWE_RL_FOLDER"])
+    base_url = os.environ["OPENAI_BASE_URL"]
     task = Path(os.environ["SWE_RL_TASK_FILE"]).read_text(encoding="utf-8")
     try:
         with sdk_environment(folder, urlsplit(base_url).hostname or ""):
@@ -247,7 +265,7 @@ def main() -> int:
     printer = Printer()
     conversation = _make_conversation(llm, options, folder, printer)
     try:
-        return _converse(conversation, task)
+        return _run_conversation(conversation, task)
     finally:
         printer.flush()
         conversation.close()

@@ -1,4 +1,4 @@
-"""mini-swe-agent 2.x: its own loop and prompts, our model (the gateway) and environment (the sandbox).
+"""This agent is mini-swe-agent 2.x: its own loop and prompts, our model (the gateway) and environment (the sandbox).
 
 Invariants:
 - The library's loop is synchronous: it runs in a thread of its own, which is over when `run` returns or is cancelled.
@@ -10,26 +10,29 @@ from typing import Any
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect, load_library, packaged_templates
-from swe_rl.agent.mini_swe.parts import Dialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
+from swe_rl.agent.mini_swe.parts import CommandDialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
 from swe_rl.config.schema import AgentConfig
 
-PACKAGED_PROMPT = "mini_swe"  # agent.system_prompt: what the library's SWE-bench runs use
+# With this agent.system_prompt the library's SWE-bench runs are repeated.
+PACKAGED_PROMPT = "mini_swe"
+# Maps our ends of an attempt to mini-swe-agent's.
 EXIT_STATUS = {
     Exit.SUBMITTED: "Submitted",
     Exit.STEP_LIMIT: "LimitsExceeded",
     Exit.AGENT_TIMEOUT: "TimeExceeded",
     Exit.FORMAT_ERRORS: "RepeatedFormatError",
     Exit.CONTEXT_OVERFLOW: "ContextWindowExceededError",
-    Exit.AGENT_CRASHED: "AgentCrashed",  # of programs; mini-swe-agent has no such word
-}  # ours: mini-swe-agent's
+    Exit.AGENT_CRASHED: "AgentCrashed",  # Only programs end so; mini-swe-agent has no such word.
+}
 _EXIT = {theirs: ours for ours, theirs in EXIT_STATUS.items()}
 _KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
 
 
 class MiniSweAgent:
-    """Stateless between runs. Raises MiniSweMissingError, or UserError for an unknown prompt."""
+    """Runs the library's loop. It keeps no state between runs. Raises MiniSweMissingError, or UserError for an unknown
+    prompt."""
 
     name = "mini_swe"
     needs_door = False
@@ -45,7 +48,8 @@ class MiniSweAgent:
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
 
     async def run(self, work: Assignment) -> AgentResult:
-        bridge, dialect = ThreadBridge(), self._dialect()
+        bridge = ThreadBridge()
+        dialect = self._dialect()
         talk = Conversation(self._client, work, self._command_timeout_s, dialect.tools)
         loop = self._loop(Shared(talk, bridge), dialect)
         try:
@@ -55,46 +59,52 @@ class MiniSweAgent:
             )
         except Stopped as error:
             raise AgentError(f"{work.task.instance_id}: mini-swe-agent was stopped") from error
-        result = _result(loop.messages, talk, ended)
+        result = _make_result(loop.messages, talk, ended)
         result.tools = tuple(dialect.tools)
         return result
 
-    def _loop(self, shared: Shared, dialect: Dialect) -> Any:
+    def _loop(self, shared: Shared, dialect: CommandDialect) -> Any:
+        system = "{{system_prompt}}"
+        instance = "{{task}}"
+        if self._templates:
+            system = self._templates.system
+            instance = self._templates.instance
         return load_library().agents.default.DefaultAgent(
             GatewayModel(shared, dialect),
             SandboxEnvironment(shared, dialect),
-            system_template=self._templates.system if self._templates else "{{system_prompt}}",
-            instance_template=self._templates.instance if self._templates else "{{task}}",
+            system_template=system,
+            instance_template=instance,
             step_limit=self._max_turns,
             cost_limit=0.0,
-            max_consecutive_format_errors=self._config.max_format_errors + 1,  # it counts the one that ends it
+            # The library counts the error that ends the attempt, too.
+            max_consecutive_format_errors=self._config.max_format_errors + 1,
         )
 
-    def _dialect(self) -> Dialect:
+    def _dialect(self) -> CommandDialect:
         if self._templates is None:
             return OurDialect(self._config.max_observation_chars)
         kind = CallsDialect if self._config.tools == "bash_calls" else FencedDialect
         return kind(self._templates, self._config.max_observation_chars)
 
 
-def _result(messages: list[dict[str, Any]], talk: Conversation, ended: dict[str, Any]) -> AgentResult:
+def _make_result(messages: list[dict[str, Any]], talk: Conversation, ended: dict[str, Any]) -> AgentResult:
     status = str(ended.get("exit_status"))
     if status not in _EXIT:
         raise AgentError(f"mini-swe-agent ended with a status that is not known: {status!r}")
     end = Exit.AGENT_TIMEOUT if talk.budget.is_spent and _EXIT[status] is not Exit.SUBMITTED else _EXIT[status]
     kept = [{key: message[key] for key in _KEPT if key in message} for message in messages if message["role"] != "exit"]
     if end is Exit.FORMAT_ERRORS:
-        kept.pop()  # a reminder that the model never read
+        kept.pop()  # The model never read this reminder.
         talk.turns[-1].observation = None
     submission = str(ended.get("submission") or "")
     return AgentResult(end, talk.turns, kept, patch=submission if submission.startswith("diff --git") else None)
 
 
 def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, model: str, patch: str) -> dict[str, Any]:
-    """An attempt of any agent as mini-swe-agent writes it, for its inspector and for people who compare with its runs:
-    info, messages with an `exit` message last, trajectory_format.
+    """Returns an attempt of any agent as mini-swe-agent writes it, for its inspector and for people who compare with
+    its runs: info, messages with an `exit` message last, trajectory_format.
 
-    Ready for json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
+    The result is ready for json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
     """
     status = EXIT_STATUS[result.exit]
     return {
@@ -111,7 +121,7 @@ def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, mo
 
 
 def _shown_messages(result: AgentResult) -> list[dict[str, Any]]:
-    """With each reply's commands in `extra.actions`, which the library's inspector shows."""
+    """Returns the messages with each reply's commands in `extra.actions`, which the library's inspector shows."""
     turns = iter(result.turns)
     messages = []
     for message in result.messages:

@@ -1,9 +1,10 @@
-"""How mini-swe-agent's model writes commands and reads what they said.
+"""A dialect says how mini-swe-agent's model writes commands and reads what they said.
 
 Invariants:
 - The library's dialects use its own parser and templates: prompts and observations are those of its benchmark runs.
 - OurDialect says, byte for byte, what agent=bash says.
-- Nothing of it is imported before it is asked for; it never reads or writes the user's own mini-swe-agent folder.
+- Nothing of the library is imported before it is asked for; it never reads or writes the user's own mini-swe-agent
+  folder.
 - litellm is not imported: our model class is the only one that is used.
 """
 
@@ -19,13 +20,15 @@ from typing import Any
 from swe_rl.agent.client import ChatReply
 from swe_rl.agent.command import parse_command
 from swe_rl.agent.observation import format_observation
-from swe_rl.agent.prompts import FORMAT_REMINDER
+from swe_rl.agent.prompts import FORMAT_REMINDER, reminder_after
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-_PACKAGED = {"bash": "swebench_backticks.yaml", "bash_calls": "swebench.yaml"}  # by agent.tools
-_ACTION = r"```mswea_bash_command\s*\n(.*?)\n```"  # the fence that the packaged prompts teach
+# The library has a file of prompts for each agent.tools.
+_PACKAGED = {"bash": "swebench_backticks.yaml", "bash_calls": "swebench.yaml"}
+# The packaged prompts teach this fence.
+_ACTION = r"```mswea_bash_command\s*\n(.*?)\n```"
 
 
 class MiniSweMissingError(UserError):
@@ -34,7 +37,7 @@ class MiniSweMissingError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """What the library calls a configuration: Jinja texts and the environment of commands."""
+    """Holds what the library calls a configuration: Jinja texts and the environment of commands."""
 
     system: str
     instance: str
@@ -46,7 +49,7 @@ class Templates:
 
 @lru_cache(maxsize=1)
 def load_library() -> Any:
-    """The package. Raises MiniSweMissingError."""
+    """Imports the package. Raises MiniSweMissingError."""
     try:
         with _nobodys_settings():
             import minisweagent
@@ -65,7 +68,8 @@ def load_library() -> Any:
 
 @contextmanager
 def _nobodys_settings() -> Iterator[None]:
-    """Its import prints a banner, makes a folder in the user's configuration and loads a .env file from there."""
+    """Keeps the library's import away from the user's settings: it prints a banner, makes a folder in the user's
+    configuration and loads a .env file from there."""
     before = {name: os.environ.get(name) for name in ("MSWEA_SILENT_STARTUP", "MSWEA_GLOBAL_CONFIG_DIR")}
     with tempfile.TemporaryDirectory(prefix="swe_rl-mini-swe-") as empty:
         os.environ.update(MSWEA_SILENT_STARTUP="1", MSWEA_GLOBAL_CONFIG_DIR=empty)
@@ -80,9 +84,10 @@ def _nobodys_settings() -> Iterator[None]:
 
 @lru_cache(maxsize=len(_PACKAGED))
 def packaged_templates(tools: str) -> Templates:
-    """The library's own SWE-bench prompts: `bash` with fenced commands, `bash_calls` with function calls."""
+    """Returns the library's own SWE-bench prompts: `bash` with fenced commands, `bash_calls` with function calls."""
     config = load_library().config.get_config_from_spec(_PACKAGED[tools])
-    agent, model = config["agent"], config["model"]
+    agent = config["agent"]
+    model = config["model"]
     return Templates(
         system=agent["system_template"],
         instance=agent["instance_template"],
@@ -93,7 +98,7 @@ def packaged_templates(tools: str) -> Templates:
 
 
 class OurDialect:
-    """The bash blocks and observations of agent=bash."""
+    """Speaks the bash blocks and observations of agent=bash."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     env: Mapping[str, str] = {}
@@ -105,7 +110,8 @@ class OurDialect:
     def actions(self, reply: ChatReply) -> list[dict[str, Any]]:
         parsed = parse_command(reply.content)
         if parsed.command is None:
-            raise self._format_error({"role": "user", "content": FORMAT_REMINDER})
+            reminder = reminder_after(FORMAT_REMINDER, reply.cut_tokens)
+            raise self._format_error({"role": "user", "content": reminder})
         return [{"command": parsed.command, "submit": parsed.submit}]
 
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,7 +124,7 @@ class OurDialect:
 
 
 class FencedDialect:
-    """One fenced command a reply, as the library's text models read it."""
+    """Reads one fenced command a reply, as the library's text models write it."""
 
     tools: Sequence[Mapping[str, Any]] = ()
 
@@ -139,7 +145,7 @@ class FencedDialect:
 
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = self._library.actions_text.format_observation_messages(
-            [_shortened(output, self._max_chars) for output in outputs],
+            [_shorten_output(output, self._max_chars) for output in outputs],
             observation_template=self._templates.observation,
         )
         return answers
@@ -151,7 +157,7 @@ class FencedDialect:
 
 
 class CallsDialect(FencedDialect):
-    """Function calls of the one tool `bash`, several a reply where the model wants."""
+    """Reads function calls of the one tool `bash`, several a reply if the model wants."""
 
     def __init__(self, templates: Templates, max_observation_chars: int) -> None:
         super().__init__(templates, max_observation_chars)
@@ -172,17 +178,19 @@ class CallsDialect(FencedDialect):
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = self._library.actions_toolcall.format_toolcall_observation_messages(
             actions=actions,
-            outputs=[_shortened(output, self._max_chars) for output in outputs],
+            outputs=[_shorten_output(output, self._max_chars) for output in outputs],
             observation_template=self._templates.observation,
         )
         return answers
 
 
-def _shortened(output: dict[str, Any], max_chars: int) -> dict[str, Any]:
-    """The library's templates cut at 10 000 characters; agent.max_observation_chars may ask for less."""
+def _shorten_output(output: dict[str, Any], max_chars: int) -> dict[str, Any]:
+    """Cuts a long output. The library's templates cut at 10,000 characters; agent.max_observation_chars may ask for
+    less."""
     text = str(output["output"])
     if len(text) > max_chars:
-        head, tail = max_chars // 2, max_chars - max_chars // 2
+        head = max_chars // 2
+        tail = max_chars - max_chars // 2
         note = f"\n{len(text) - max_chars} characters elided\n"
         text = text[:head] + note + text[len(text) - tail :]
     return {**{key: value for key, value in output.items() if key != "result"}, "output": text}

@@ -1,7 +1,8 @@
-"""What mini-swe-agent's loop asks for: a model, which is the gateway, and an environment, which is the sandbox.
+"""This module has what mini-swe-agent's loop asks for: a model, which is the gateway, and an environment, which is the
+sandbox.
 
 Invariants:
-- Called from the loop's own thread; everything that waits is done in the event loop.
+- Both are called from the loop's own thread; everything that waits is done in the event loop.
 - The thread waits for one coroutine at a time; `stop` cancels it, and whatever the thread calls next is refused.
 - Each loop has its own thread: loops neither wait for each other nor use up the event loop's shared executor.
 - What the model said is always in the history, format errors too, which the library would drop: prompts only grow.
@@ -9,6 +10,9 @@ Invariants:
 """
 
 import asyncio
+import base64
+import binascii
+import shlex
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -20,9 +24,11 @@ from typing import Any, Protocol, TypeVar
 from swe_rl.agent.client import ChatReply, ContextOverflow
 from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, load_library
+from swe_rl.env.patch_files import text_of
 from swe_rl.sandbox.protocol import ExecResult
 
 T = TypeVar("T")
+# A patch of more bytes is no change that anybody asked for, and is cut.
 _MAX_SUBMISSION_BYTES = 2_000_000
 _SENT = ("role", "content", "tool_calls", "tool_call_id", "reasoning_content")
 
@@ -32,7 +38,7 @@ class Stopped(Exception):
 
 
 class ThreadBridge:
-    """Made in the event loop; `call` is for the thread."""
+    """Lets a thread run coroutines in the event loop. It is made in the loop; `call` is for the thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,7 +47,8 @@ class ThreadBridge:
         self._is_stopped = False
 
     async def run(self, program: Callable[[], T], *, name: str) -> T:
-        """The program's result or exception. Cancelling this stops the program and waits until its thread is done."""
+        """Returns the program's result or raises its exception. Cancelling this stops the program and waits until its
+        thread is done."""
         executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         work = self._loop.run_in_executor(executor, program)
         try:
@@ -50,7 +57,8 @@ class ThreadBridge:
             self.stop()
             await asyncio.wait({work})
             if not work.cancelled():
-                work.exception()  # looked at: nobody else will
+                # Looking at the exception keeps asyncio from logging it as forgotten.
+                work.exception()
             raise
         finally:
             executor.shutdown(wait=False)
@@ -76,33 +84,35 @@ class ThreadBridge:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What model and environment of one attempt have in common. The messages are the library's, which keeps its own."""
+    """Holds what model and environment of one attempt have in common. The messages are the library's, which keeps its
+    own."""
 
     talk: Conversation
     bridge: ThreadBridge
 
 
-class Dialect(Protocol):
-    """How commands are written and answered: the library's ways, or those of agent=bash."""
+class CommandDialect(Protocol):
+    """Says how commands are written and answered: in the library's ways, or in those of agent=bash."""
 
     tools: Sequence[Mapping[str, Any]]
     env: Mapping[str, str]
 
     def actions(self, reply: ChatReply) -> list[dict[str, Any]]:
-        """Raises the library's FormatError with what the model is told."""
+        """Returns the commands of a reply. Raises the library's FormatError with what the model is told."""
         ...
 
     def observations(self, actions: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> list[dict[str, Any]]: ...
 
     def is_submitted(self, action: Mapping[str, Any], result: ExecResult | None) -> bool:
-        """Asked before the command runs (`result` None) and after."""
+        """Tells whether the action ends the attempt. It is asked before the command runs (`result` is None) and
+        after."""
         ...
 
 
 class GatewayModel:
-    """The library's Model."""
+    """Serves as the library's Model."""
 
-    def __init__(self, shared: Shared, dialect: Dialect) -> None:
+    def __init__(self, shared: Shared, dialect: CommandDialect) -> None:
         self.config = SimpleNamespace(model_name=shared.talk.work.model)
         self._shared = shared
         self._dialect = dialect
@@ -114,9 +124,9 @@ class GatewayModel:
         try:
             asked = self._shared.bridge.call(talk.ask())
         except ContextOverflow as error:
-            raise _ended(self._exceptions.LimitsExceeded, "ContextWindowExceededError", str(error)) from error
+            raise _ending_error(self._exceptions.LimitsExceeded, "ContextWindowExceededError", str(error)) from error
         if asked is None:
-            raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
+            raise _ending_error(self._exceptions.TimeExceeded, "TimeExceeded")
         reply, turn = asked
         said = {**reply.message, "extra": {"cost": 0.0, "timestamp": time.time()}}
         try:
@@ -147,9 +157,9 @@ class GatewayModel:
 
 
 class SandboxEnvironment:
-    """The library's Environment."""
+    """Serves as the library's Environment."""
 
-    def __init__(self, shared: Shared, dialect: Dialect) -> None:
+    def __init__(self, shared: Shared, dialect: CommandDialect) -> None:
         self.config = SimpleNamespace(cwd=shared.talk.work.sandbox.workdir)
         self._shared = shared
         self._dialect = dialect
@@ -158,7 +168,7 @@ class SandboxEnvironment:
     def execute(self, action: dict[str, Any], cwd: str = "") -> dict[str, Any]:
         talk = self._shared.talk
         if self._dialect.is_submitted(action, None):
-            raise _ended(self._exceptions.Submitted, "Submitted")
+            raise _ending_error(self._exceptions.Submitted, "Submitted")
         command = str(action["command"])
         limit_s = min(talk.command_timeout_s, talk.budget.left_s)
         max_bytes = _MAX_SUBMISSION_BYTES if SUBMIT_MARKER in command else None
@@ -166,11 +176,31 @@ class SandboxEnvironment:
             talk.execute(command, talk.turns[-1], env=self._dialect.env, max_output_bytes=max_bytes)
         )
         if result is None:
-            raise _ended(self._exceptions.TimeExceeded, "TimeExceeded")
+            raise _ending_error(self._exceptions.TimeExceeded, "TimeExceeded")
         if self._dialect.is_submitted(action, result):
-            submission = "" if result.truncated_bytes else result.output.lstrip().partition("\n")[2]
-            raise _ended(self._exceptions.Submitted, "Submitted", submission)
-        return _output(command, result, limit_s)
+            output = "" if result.truncated_bytes else self._whole_output(command, result)
+            raise _ending_error(self._exceptions.Submitted, "Submitted", output.lstrip().partition("\n")[2])
+        return _report_command(command, result, limit_s)
+
+    def _whole_output(self, command: str, result: ExecResult) -> str:
+        """Returns what the command printed, with surrogates for bytes that are no UTF-8, which `result` does not have.
+
+        The command runs once more for them. If it then prints something else, there is no output, and the working tree
+        has the change.
+        """
+        if "\ufffd" not in result.output:
+            return result.output
+        encoded = f"bash -c {shlex.quote(command)} 2>&1 | base64 -w0"
+        talk = self._shared.talk
+        options: dict[str, Any] = {"env": self._dialect.env, "max_output_bytes": 2 * _MAX_SUBMISSION_BYTES}
+        again = self._shared.bridge.call(talk.execute(encoded, talk.turns[-1], **options))
+        try:
+            data = base64.b64decode("" if again is None else again.output, validate=True)
+        except (binascii.Error, ValueError):
+            return ""
+        if data.decode("utf-8", "replace") == result.output:
+            return text_of(data)
+        return ""
 
     def get_template_vars(self, **_: Any) -> dict[str, Any]:
         return {"cwd": self._shared.talk.work.sandbox.workdir}
@@ -179,17 +209,19 @@ class SandboxEnvironment:
         return {}
 
 
-def _output(command: str, result: ExecResult, limit_s: float) -> dict[str, Any]:
-    """As the library's own environments report; `result` rides along for those who format it themselves."""
-    reason = f"Command {command!r} timed out after {limit_s:g} seconds"
-    return {
-        "output": result.output,
-        "returncode": -1 if result.timed_out else result.exit_code,
-        "exception_info": f"An error occurred while executing the command: {reason}" if result.timed_out else "",
-        "result": result,
-    }
+def _report_command(command: str, result: ExecResult, limit_s: float) -> dict[str, Any]:
+    """Reports a command as the library's own environments do. `result` rides along for dialects that format it
+    themselves."""
+    status = result.exit_code
+    problem = ""
+    if result.timed_out:
+        status = -1
+        problem = (
+            f"An error occurred while executing the command: Command {command!r} timed out after {limit_s:g} seconds"
+        )
+    return {"output": result.output, "returncode": status, "exception_info": problem, "result": result}
 
 
-def _ended(kind: type[Exception], exit_status: str, content: str = "") -> Exception:
+def _ending_error(kind: type[Exception], exit_status: str, content: str = "") -> Exception:
     extra = {"exit_status": exit_status, "submission": content if exit_status == "Submitted" else ""}
     return kind({"role": "exit", "content": content or exit_status, "extra": extra})

@@ -1,1 +1,1 @@
-"""The debugging agent."""
+"""This package has the debugging agent."""

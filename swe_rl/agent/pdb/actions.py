@@ -1,4 +1,4 @@
-"""What the debugging agent's tools do in the sandbox.
+"""This module does what the debugging agent's tools ask for in the sandbox.
 
 Invariants:
 - Whatever the model asks for, the answer is an observation; only a broken sandbox raises.
@@ -11,20 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.agent.conversation import Conversation
-from swe_rl.agent.observation import format_observation, shorten
+from swe_rl.agent.observation import format_observation, shorten_text
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB
 from swe_rl.agent.protocol import Turn
 from swe_rl.config.schema import AgentConfig
+from swe_rl.host.lines import lines_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult
 
 _INSIDE = Path(__file__).parents[1] / "inside"
 _SCRIPTS = ("debugger.py", "debuggee.py")
-_CARRIED = ".swe_rl_debugger"  # in the repository for as long as it takes to move it out
+# The scripts lie in the repository for as long as it takes to move them out.
+_CARRIED = ".swe_rl_debugger"
 _HOME = "${TMPDIR:-/tmp}/.swe_rl_debugger"
-_MOST_FOUND = 200  # lines of a search
-_DIFF_LINES = 3  # around a change
-_MOST_BYTES = 2_000_000  # of a file that is edited
+# A search shows at most so many lines; a broad pattern would fill the prompt.
+_MOST_FOUND = 200
+# An edit is shown with so many lines around it.
+_DIFF_LINES = 3
+# A larger file is not edited: it would have to be read and written whole.
+_MOST_BYTES = 2_000_000
 _MAY_EDIT = """\
 path=$(realpath -m -- {path}) || exit 1
 case "$path" in "$(pwd -P)"/.git/*) echo "the repository's own records are not edited"; exit 1;;
@@ -36,7 +41,7 @@ if [ -f "$path" ] && [ "$(stat -c %s -- "$path")" -gt {most} ]; then echo "too l
 
 @dataclass(slots=True)
 class Workbench:
-    """One attempt's tools. Every method answers an observation, or None when the time is over."""
+    """Holds one attempt's tools. Every method returns an observation, or None when the time is over."""
 
     talk: Conversation
     config: AgentConfig
@@ -47,7 +52,8 @@ class Workbench:
         return self._observation(await self.talk.execute(command, turn))
 
     async def view(self, turn: Turn, path: str, start: int = 1, end: int = 0) -> str | None:
-        quoted, last = shlex.quote(self._inside(path)), end if end >= start else "$"
+        quoted = shlex.quote(self._inside(path))
+        last = end if end >= start else "$"
         lines = f"cat -n -- {quoted} | sed -n '{max(1, start)},{last}p'"
         shown = f"set -o pipefail; if [ -d {quoted} ]; then ls -p -- {quoted}; else {lines}; fi"
         return self._observation(await self.talk.execute(shown, turn))
@@ -70,12 +76,12 @@ class Workbench:
             before = None
         except UnicodeDecodeError:
             return f"{path} is not a text file"
-        after = _edited(before, new, old, start, end)
+        after = _edit_text(before, new, old, start, end)
         if isinstance(after, Refusal):
             return f"{path}: {after.why}"
         await self.talk.work.sandbox.write_file(path, after.encode("utf-8", "replace"))
         self.edits += 1
-        return self._short(_diff(path, before or "", after))
+        return self._short(_show_diff(path, before or "", after))
 
     async def pdb(self, turn: Turn, command: str, entrypoint: str = "") -> str | None:
         needed = EDITS_BEFORE_PDB[self.config.tools]
@@ -83,7 +89,7 @@ class Workbench:
             return f"pdb can be used after {needed} edits; there were {self.edits}"
         if not await self._install(turn):
             return None
-        lines = [line for line in command.splitlines() if line.strip()] or [""]
+        lines = [line for line in lines_of(command, ends=False) if line.strip()] or [""]
         order = {
             "command": lines[0].strip(),
             "entrypoint": entrypoint,
@@ -108,15 +114,19 @@ class Workbench:
         return self.is_debugger_there
 
     def _inside(self, path: str) -> str:
-        """Relative to the repository where it is in it."""
+        """Returns the path relative to the repository if it is in it."""
         workdir = self.talk.work.sandbox.workdir.rstrip("/") + "/"
-        return path[len(workdir) :] or "." if path.startswith(workdir) else path
+        if path.startswith(workdir):
+            return path[len(workdir) :] or "."
+        return path
 
     def _observation(self, result: ExecResult | None) -> str | None:
-        return None if result is None else format_observation(result, self.config.max_observation_chars)
+        if result is None:
+            return None
+        return format_observation(result, self.config.max_observation_chars)
 
     def _short(self, text: str) -> str:
-        return shorten(text, self.config.max_observation_chars)
+        return shorten_text(text, self.config.max_observation_chars)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +134,16 @@ class Refusal:
     why: str
 
 
-def _edited(before: str | None, new: str, old: str | None, start: int | None, end: int | None) -> str | Refusal:
-    """The file's new text, or why there is none."""
+def _edit_text(before: str | None, new: str, old: str | None, start: int | None, end: int | None) -> str | Refusal:
+    """Returns the file's new text, or why there is none."""
     if before is None:
-        return new if old in (None, "") and start is None else Refusal("there is no such file")
+        if old in (None, "") and start is None:
+            return new
+        return Refusal("there is no such file")
     if old is not None and start is not None:
         return Refusal("give either old, or start and end")
     if start is not None:
-        lines = before.splitlines(keepends=True)
+        lines = lines_of(before)
         last = start if end is None else end
         if not 1 <= start <= last <= len(lines):
             return Refusal(f"lines {start} to {last} are not in the file, which has {len(lines)}")
@@ -148,18 +160,23 @@ def _edited(before: str | None, new: str, old: str | None, start: int | None, en
     return before.replace(old, new)
 
 
-def _diff(path: str, before: str, after: str) -> str:
-    """An edit changes one place, from the first line that differs to the last: that is looked for in linear time."""
-    old, new = before.splitlines(), after.splitlines()
+def _show_diff(path: str, before: str, after: str) -> str:
+    """Shows an edit as a diff. An edit changes one place, from the first line that differs to the last: that is found
+    in linear time."""
+    old = lines_of(before)
+    new = lines_of(after)
     if old == new:
         return f"{path} is as it was"
     shorter = min(len(old), len(new))
     first = next((at for at in range(shorter) if old[at] != new[at]), shorter)
-    same = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)  # at the end
-    begin, removed, added = max(0, first - _DIFF_LINES), len(old) - same, len(new) - same
+    # So many lines at the end are the same.
+    same = next((at for at in range(shorter - first) if old[-1 - at] != new[-1 - at]), shorter - first)
+    begin = max(0, first - _DIFF_LINES)
+    removed = len(old) - same
+    added = len(new) - same
     tail = old[removed : removed + _DIFF_LINES]
     sizes = (removed + len(tail) - begin, added + len(tail) - begin)
     lines = [f"@@ -{begin + (sizes[0] > 0)},{sizes[0]} +{begin + (sizes[1] > 0)},{sizes[1]} @@"]
     lines += [f" {line}" for line in old[begin:first]] + [f"-{line}" for line in old[first:removed]]
     lines += [f"+{line}" for line in new[first:added]] + [f" {line}" for line in tail]
-    return "\n".join([f"Edited {path}:", *lines])
+    return "\n".join([f"Edited {path}:", *(line.removesuffix("\n") for line in lines)])

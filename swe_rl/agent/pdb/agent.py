@@ -1,4 +1,4 @@
-"""The debugging agent: bash, view, grep, edit, submit, and pdb with a session that stays.
+"""This is the debugging agent: bash, view, grep, edit, submit, and pdb with a session that stays.
 
 Invariants:
 - Tools are called by functions of the chat protocol, or (prompts for small models) by fenced blocks; what a call gets
@@ -16,14 +16,14 @@ from swe_rl.agent.command import parse_command
 from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.pdb.actions import Workbench
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
-from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
+from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS, reminder_after
 from swe_rl.agent.protocol import Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
 
-# The words that the debugging agent gives its model, by `agent.system_prompt` and `agent.tools`.
-# - A tool that the agent does not have is not spoken of: the ablation differs in nothing else.
-# - `pdb_short` without the debugger is, to the byte, the prompt that the tiny model was warm-started on.
+# The constants below are the words that the debugging agent gives its model, by `agent.system_prompt` and
+# `agent.tools`. A tool that the agent does not have is not spoken of, so that an ablation differs in nothing else.
+# `pdb_short` without the debugger is, to the byte, the prompt that the tiny model was warm-started on.
 CALL_REMINDER = "Call one of the tools. `submit` hands in what you have changed."
 
 _STANDARD = """\
@@ -54,22 +54,25 @@ _SHORT_DEBUGGING = " A ```pdb block holds one debugger command."
 @dataclass(frozen=True, slots=True)
 class DebuggingPrompt:
     text: str
-    by_blocks: bool  # tools are called by fenced blocks with their names, not by function calls
+    by_blocks: bool  # Tools are called by fenced blocks with their names, not by function calls.
 
 
 def debugging_prompt(name: str, tools: str) -> DebuggingPrompt:
-    """Raises UserError for an unknown name."""
-    has_debugger, edits = TOOLS[tools], EDITS_BEFORE_PDB.get(tools, 0)
+    """Returns the agent's words for its model. Raises UserError for an unknown name."""
+    has_debugger = TOOLS[tools]
+    edits = EDITS_BEFORE_PDB.get(tools, 0)
     if name == "pdb_short":
         return DebuggingPrompt(SYSTEM_PROMPTS["short"] + (_SHORT_DEBUGGING if has_debugger else ""), by_blocks=True)
     if name == "pdb_standard":
-        debugging = (_DEBUGGING if has_debugger else "") + (_LATER.format(edits=edits) if edits else "")
+        debugging = _DEBUGGING if has_debugger else ""
+        if edits:
+            debugging += _LATER.format(edits=edits)
         return DebuggingPrompt(_STANDARD.format(debugging=debugging), by_blocks=False)
     raise UserError(f"agent.system_prompt={name!r} is not known to agent=pdb; choose pdb_standard or pdb_short")
 
 
 class PdbAgent(TalkingAgent):
-    """Raises UserError for a prompt or a set of tools that there is not."""
+    """Acts by tools, with a debugger among them. Raises UserError for an unknown prompt or set of tools."""
 
     name = "pdb"
 
@@ -92,7 +95,9 @@ class PdbAgent(TalkingAgent):
 
     async def _turn(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
         reached = await (self._block if self._by_blocks else self._calls)(talk, bench, reply, turn)
-        return Exit.AGENT_TIMEOUT if reached is None and talk.budget.is_spent else reached
+        if reached is None and talk.budget.is_spent:
+            return Exit.AGENT_TIMEOUT
+        return reached
 
     async def _block(self, talk: Conversation, bench: Workbench, reply: ChatReply, turn: Turn) -> Exit | None:
         parsed = parse_command(reply.content, self._blocks)
@@ -138,6 +143,6 @@ class PdbAgent(TalkingAgent):
         try:
             arguments = tool.arguments(call.arguments)
         except ToolArgumentError as error:
-            return str(error)
+            return reminder_after(str(error), turn.cut_tokens)
         action: Callable[..., Awaitable[str | None]] = getattr(bench, tool.name)
         return await action(turn, **arguments)

@@ -1,4 +1,4 @@
-"""The debugging agent's tools: how the model is told of them, and which of them it has.
+"""This module describes the debugging agent's tools to the model, and says which of them it has.
 
 Invariants:
 - The list never changes within an attempt: it is part of the prompt.
@@ -12,24 +12,26 @@ from typing import Any
 
 from swe_rl.errors import UserError
 
-EDITS_BEFORE_PDB = {"full": 0, "debug_after_5": 5}  # by agent.tools; rewrite_only never has it
-_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+# With these agent.tools, pdb may be used after so many edits; rewrite_only never has it.
+EDITS_BEFORE_PDB = {"full": 0, "debug_after_5": 5}
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
 
 
 class ToolArgumentError(Exception):
-    """What the model is told about the arguments that it gave."""
+    """Says what the model is told about the arguments that it gave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     name: str
     description: str
-    needed: Mapping[str, str] = field(default_factory=dict)  # name to description
+    needed: Mapping[str, str] = field(default_factory=dict)  # Maps names to descriptions.
     optional: Mapping[str, str] = field(default_factory=dict)
     integers: frozenset[str] = frozenset()
 
     def schema(self) -> dict[str, Any]:
-        """In OpenAI's shape."""
+        """Returns the tool in OpenAI's shape."""
         properties = {
             name: {**(_INTEGER if name in self.integers else _STRING), "description": said}
             for name, said in {**self.needed, **self.optional}.items()
@@ -39,7 +41,7 @@ class Tool:
         return {"type": "function", "function": function}
 
     def arguments(self, written: str) -> dict[str, Any]:
-        """Raises ToolArgumentError."""
+        """Reads the arguments of a call. Raises ToolArgumentError."""
         try:
             given = json.loads(written)
         except (ValueError, RecursionError) as error:
@@ -97,11 +99,12 @@ _PDB = Tool(
     {"entrypoint": "a shell command that runs a program under pdb: python -m pdb -m pytest TEST; starts it anew"},
 )
 _SUBMIT = Tool("submit", "Hand in the changes in the working tree and end the work.")
-TOOLS = {"full": True, "rewrite_only": False, "debug_after_5": True}  # agent.tools, and whether pdb is among them
+# Says for each agent.tools whether pdb is among them.
+TOOLS = {"full": True, "rewrite_only": False, "debug_after_5": True}
 
 
 def tools_of(kind: str) -> dict[str, Tool]:
-    """By name, in the order of the prompt. Raises UserError for an unknown agent.tools."""
+    """Returns the tools by name, in the order of the prompt. Raises UserError for an unknown agent.tools."""
     if kind not in TOOLS:
         raise UserError(f"agent.tools={kind!r} is not known to agent=pdb; choose one of: {', '.join(TOOLS)}")
     debugger = (_PDB,) if TOOLS[kind] else ()

@@ -1,9 +1,10 @@
-"""The Codex command line (npm: @openai/codex), headless in the sandbox, with the gateway's Responses as its model.
+"""This agent is the Codex command line (npm: @openai/codex), headless in the sandbox, with the gateway's Responses as
+its model.
 
 Invariants:
 - Its settings are ours and lie outside of the repository, with all that it writes: no question to the user, no sandbox
-  of its own within ours, no update, no statistics, no compaction. Off is what leaves the sandbox, what begins a second
-  conversation, and what a model of ours has no words for (images, goals, plugins).
+  of its own within ours, no update, no statistics, no compaction. Whatever leaves the sandbox is off, and so is what
+  begins a second conversation, and what a model of ours has no words for (images, goals, plugins).
 - The model's commands do not find the address of the model in their environment.
 - What it reports with --json becomes turns.
 """
@@ -12,7 +13,7 @@ import json
 from types import MappingProxyType
 from typing import Any
 
-from swe_rl.agent.observation import shorten
+from swe_rl.agent.observation import shorten_text
 from swe_rl.agent.program.agent import ProgramAgent
 from swe_rl.agent.program.session import json_lines
 from swe_rl.agent.protocol import Turn
@@ -22,8 +23,10 @@ _OFF = (
     "plugins", "remote_plugin", "shell_snapshot", "skill_search", "tool_suggest", "view_image",
     "workspace_dependencies",
 )  # fmt: skip
-_DAY_MS = 24 * 3600 * 1000  # the router may hold a turn, and the attempt has its own end
-_NEVER_TOKENS = 2**40  # the gateway's context ends long before
+# The router may hold a turn for long, and the attempt has its own end.
+_DAY_MS = 24 * 3600 * 1000
+# The gateway's context ends long before this, so nothing is ever compacted.
+_NEVER_TOKENS = 2**40
 SETTINGS = f"""\
 model_provider = "gateway"
 approval_policy = "never"
@@ -80,7 +83,8 @@ codex() { command codex -c model="$OPENAI_MODEL" -c model_providers.gateway.base
 
 
 def read_items(output: str, max_observation_chars: int) -> list[Turn]:
-    """One turn for each command or change of files, with what the model said before it, and one for its last words."""
+    """Returns one turn for each command or change of files, with what the model said before it, and one for its last
+    words."""
     turns: list[Turn] = []
     said = ""
     for event in json_lines(output):
@@ -92,13 +96,15 @@ def read_items(output: str, max_observation_chars: int) -> list[Turn]:
             said += str(item.get("text") or "")
         elif kind in ("command_execution", "file_change"):
             command = item.get("command") or json.dumps(item.get("changes"), ensure_ascii=False)
-            seen = shorten(str(item.get("aggregated_output") or ""), max_observation_chars)
+            seen = shorten_text(str(item.get("aggregated_output") or ""), max_observation_chars)
             status = item.get("exit_code")
             turns.append(
                 Turn(len(turns), said, str(command), seen, exit_code=status if isinstance(status, int) else None)
             )
             said = ""
-    return [*turns, Turn(len(turns), said, None, None)] if said else turns
+    if said:
+        return [*turns, Turn(len(turns), said, None, None)]
+    return turns
 
 
 class CodexAgent(ProgramAgent):

@@ -1,4 +1,4 @@
-"""opencode (npm: opencode-ai), headless in the sandbox, with the gateway's Chat Completions as its model.
+"""This agent is opencode (npm: opencode-ai), headless in the sandbox, with the gateway's Chat Completions as its model.
 
 Invariants:
 - Its settings are ours and lie outside of the repository, with all that it writes: no question to the user, no list of
@@ -12,19 +12,20 @@ import json
 from types import MappingProxyType
 from typing import Any
 
-from swe_rl.agent.observation import shorten
+from swe_rl.agent.observation import shorten_text
 from swe_rl.agent.program.agent import HIDDEN, HIDE, ProgramAgent
 from swe_rl.agent.program.session import json_lines
 from swe_rl.agent.protocol import Turn
 
-_MANY_TOKENS = 2**30  # the gateway's context ends long before
+# The gateway's context ends long before this, so nothing is ever compacted.
+_MANY_TOKENS = 2**30
 SETTINGS: dict[str, Any] = {
     "model": "gateway/policy",
     "small_model": "gateway/policy",
     "enabled_providers": ["gateway"],
     "provider": {
         "gateway": {
-            "npm": "@ai-sdk/openai-compatible",  # built in
+            "npm": "@ai-sdk/openai-compatible",  # This package is built in.
             "name": "gateway",
             "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}", "timeout": False},
             "models": {
@@ -53,9 +54,9 @@ _OFF = (
 )  # fmt: skip
 _ENV = {
     "NO_COLOR": "1",
-    "OPENCODE_PURE": "1",  # no plugins
+    "OPENCODE_PURE": "1",  # It loads no plugins.
     "OPENCODE_EXPERIMENTAL_DISABLE_FILEWATCHER": "1",
-    "BUN_JSC_useWasmFastMemory": "0",  # else each WebAssembly memory reserves gigabytes of address space
+    "BUN_JSC_useWasmFastMemory": "0",  # Each WebAssembly memory would reserve gigabytes of address space.
 }
 _SETUP = """\
 export OPENCODE_CONFIG="$SWE_RL_FOLDER/opencode/settings.json" OPENCODE_TEST_HOME="$SWE_RL_FOLDER/opencode"
@@ -65,7 +66,7 @@ export XDG_STATE_HOME="$SWE_RL_FOLDER/opencode/state" XDG_CACHE_HOME="$SWE_RL_FO
 
 
 def read_events(output: str, max_observation_chars: int) -> list[Turn]:
-    """One turn for each step, which is a call of the model."""
+    """Returns one turn for each step, which is a call of the model."""
     turns: list[Turn] = []
     for event in json_lines(output):
         part: Any = event.get("part")
@@ -77,17 +78,17 @@ def read_events(output: str, max_observation_chars: int) -> list[Turn]:
         elif kind == "text" and turns:
             turns[-1].message += str(part.get("text") or "")
         elif kind == "tool_use" and turns:
-            _used(turns[-1], part, max_observation_chars)
+            _add_tool_use(turns[-1], part, max_observation_chars)
     return turns
 
 
-def _used(turn: Turn, part: dict[str, Any], max_observation_chars: int) -> None:
+def _add_tool_use(turn: Turn, part: dict[str, Any], max_observation_chars: int) -> None:
     state: Any = part.get("state")
     state = state if isinstance(state, dict) else {}
     command = f"{part.get('tool')} {json.dumps(state.get('input'), ensure_ascii=False)}"
     seen = str(state.get("output") or state.get("error") or "")
     turn.command = "\n".join(filter(None, [turn.command, command]))
-    turn.observation = shorten("\n".join(filter(None, [turn.observation, seen])), max_observation_chars)
+    turn.observation = shorten_text("\n".join(filter(None, [turn.observation, seen])), max_observation_chars)
 
 
 class OpencodeAgent(ProgramAgent):

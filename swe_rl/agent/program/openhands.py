@@ -1,4 +1,4 @@
-"""OpenHands' agent (its software-agent SDK), in the sandbox.
+"""This agent is OpenHands' (its software-agent SDK), in the sandbox.
 
 Invariants:
 - What runs is inside/openhands_run.py, in the sandbox's Python that has the SDK; nothing of the SDK is imported here.
@@ -17,7 +17,7 @@ from swe_rl.agent.program.session import read_session
 from swe_rl.config.schema import AgentConfig
 
 RUNNER = Path(__file__).parents[1] / "inside" / "openhands_run.py"
-# -I: neither the repository nor the user's folder is where modules come from.
+# With -I, modules come neither from the repository nor from the user's folder.
 _SETUP = """\
 openhands() {{
   local python

@@ -1,4 +1,5 @@
-"""The qwen-code command line (npm: @qwen-code/qwen-code), headless in the sandbox, with the gateway as its model.
+"""This agent is the qwen-code command line (npm: @qwen-code/qwen-code), headless in the sandbox, with the gateway as
+its model.
 
 Invariants:
 - Its settings are ours and lie outside of the repository: no automatic memory, no compression of the conversation, no
@@ -16,22 +17,22 @@ from typing import Any
 from swe_rl.agent.program.agent import HIDDEN, HIDE, ProgramAgent
 from swe_rl.agent.program.session import read_session
 
-# Of 0.15 and 0.24; each ignores what it does not know.
+# These are settings of versions 0.15 and 0.24; each ignores what it does not know.
 SETTINGS: dict[str, Any] = {
     "general": {"enableAutoUpdate": False, "disableAutoUpdate": True, "checkpointing": {"enabled": False}},
     "privacy": {"usageStatisticsEnabled": False},
     "telemetry": {"enabled": False},
     "security": {"auth": {"selectedType": "openai"}},
     "model": {
-        "chatCompression": {"contextPercentageThreshold": 0},  # 0.15: off
+        "chatCompression": {"contextPercentageThreshold": 0},  # This switches it off in 0.15.
         "skipNextSpeakerCheck": True,
         "skipLoopDetection": True,
     },
     "context": {
-        "autoCompactThreshold": 0.99,  # 0.24: as late as it goes; the gateway's context ends long before
+        "autoCompactThreshold": 0.99,  # In 0.24 it cannot be later; the gateway's context ends before.
         "clearContextOnIdle": {"toolResultsThresholdMinutes": -1, "thinkingThresholdMinutes": -1},
     },
-    "tools": {"shell": {"enableInteractiveShell": False}},  # no terminal: plain output, and less memory
+    "tools": {"shell": {"enableInteractiveShell": False}},  # Without a terminal the output is plain.
     "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
     "experimental": {"emitToolUseSummaries": False},
     "ui": {"enableFollowupSuggestions": False},
@@ -39,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 _ENV = {
     "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
     "QWEN_CODE_EMIT_TOOL_USE_SUMMARIES": "0",
-    "QWEN_CODE_NO_RELAUNCH": "1",  # one process, not a parent that starts itself again
+    "QWEN_CODE_NO_RELAUNCH": "1",  # The program would start itself again.
     "NO_COLOR": "1",
 }
 _START = Path(__file__).parents[1] / "inside" / "node_start.cjs"

@@ -1,1 +1,1 @@
-"""Advantages and losses that somebody else wrote."""
+"""Takes advantages and losses that somebody else wrote."""

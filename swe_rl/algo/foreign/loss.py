@@ -1,7 +1,8 @@
-"""The loss of a token by somebody's own formula, in place of `algo.policy_loss`.
+"""Takes the loss of a token by somebody's own formula, in place of `algo.policy_loss`.
 
 Invariants:
-- All is per token, in one order; a micro-batch has any number of them, also none, and says nothing of the others.
+- All is per token, in one order; a micro-batch has any number of them, also none, and says nothing of the others. What
+  has to be known of a whole trajectory is summed by the trainer (`sequence_terms`).
 - How tokens become the loss of a mini-batch (`algo.loss_aggregation`), corrections, KL and entropy stay the trainer's.
 - The formula is made once in each process that trains, and has no state that ranks would have to share.
 """
@@ -14,46 +15,63 @@ from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AlgoConfig, LossConfig
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, failure, make
+from swe_rl.extension.make import ExtensionFailure, describe_failure, make_extension
 
 
 class ForeignLoss:
     def __init__(self, loss: Loss, maker: Foreign) -> None:
         self.needs_rollout_logprobs = bool(getattr(loss, "needs_rollout_logprobs", False))
+        self.needs_reference_logprobs = bool(getattr(loss, "needs_reference_logprobs", False))
         self.needs_all_rows = bool(getattr(loss, "needs_all_rows", False))
+        self.needs_sequences = bool(getattr(loss, "needs_sequences", False))
         self._loss = loss
         self._maker = maker
 
     def loss(self, tokens: LossTokens) -> Tensor:
-        """Raises ExtensionFailure."""
-        try:
-            loss = self._loss.loss(tokens)
-        except SweRlError:
-            raise
-        except Exception as error:
-            raise ExtensionFailure(failure(self._maker, "loss", error)) from error
-        wanted = tuple(tokens.logprobs.shape)
-        if not isinstance(loss, Tensor) or tuple(loss.shape) != wanted:
-            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ExtensionFailure(
-                f"{self._maker}: its method loss must return a tensor of shape {wanted}, not {shape}"
-            )
-        if not bool(torch.isfinite(loss.detach()).all()):
-            raise ExtensionFailure(f"{self._maker}: its method loss returned a number that is not finite")
+        """Returns the loss of each token, shape [tokens]. Raises ExtensionFailure."""
+        loss = self._answer("loss", tokens)
         if tokens.logprobs.requires_grad and not loss.requires_grad:
-            if not bool(loss.count_nonzero()):  # none of these tokens teaches it anything
+            # Without a gradient `backward` would raise; none of these tokens teaches the formula anything, which is no
+            # fault.
+            if not bool(loss.count_nonzero()):
                 return loss + 0.0 * tokens.logprobs
             raise ExtensionFailure(
                 f"{self._maker}: its method loss returned a tensor without a gradient: compute it from tokens.logprobs"
             )
         return loss
 
+    @torch.no_grad()
+    def sequence_terms(self, tokens: LossTokens) -> Tensor:
+        """Returns what the formula wants means of, shape [tokens]. Raises ExtensionFailure."""
+        return self._answer("sequence_terms", tokens)
+
+    def _answer(self, method: str, tokens: LossTokens) -> Tensor:
+        try:
+            answer = getattr(self._loss, method)(tokens)
+        except SweRlError:
+            raise
+        except Exception as error:
+            raise ExtensionFailure(describe_failure(self._maker, method, error)) from error
+        wanted = tuple(tokens.logprobs.shape)
+        if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:
+            shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ExtensionFailure(
+                f"{self._maker}: its method {method} must return a tensor of shape {wanted}, not {shape}"
+            )
+        if not bool(torch.isfinite(answer.detach()).all()):
+            raise ExtensionFailure(f"{self._maker}: its method {method} returned a number that is not finite")
+        return answer
+
 
 def make_loss(config: LossConfig, algo: AlgoConfig) -> ForeignLoss | None:
-    """None: `algo.policy_loss` decides. Raises UserError."""
-    loss, maker = make(ExtensionKind.loss, config, {"config": algo}, {"default": "swe_rl.algo.foreign.loss.no_loss"})
-    return None if maker is None else ForeignLoss(loss, maker)
+    """Returns the user's loss, or None if `algo.policy_loss` decides. Raises UserError."""
+    loss, maker = make_extension(
+        ExtensionKind.loss, config, {"config": algo}, {"default": "swe_rl.algo.foreign.loss.no_loss"}
+    )
+    if maker is None:
+        return None
+    return ForeignLoss(loss, maker)
 
 
 def no_loss() -> None:
-    """Of loss=default: `algo.policy_loss` decides."""
+    """Stands for loss=default, with which `algo.policy_loss` decides."""

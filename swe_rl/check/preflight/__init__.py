@@ -1,1 +1,1 @@
-"""Preflight: what only the machine can answer before a run starts."""
+"""The preflight asks what only the machine can answer before a run starts."""

@@ -1,7 +1,7 @@
-"""The engine that the run would use: reachable, with room for images, ids for rootless containers, limits that hold.
+"""Probes the container engine: it answers, has room for images and ids for rootless containers, and limits hold.
 
 Invariants:
-- Asked only where this machine's sandboxes are containers: not with a runtime elsewhere.
+- The engine is asked only where this machine's sandboxes are containers, and not with a runtime elsewhere.
 - Both engines are asked through Docker's API, which podman's service speaks as well.
 - A remote engine's disk is not this machine's; nothing is said about it.
 """
@@ -16,6 +16,7 @@ from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.engine_address import engine_address, given_address
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.host.lines import lines_of
 from swe_rl.host.program import Unanswered
 
 MIN_FREE_GB = 10.0
@@ -24,12 +25,12 @@ _APPTAINER = ("apptainer", "singularity")
 
 
 class EngineSilentError(Exception):
-    """No engine answers; the text says why."""
+    """Says that no engine answers. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """An engine that answers; `facts` are its own."""
+    """Holds an engine that answers. `facts` are its own."""
 
     address: str
     facts: Mapping[str, Any]
@@ -41,21 +42,20 @@ class Answering:
 
     @property
     def root(self) -> str | None:
-        """Where it keeps images and containers."""
+        """Returns the folder where the engine keeps images and containers."""
         return self.facts.get("DockerRootDir")
 
     @property
     def rootless(self) -> bool:
-        """Docker says so among its security options, podman's service in its own way."""
+        """Tells whether the engine is rootless.
+
+        Docker says so among its security options, and podman's service in its own way.
+        """
         options = self.facts.get("SecurityOptions") or ()
         return bool(self.facts.get("Rootless")) or any("rootless" in str(option) for option in options)
 
-    @property
-    def mirrors(self) -> bool:
-        return bool((self.facts.get("RegistryConfig") or {}).get("Mirrors"))
-
     def missing_limits(self) -> list[str]:
-        """Limits of a container that this engine cannot enforce.
+        """Returns the limits of a container that this engine cannot enforce.
 
         A rootless engine can enforce none with version 1 of control groups, whatever podman says of itself.
         """
@@ -65,8 +65,8 @@ class Answering:
         return [name for fact, name in names.items() if self.facts.get(fact) is False]
 
 
-def connect(config: Config, system: System) -> Answering:
-    """Raises EngineSilentError."""
+def connect_engine(config: Config, system: System) -> Answering:
+    """Returns the engine that the run would use. Raises EngineSilentError where it does not answer."""
     try:
         address = engine_address(config.sandbox, job_environment(config, system), system.is_socket)
     except UserError as error:
@@ -79,26 +79,26 @@ def connect(config: Config, system: System) -> Answering:
 
 
 def uses_engine(config: Config) -> bool:
-    """True if containers are started by an engine of this machine."""
+    """Tells whether containers are started by an engine of this machine."""
     return config.sandbox.kind in (SandboxKind.docker, SandboxKind.podman) and config.runtime.kind is RuntimeKind.none
 
 
-def ask(config: Config, system: System) -> Iterator[Finding]:
+def probe_container_engine(config: Config, system: System) -> Iterator[Finding]:
     if config.sandbox.kind is SandboxKind.apptainer and config.runtime.kind is RuntimeKind.none:
-        yield from _apptainer(config, system)
+        yield from _probe_apptainer(config, system)
     if not uses_engine(config):
         return
     try:
-        engine = connect(config, system)
+        engine = connect_engine(config, system)
     except EngineSilentError as reason:
-        yield _unreachable(config, system, str(reason))
+        yield _unreachable_finding(config, system, str(reason))
         return
     yield from _subordinate_ids(config, system, engine)
-    yield from _room(config, system, engine)
-    yield from _limits(config, engine)
+    yield from _check_disk_room(config, system, engine)
+    yield from _check_limits(config, engine)
 
 
-def _apptainer(config: Config, system: System) -> Iterator[Finding]:
+def _probe_apptainer(config: Config, system: System) -> Iterator[Finding]:
     if not any(system.find_program(name) for name in _APPTAINER):
         yield error(
             "preflight_engine",
@@ -108,7 +108,7 @@ def _apptainer(config: Config, system: System) -> Iterator[Finding]:
         )
 
 
-def _unreachable(config: Config, system: System, reason: str) -> Finding:
+def _unreachable_finding(config: Config, system: System, reason: str) -> Finding:
     if "permission denied" in reason:
         fix = "sudo usermod -aG docker $USER, then log in again; or sandbox=podman, which needs no rights"
     elif given_address(config.sandbox, job_environment(config, system)):
@@ -122,10 +122,10 @@ def _unreachable(config: Config, system: System, reason: str) -> Finding:
 
 def _subordinate_ids(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
     name, uid = system.user
-    if not (engine.rootless and engine.local) or uid == 0 or "sss" in _sources(system):
+    if not (engine.rootless and engine.local) or uid == 0 or "sss" in _id_sources(system):
         return
     for file, option in (("/etc/subuid", "uids"), ("/etc/subgid", "gids")):
-        count = _ids(system.read_text(file) or "", (name, str(uid)))
+        count = _count_ids(system.read_text(file) or "", (name, str(uid)))
         if count < MIN_SUBORDINATE_IDS:
             yield error(
                 "preflight_subuid",
@@ -135,22 +135,22 @@ def _subordinate_ids(config: Config, system: System, engine: Answering) -> Itera
             )
 
 
-def _sources(system: System) -> list[str]:
-    """Where subordinate ids come from; a directory service (`sss`) is not in the files."""
-    for line in (system.read_text("/etc/nsswitch.conf") or "").splitlines():
+def _id_sources(system: System) -> list[str]:
+    """Returns where subordinate ids come from. Those of a directory service (`sss`) are not in the files."""
+    for line in lines_of(system.read_text("/etc/nsswitch.conf") or "", ends=False):
         key, _, sources = line.partition(":")
         if key.strip() == "subid":
             return sources.split()
     return ["files"]
 
 
-def _ids(text: str, users: tuple[str, ...]) -> int:
-    """The sum of a user's ranges; lines are `user:first:count`."""
-    counts = [line.strip().split(":") for line in text.splitlines()]
+def _count_ids(text: str, users: tuple[str, ...]) -> int:
+    """Returns the sum of a user's ranges, whose lines are `user:first:count`."""
+    counts = [line.strip().split(":") for line in lines_of(text, ends=False)]
     return sum(int(parts[2]) for parts in counts if len(parts) == 3 and parts[0] in users and parts[2].isdigit())
 
 
-def _room(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
+def _check_disk_room(config: Config, system: System, engine: Answering) -> Iterator[Finding]:
     if not engine.local or engine.root is None:
         return
     free_gb = system.disk_free_bytes(engine.root) / 1e9
@@ -163,7 +163,7 @@ def _room(config: Config, system: System, engine: Answering) -> Iterator[Finding
         )
 
 
-def _limits(config: Config, engine: Answering) -> Iterator[Finding]:
+def _check_limits(config: Config, engine: Answering) -> Iterator[Finding]:
     if missing := engine.missing_limits():
         yield warning(
             "preflight_engine_limits",

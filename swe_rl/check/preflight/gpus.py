@@ -1,4 +1,4 @@
-"""The GPUs of this node against hardware.*: how many, how large, in which mode, and whether somebody else is on them.
+"""Compares the GPUs of this node with hardware.*: their number, size and mode, and whether somebody else uses them.
 
 Invariants:
 - Sizes are GB (10^9 bytes), as in conf/hardware.
@@ -28,12 +28,12 @@ _ALMOST = 0.98  # error correction and the driver keep some of what a GPU is sol
 
 
 def uses_gpus(config: Config) -> bool:
-    """`engine=vllm` in a layout without GPUs is its CPU build."""
+    """Tells whether the job uses GPUs. `engine=vllm` in a layout without GPUs is its CPU build."""
     on_gpus = config.engine.kind is EngineKind.vllm and not uses_no_gpu(config.layout)
     return on_gpus or config.layout.trainer_gpus > 0
 
 
-def ask(config: Config, system: System) -> Iterator[Finding]:
+def probe_gpus(config: Config, system: System) -> Iterator[Finding]:
     if not uses_gpus(config):
         return
     try:
@@ -49,17 +49,17 @@ def ask(config: Config, system: System) -> Iterator[Finding]:
         return
     entries = visible_devices(job_environment(config, system).get("CUDA_VISIBLE_DEVICES"))
     visible = only_visible(gpus, entries)
-    yield from _mode(config, visible)
+    yield from _check_mig_mode(config, visible)
     if slices:
-        yield from _slices(config, slices)
+        yield from _check_slices(config, slices)
     elif not config.hardware.mig:
-        yield from _count(config, len(gpus), "GPU")
-        yield from _memory(config, visible)
-    yield from _visible(config, entries, len(visible))
-    yield from _busy(config, visible)
+        yield from _check_count(config, len(gpus), "GPU")
+        yield from _check_memory(config, visible)
+    yield from _check_visible(config, entries, len(visible))
+    yield from _check_busy(config, visible)
 
 
-def _mode(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
+def _check_mig_mode(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
     enabled = [str(gpu.index) for gpu in gpus if gpu.mig]
     if config.hardware.mig and not enabled:
         yield error("preflight_mig", "hardware.mig", "no GPU here is in MIG mode", "hardware.mig=false")
@@ -73,7 +73,7 @@ def _mode(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
         )
 
 
-def _count(config: Config, count: int, what: str) -> Iterator[Finding]:
+def _check_count(config: Config, count: int, what: str) -> Iterator[Finding]:
     wanted = config.hardware.gpus_per_node
     if count < wanted:
         yield error(
@@ -84,13 +84,13 @@ def _count(config: Config, count: int, what: str) -> Iterator[Finding]:
         )
 
 
-def _slices(config: Config, slices: list[Slice]) -> Iterator[Finding]:
-    yield from _count(config, len(slices), "MIG slice")
+def _check_slices(config: Config, slices: list[Slice]) -> Iterator[Finding]:
+    yield from _check_count(config, len(slices), "MIG slice")
     smallest = min((part.memory_gb for part in slices), default=None)
     yield from _too_small(config, "a MIG slice", smallest)
 
 
-def _memory(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
+def _check_memory(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
     known = [(gpu.memory_gb, gpu) for gpu in gpus if gpu.memory_gb is not None]
     if known:
         memory_gb, gpu = min(known, key=lambda pair: pair[0])
@@ -108,8 +108,11 @@ def _too_small(config: Config, what: str, memory_gb: float | None) -> Iterator[F
         )
 
 
-def _visible(config: Config, entries: list[str] | None, whole: int) -> Iterator[Finding]:
-    """`whole` GPUs are left of the entries; an index that no GPU has leaves none."""
+def _check_visible(config: Config, entries: list[str] | None, whole: int) -> Iterator[Finding]:
+    """Finds that CUDA_VISIBLE_DEVICES shows too few GPUs.
+
+    `whole` GPUs are left of the entries. An index that no GPU has leaves none.
+    """
     wanted = config.hardware.gpus_per_node
     if entries is None:
         return
@@ -132,7 +135,7 @@ def _visible(config: Config, entries: list[str] | None, whole: int) -> Iterator[
         )
 
 
-def _busy(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
+def _check_busy(config: Config, gpus: list[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.used_mib is not None and gpu.used_mib > BUSY_MIB and not gpu.mig:
             yield warning(

@@ -1,45 +1,59 @@
-"""Models and data sets: whether those of the Hugging Face hub are here or can be fetched, and issues that are too long.
+"""Probes models and data sets: those of the hub are here or can be fetched, and no issue is too long.
 
 Invariants:
 - What is in the cache as a whole needs no network, and none is used.
 - No token is sent: only whether one is there matters. No library of the hub is imported.
-- An issue is called too long by the tokens of its own text, which the prompt has as well; never by a guess.
+- An issue is called too long by the tokens of its own text, which the prompt has as well, and never by a guess.
 """
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from swe_rl.check.columns import columns_for, renamed
+from swe_rl.check.columns import columns_for, rename_columns
 from swe_rl.check.findings import Finding, error, warning
-from swe_rl.check.preflight.image_names import choice_of
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.check.rules.agent import own_tokens
 from swe_rl.check.rules.data import SPLIT, is_hub_id, rows_in
 from swe_rl.check.rules.model import BUILTIN
 from swe_rl.config.choices import EngineKind, ExtensionKind
 from swe_rl.config.folders import PACKAGE
-from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, starts
-from swe_rl.config.schema import Config
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, started_parts
+from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.extension.find import is_foreign
 from swe_rl.host.program import Unanswered
 from swe_rl.plan.memory import weights_gb
+from swe_rl.plan.sizes import ReadText, listed_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 ENDPOINT = "https://huggingface.co"
-_HIDDEN = (401, 403, 404)
+_HIDDEN = (401, 403, 404)  # the hub answers so for what it does not show
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.(safetensors|bin)$")
 _YES = {"1", "on", "yes", "true"}
-_COUNTED = 256  # issues, of all lengths
-_MOST_BYTES = 256_000_000
+_COUNTED = 256  # at most so many issues are tokenized, of all lengths
+_MOST_BYTES = 256_000_000  # a larger file of issues is not read
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Says which instances of a split are used: all, those listed, or those that match."""
+
+    ids: tuple[str, ...] | None = None
+    pattern: str = "*"
+
+    def has(self, instance_id: str) -> bool:
+        if self.ids is not None:
+            return instance_id in self.ids
+        return fnmatchcase(instance_id, self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
 class HubItem:
-    """Something that the configuration names at `key`; `kind` is models or datasets."""
+    """Holds something that the configuration names at `key`. `kind` is models or datasets."""
 
     key: str
     kind: str
@@ -47,28 +61,32 @@ class HubItem:
     revision: str | None = None
 
 
-def ask(config: Config, system: System) -> Iterator[Finding]:
+def probe_hub(config: Config, system: System) -> Iterator[Finding]:
     environment = job_environment(config, system)
     folder = cache_folder(environment)
-    for item in _items(config, system):
+    for item in _hub_items(config, system):
         missing = missing_from_cache(item, folder, system)
         if missing is not None:
             yield from _to_fetch(config, system, environment, item, f"{missing} (looked in {folder})")
     yield from _local_folder(config, system)
 
 
-def prompts(config: Config, system: System) -> Iterator[Finding]:
-    """Of this job's issues in files of this machine: how many are longer than what the agent's words leave of a first
-    prompt. Read are Harbor tasks and plain rows of a `.jsonl` file, up to 256 MB: neither nested nor R2E-Gym's, whose
-    statements are more than what an agent gets.
+def probe_prompt_lengths(config: Config, system: System) -> Iterator[Finding]:
+    """Warns of issues of this job that are longer than what the agent's words leave of a first prompt.
+
+    The probe reads Harbor tasks and plain rows of a `.jsonl` file of this machine, up to 256 MB. It leaves out nested
+    rows, and R2E-Gym's, whose statements are more than what an agent gets.
     """
-    taken, room = own_tokens(config.agent), config.model.max_position_embeddings - config.rollout.max_turn_tokens
+    taken = own_tokens(config.agent)
+    room = config.model.max_position_embeddings - config.rollout.max_turn_tokens
     limit = config.rollout.max_prompt_tokens - taken
-    if limit <= 0 or Part.rollouts not in starts(config) or config.agent.name in AGENTS_WITHOUT_MODEL:
+    if limit <= 0 or Part.rollouts not in started_parts(config) or config.agent.name in AGENTS_WITHOUT_MODEL:
         return
-    if (tokenizer := _tokenizer(config, system)) is None:
+    if (tokenizer := _load_tokenizer(config, system)) is None:
         return
-    texts = [text.encode(errors="replace").decode() for text in _issues(config, system)]  # JSON may have half a pair
+    texts = [
+        text.encode(errors="replace").decode() for text in _read_issues(config, system)
+    ]  # JSON may have half a pair
     longest = sorted((text for text in texts if len(text.encode()) > limit), key=len, reverse=True)
     step = max(1, -(-len(longest) // _COUNTED))
     lengths = [len(ids) for ids in tokenizer.encode_batch(longest[::step], add_special_tokens=False)]
@@ -86,9 +104,11 @@ def prompts(config: Config, system: System) -> Iterator[Finding]:
         )
 
 
-def _issues(config: Config, system: System) -> Collection[str]:
-    """What `env.instances` leaves of the splits that this job reads, each once."""
-    env, parts, choice = config.env, starts(config), choice_of(config.env, system.read_text)
+def _read_issues(config: Config, system: System) -> Collection[str]:
+    """Returns the issues of the splits that this job reads, each once, as far as `env.instances` leaves them."""
+    env = config.env
+    parts = started_parts(config)
+    choice = _choice_of(config.env, system.read_text)
     splits: dict[tuple[str, str], Mapping[str, str]] = {}
     if Part.steps in parts:
         splits[env.dataset, env.split] = env.columns
@@ -98,31 +118,42 @@ def _issues(config: Config, system: System) -> Collection[str]:
     used: dict[tuple[str, str], str] = {}
     for (dataset, split), columns in splits.items() if not is_foreign(config, ExtensionKind.env) else ():
         if (match := SPLIT.fullmatch(split)) is None:
-            continue  # refused when it is read
+            continue  # it is refused when it is read
         name, start, stop = match.groups()
-        texts = _tasks(dataset, name, system) if env.name == "harbor" else _rows(dataset, name, columns, system)
+        texts = (
+            _read_tasks(dataset, name, system) if env.name == "harbor" else _read_rows(dataset, name, columns, system)
+        )
         there = {(dataset, key): text for key, text in texts[int(start or 0) : int(stop) if stop else None] if text}
         chosen = {(dataset, key): text for (_, key), text in there.items() if choice.has(key)}
-        used |= chosen or (there if split != env.split else {})  # as `narrowed` does
+        used |= chosen or (there if split != env.split else {})  # `narrowed` does so too
     return used.values()
 
 
-def _rows(dataset: str, split: str, columns: Mapping[str, str], system: System) -> list[tuple[str, str]]:
-    """Ids and issues, without an issue for what is no plain row: a slice counts it."""
+def _choice_of(env: EnvConfig, read_text: ReadText) -> _Choice:
+    """Returns the instances that `env.instance_ids` and `env.instances` choose.
+
+    They give ids, a file of ids with `#` for comments, or a pattern.
+    """
+    return _Choice(listed_ids(env, read_text), env.instances or "*")
+
+
+def _read_rows(dataset: str, split: str, columns: Mapping[str, str], system: System) -> list[tuple[str, str]]:
+    """Returns ids and issues. What is no plain row is there without an issue, because a slice counts it."""
     if not dataset.endswith(".jsonl") or system.file_bytes(dataset) > _MOST_BYTES:
         return []
     rows: list[tuple[object, str, str]] = []
     for row in rows_in(system.read_text(dataset) or ""):
-        named = renamed(row, columns)
-        issue, plain = named.get("problem_statement"), "instance_id" in named and "expected_output_json" not in named
+        named = rename_columns(row, columns)
+        issue = named.get("problem_statement")
+        plain = "instance_id" in named and "expected_output_json" not in named
         text = issue.strip() if plain and isinstance(issue, str) else ""
         rows.append((named.get("split"), str(named.get("instance_id")), text))
     tells = any(name for name, _, _ in rows)
     return [(instance_id, text) for name, instance_id, text in rows if not tells or name == split]
 
 
-def _tasks(dataset: str, split: str, system: System) -> list[tuple[str, str]]:
-    """As `task_folders` finds Harbor's."""
+def _read_tasks(dataset: str, split: str, system: System) -> list[tuple[str, str]]:
+    """Returns the ids and issues of Harbor's tasks, found as `task_folders` finds them."""
     below = dataset if split == "train" and not system.list_folder(f"{dataset}/train") else f"{dataset}/{split}"
     tasks = [f"{below}/{name}" for name in system.list_folder(below)]
     if split == "train" and system.exists(f"{dataset}/task.toml"):
@@ -131,12 +162,12 @@ def _tasks(dataset: str, split: str, system: System) -> list[tuple[str, str]]:
     return [(task.rpartition("/")[2], (system.read_text(f"{task}/instruction.md") or "").strip()) for task in tasks]
 
 
-def _tokenizer(config: Config, system: System) -> "Tokenizer | None":
-    """Of a folder, or of the hub's cache; None where there is none."""
+def _load_tokenizer(config: Config, system: System) -> "Tokenizer | None":
+    """Returns the tokenizer of a folder, or of the hub's cache, or None where there is none."""
     path = config.model.path
     if is_hub_id(path, system.exists):
         repository = f"{cache_folder(job_environment(config, system))}/models--{path.replace('/', '--')}"
-        commit = _commit(config.model.revision, repository, system)  # None: there is no such folder
+        commit = _cached_commit(config.model.revision, repository, system)  # None says that there is no such folder
         folder = f"{repository}/snapshots/{commit}"
     else:
         folder = str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
@@ -150,7 +181,7 @@ def _tokenizer(config: Config, system: System) -> "Tokenizer | None":
     return tokenizer
 
 
-def _items(config: Config, system: System) -> Iterator[HubItem]:
+def _hub_items(config: Config, system: System) -> Iterator[HubItem]:
     model = config.model
     if is_hub_id(model.path, system.exists):
         yield HubItem("model.path", "models", model.path, model.revision)
@@ -174,30 +205,34 @@ def _to_fetch(
     config: Config, system: System, environment: Mapping[str, str], item: HubItem, missing: str
 ) -> Iterator[Finding]:
     if (reason := _no_network(config, environment)) is not None:
-        yield _unavailable(config, item, f"{reason}, and it must come from the cache: {missing}")
+        yield _unavailable_finding(config, item, f"{reason}, and it must come from the cache: {missing}")
         return
     token = _has_token(environment, system)
     if item.kind == "models" and config.model.gated and not token:
         yield _needs_token(config, item, "the hub gives it only to users who accepted its terms")
         return
     try:
-        status = system.http(HttpQuestion(_url(environment, item), method="HEAD")).status
+        status = system.http(HttpQuestion(_item_url(environment, item), method="HEAD")).status
     except Unanswered as unreachable:
-        yield _unavailable(config, item, f"the hub cannot be reached ({unreachable}), and in the cache {missing}")
+        yield _unavailable_finding(
+            config, item, f"the hub cannot be reached ({unreachable}), and in the cache {missing}"
+        )
         return
     if status in _HIDDEN and not token:
         yield _needs_token(config, item, f"the hub does not show it (status {status}): misspelt, private or gated")
     if item.kind == "models":
-        yield _download(config, system, environment)
+        yield _download_finding(config, system, environment)
 
 
 def _no_network(config: Config, environment: Mapping[str, str]) -> str | None:
     if (variable := told_offline(environment)) is not None:
         return f"{variable} is set"
-    return None if config.hardware.internet else "hardware.internet=false"
+    if config.hardware.internet:
+        return None
+    return "hardware.internet=false"
 
 
-def _url(environment: Mapping[str, str], item: HubItem) -> str:
+def _item_url(environment: Mapping[str, str], item: HubItem) -> str:
     revision = f"/revision/{item.revision}" if item.revision else ""
     return f"{environment.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/api/{item.kind}/{item.name}{revision}"
 
@@ -207,7 +242,7 @@ def _has_token(environment: Mapping[str, str], system: System) -> bool:
     return bool(environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or system.read_text(file))
 
 
-def _unavailable(config: Config, item: HubItem, message: str) -> Finding:
+def _unavailable_finding(config: Config, item: HubItem, message: str) -> Finding:
     kind = " --repo-type dataset" if item.kind == "datasets" else ""
     revision = f" --revision {item.revision}" if item.revision else ""
     fix = f"hf download {item.name}{kind}{revision} where there is a network (with the same HF_HOME)"
@@ -222,8 +257,9 @@ def _needs_token(config: Config, item: HubItem, message: str) -> Finding:
     return error("preflight_hub_token", item.key, f"{message}; there is no HF_TOKEN", fix)
 
 
-def _download(config: Config, system: System, environment: Mapping[str, str]) -> Finding:
-    folder, needed_gb = cache_folder(environment), weights_gb(config.model)
+def _download_finding(config: Config, system: System, environment: Mapping[str, str]) -> Finding:
+    folder = cache_folder(environment)
+    needed_gb = weights_gb(config.model)
     free_gb = system.disk_free_bytes(folder) / 1e9
     if needed_gb > free_gb:
         message = f"its weights take {needed_gb:.0f} GB; {free_gb:.0f} GB are free in the hub's cache {folder}"
@@ -232,10 +268,10 @@ def _download(config: Config, system: System, environment: Mapping[str, str]) ->
     return warning("preflight_hub", "model.path", message, f"hf download {config.model.path}")
 
 
-# The hub's cache on disk: where it is, and whether something is in it as a whole. Its layout (huggingface_hub,
-# "Understand caching"): `models--ORG--NAME/snapshots/COMMIT/...`, and `refs/BRANCH` names a commit.
+# The rest finds the hub's cache on disk, and tells whether something is in it as a whole. Its layout (huggingface_hub,
+# "Understand caching") is `models--ORG--NAME/snapshots/COMMIT/...`, and `refs/BRANCH` names a commit.
 def told_offline(environment: Mapping[str, str]) -> str | None:
-    """The variable that forbids the network, or None."""
+    """Returns the variable that forbids the network, or None."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
     return next((name for name in names if environment.get(name, "").lower() in _YES), None)
 
@@ -254,29 +290,32 @@ def hub_home(environment: Mapping[str, str]) -> str:
 
 
 def missing_from_cache(item: HubItem, folder: str, system: System) -> str | None:
-    """Why the item cannot be loaded from the cache, or None if it can."""
+    """Returns why the item cannot be loaded from the cache, or None if it can."""
     repository = f"{folder}/{item.kind}--{item.name.replace('/', '--')}"
     if not system.list_folder(f"{repository}/snapshots"):
         return "it is not there"
-    commit = _commit(item.revision, repository, system)
+    commit = _cached_commit(item.revision, repository, system)
     if commit is None:
         return f"revision {item.revision or 'main'} is not there"
     files = system.list_folder(f"{repository}/snapshots/{commit}")
     if not files:
         return "its snapshot is empty"
-    return _incomplete(files) if item.kind == "models" else None
+    if item.kind == "models":
+        return _missing_files(files)
+    return None
 
 
-def _commit(revision: str | None, repository: str, system: System) -> str | None:
-    wanted, snapshots = revision or "main", system.list_folder(f"{repository}/snapshots")
+def _cached_commit(revision: str | None, repository: str, system: System) -> str | None:
+    wanted = revision or "main"
+    snapshots = system.list_folder(f"{repository}/snapshots")
     if wanted in snapshots:
         return wanted
     commit = (system.read_text(f"{repository}/refs/{wanted}") or "").strip()
     return commit if commit in snapshots else None
 
 
-def _incomplete(files: Sequence[str]) -> str | None:
-    """A model needs its config and either one file of weights or all shards."""
+def _missing_files(files: Sequence[str]) -> str | None:
+    """Returns what a model lacks, or None: it needs its config and either one file of weights or all shards."""
     if "config.json" not in files:
         return "it has no config.json"
     shards = [match for file in files if (match := _SHARD.search(file))]

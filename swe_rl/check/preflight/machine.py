@@ -1,8 +1,10 @@
-"""Disks: room for the checkpoints, a place that a cluster does not cap, a scratch folder that can be written, and
-memory that processes share as files.
+"""Probes the machine's disks and memory.
+
+It finds whether there is room for the checkpoints, in a place that a cluster does not cap, a scratch folder that can be
+written, and enough memory that processes share as files.
 
 Invariants:
-- Free space is of the file system; a quota below it cannot be seen from here.
+- Free space is of the file system. A quota below it cannot be seen from here.
 """
 
 import tempfile
@@ -12,38 +14,40 @@ from pathlib import PurePath
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import EngineKind
-from swe_rl.config.parts import trains
+from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config
-from swe_rl.plan.memory import checkpoint_gb, checkpoints, checkpoints_gb
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.host_cache import host_cache_gb, node_memory
+from swe_rl.plan.memory import checkpoint_gb, checkpoints_gb, checkpoints_on_disk
+from swe_rl.plan.warm_start import trainer_config
 
 _SHARED = "/dev/shm"
-_SHARED_GB = 1.0
+_SHARED_GB = 1.0  # NCCL fails where less is free
 
 
-def outputs(config: Config, system: System) -> Iterator[Finding]:
+def probe_outputs(config: Config, system: System) -> Iterator[Finding]:
     yield from _checkpoints_fit(config, system)
     yield from _not_in_home(config, system)
 
 
 def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
-    if not trains(config):
+    if not starts_trainer(config):
         return
-    config = trained(config)
-    one_gb, needed_gb = checkpoint_gb(config), checkpoints_gb(config)
+    config = trainer_config(config)
+    one_gb = checkpoint_gb(config)
+    needed_gb = checkpoints_gb(config)
     free_gb = system.disk_free_bytes(config.paths.outputs) / 1e9
     if needed_gb > free_gb:
         resumed = config.trainer.resume != "none"  # some of them may be there already
         yield (warning if resumed else error)(
             "preflight_disk",
             "paths.outputs",
-            f"checkpoints of {one_gb:.1f} GB, {checkpoints(config)} at once, take {needed_gb:.1f} GB there; "
+            f"checkpoints of {one_gb:.1f} GB, {checkpoints_on_disk(config)} at once, take {needed_gb:.1f} GB there; "
             f"{free_gb:.1f} GB are free",
-            f"paths.outputs=FOLDER on a larger disk{_fewer(one_gb, free_gb)}",
+            f"paths.outputs=FOLDER on a larger disk{_fewer_checkpoints(one_gb, free_gb)}",
         )
 
 
-def _fewer(one_gb: float, free_gb: float) -> str:
+def _fewer_checkpoints(one_gb: float, free_gb: float) -> str:
     fits = int(free_gb / one_gb) - 1
     return f", or trainer.keep_checkpoints={fits}" if fits >= 1 else ""
 
@@ -64,7 +68,11 @@ def _not_in_home(config: Config, system: System) -> Iterator[Finding]:
 
 
 def shared_memory(config: Config, system: System) -> Iterator[Finding]:
-    """NCCL's processes of a node talk through files there; a container has 64 MB of it by default."""
+    """Warns where little memory is left that processes share as files.
+
+    NCCL's processes of a node talk through it. A container has 64 MB of it by default.
+    """
+    yield from _tier_fits(config, system)
     several = config.layout.trainer_gpus > 1 or config.engine.kind is EngineKind.vllm and config.layout.engine_tp > 1
     if not several or not system.exists(_SHARED):
         return
@@ -79,7 +87,24 @@ def shared_memory(config: Config, system: System) -> Iterator[Finding]:
         )
 
 
-def scratch(config: Config, system: System) -> Iterator[Finding]:
+def _tier_fits(config: Config, system: System) -> Iterator[Finding]:
+    """Finds tiers of engines' caches for which the files in memory have no room: a server ends at its start then."""
+    size = host_cache_gb(config)
+    if not size or not system.exists(_SHARED):
+        return
+    engines = node_memory(config).engines
+    free_gb = system.disk_free_bytes(_SHARED) / 1e9
+    if size * engines > free_gb:
+        fits = int(free_gb / engines)
+        yield error(
+            "preflight_host_cache",
+            "engine.host_cache_gb",
+            f"{engines} engines of a node keep {size * engines:.0f} GB in {_SHARED}, where {free_gb:.0f} GB are free",
+            f"engine.host_cache_gb={fits}, or `mount -o remount,size=...` of {_SHARED}; for a container --shm-size",
+        )
+
+
+def probe_scratch(config: Config, system: System) -> Iterator[Finding]:
     folder = config.paths.scratch or tempfile.gettempdir()
     if not system.writable(folder):
         yield error(
@@ -101,7 +126,9 @@ _ALMOST = 0.95  # the kernel keeps some of what a machine is sold with
 
 
 def cpus_and_memory(config: Config, system: System) -> Iterator[Finding]:
-    hardware, cpus, memory_gb = config.hardware, system.cpus(), system.memory_bytes() / 1e9
+    hardware = config.hardware
+    cpus = system.cpus()
+    memory_gb = system.memory_bytes() / 1e9
     if cpus < hardware.cpus_per_node:
         yield warning(
             "preflight_cpus",
@@ -118,8 +145,9 @@ def cpus_and_memory(config: Config, system: System) -> Iterator[Finding]:
         )
 
 
-def port(config: Config, system: System) -> Iterator[Finding]:
-    host, number = config.gateway.host, config.gateway.port
+def probe_port(config: Config, system: System) -> Iterator[Finding]:
+    host = config.gateway.host
+    number = config.gateway.port
     reason = system.bind_refused(host, number)
     if reason is None:
         return

@@ -1,4 +1,4 @@
-"""All probes side by side, each with a time limit.
+"""Runs all probes side by side, each with a time limit.
 
 Invariants:
 - Findings come in the order of PROBES, whichever probe answers first; `progress` is called from the caller's thread.
@@ -13,21 +13,22 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from swe_rl.check.findings import Finding, warning
-from swe_rl.check.preflight import container_engine, gpus, hub, images, machine, servers, slurm, vllm
+from swe_rl.check.preflight import container_engine, gpus, hub, isolation, machine, servers, slurm, vllm
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import MASK, is_secret_key, mask_text, mask_value
 from swe_rl.host.program import Unanswered
 
 PROBE_S = 10.0
-_SHORTEST_SECRET = 8  # characters
+_SHORTEST_SECRET = 8  # shorter values are words that occur by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One small question about the machine, never without an answer: where there is none, a warning names `key`.
+    """Asks one small question about the machine.
 
-    `where_it_runs`: asks about the machine that runs the job; pointless on one that only submits it.
+    There is always an answer: where the machine gives none, a warning names `key`. `where_it_runs` marks a question
+    about the machine that runs the job, which is pointless on one that only submits it.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Probe:
     where_it_runs: bool = False
 
 
-def answered(probe: Probe, config: Config, system: System) -> list[Finding]:
-    """The probe's findings so far and, if it broke off, one that says why."""
+def run_probe(probe: Probe, config: Config, system: System) -> list[Finding]:
+    """Returns the probe's findings so far and, if it broke off, one that says why."""
     findings: list[Finding] = []
     try:
         findings.extend(finding.valued(config) for finding in probe.ask(config, system))
@@ -55,29 +56,29 @@ def _broke_off(probe: Probe, config: Config, reason: str) -> Finding:
 
 
 PROBES = (
-    Probe("vLLM", "engine.kind", vllm.ask, where_it_runs=True),
-    Probe("container engine", "sandbox.kind", container_engine.ask, where_it_runs=True),
-    Probe("container images", "env.image_template", images.ask, where_it_runs=True),
-    Probe("disk", "paths.outputs", machine.outputs),
+    Probe("vLLM", "engine.kind", vllm.probe_vllm, where_it_runs=True),
+    Probe("container engine", "sandbox.kind", container_engine.probe_container_engine, where_it_runs=True),
+    Probe("isolation", "sandbox.isolation", isolation.probe_isolation, where_it_runs=True),
+    Probe("disk", "paths.outputs", machine.probe_outputs),
     Probe("shared memory", "layout.name", machine.shared_memory, where_it_runs=True),
-    Probe("scratch folder", "paths.scratch", machine.scratch, where_it_runs=True),
+    Probe("scratch folder", "paths.scratch", machine.probe_scratch, where_it_runs=True),
     Probe("CPUs and memory", "hardware.cpus_per_node", machine.cpus_and_memory, where_it_runs=True),
-    Probe("GPUs", "hardware.gpus_per_node", gpus.ask, where_it_runs=True),
-    Probe("Ray cluster", "hardware.ray_address", servers.ray, where_it_runs=True),
-    Probe("gateway port", "gateway.port", machine.port, where_it_runs=True),
-    Probe("SLURM partition", "hardware.partition", slurm.partitions),
-    Probe("SLURM account", "hardware.account", slurm.account),
+    Probe("GPUs", "hardware.gpus_per_node", gpus.probe_gpus, where_it_runs=True),
+    Probe("Ray cluster", "hardware.ray_address", servers.probe_ray, where_it_runs=True),
+    Probe("gateway port", "gateway.port", machine.probe_port, where_it_runs=True),
+    Probe("SLURM partition", "hardware.partition", slurm.probe_partitions),
+    Probe("SLURM account", "hardware.account", slurm.probe_account),
     Probe("Weights & Biases", "logger.wandb", servers.weights_and_biases),
-    Probe("Hugging Face hub", "model.path", hub.ask),
-    Probe("length of the issues", "rollout.max_prompt_tokens", hub.prompts),
-    Probe("engine servers", "engine.urls", servers.engines),
-    Probe("sandbox server", "sandbox.runtime_url", servers.runtime),
+    Probe("Hugging Face hub", "model.path", hub.probe_hub),
+    Probe("length of the issues", "rollout.max_prompt_tokens", hub.probe_prompt_lengths),
+    Probe("engine servers", "engine.urls", servers.probe_engines),
+    Probe("sandbox server", "sandbox.runtime_url", servers.probe_runtime),
 )
 
 _Result = tuple[int, list[Finding]]
 
 
-def preflight(
+def run_preflight(
     config: Config,
     system: System | None = None,
     progress: Callable[[str], None] | None = None,
@@ -86,25 +87,27 @@ def preflight(
     limit_s: float = PROBE_S,
     probes: tuple[Probe, ...] = PROBES,
 ) -> list[Finding]:
-    """Every finding of the probes. Takes as long as the slowest, at most `limit_s` seconds.
+    """Returns every finding of the probes. It takes as long as the slowest, and at most `limit_s` seconds.
 
-    `elsewhere`: the job would run on another machine, so that nothing is asked about this one.
+    With `elsewhere` the job would run on another machine, so nothing is asked about this one.
     """
     system, say = system or System(), progress or (lambda _: None)
     elsewhere = elsewhere or slurm.runs_elsewhere(config, system)
-    asked = dict(_chosen(probes, elsewhere, say))
+    asked = dict(_choose_probes(probes, elsewhere, say))
     answers: dict[int, list[Finding]] = {}
-    for index, findings in _answers(asked, config, system, limit_s):
+    for index, findings in _collect_answers(asked, config, system, limit_s):
         answers[index] = findings
-        say(f"{asked[index].name}: {_outcome(findings)}")
+        say(f"{asked[index].name}: {_describe_outcome(findings)}")
     for index in asked.keys() - answers.keys():
         answers[index] = [_broke_off(asked[index], config, f"no answer in {limit_s:.0f} s")]
-        say(f"{asked[index].name}: {_outcome(answers[index])}")
-    hidden = _secrets(job_environment(config, system))
-    return [_masked(finding, hidden) for index in sorted(answers) for finding in answers[index]]
+        say(f"{asked[index].name}: {_describe_outcome(answers[index])}")
+    hidden = _secret_values(job_environment(config, system))
+    return [_mask_finding(finding, hidden) for index in sorted(answers) for finding in answers[index]]
 
 
-def _chosen(probes: tuple[Probe, ...], elsewhere: bool, say: Callable[[str], None]) -> Iterator[tuple[int, Probe]]:
+def _choose_probes(
+    probes: tuple[Probe, ...], elsewhere: bool, say: Callable[[str], None]
+) -> Iterator[tuple[int, Probe]]:
     for index, probe in enumerate(probes):
         if elsewhere and probe.where_it_runs:
             say(f"{probe.name}: not asked, the job runs elsewhere")
@@ -112,12 +115,12 @@ def _chosen(probes: tuple[Probe, ...], elsewhere: bool, say: Callable[[str], Non
             yield index, probe
 
 
-def _answers(asked: Mapping[int, Probe], config: Config, system: System, limit_s: float) -> Iterator[_Result]:
-    """As they come, until the time is up; a thread that still waits then is left behind as a daemon."""
+def _collect_answers(asked: Mapping[int, Probe], config: Config, system: System, limit_s: float) -> Iterator[_Result]:
+    """Yields answers as they come, until the time is up. A thread that still waits then is left behind as a daemon."""
     results: SimpleQueue[_Result] = SimpleQueue()
 
     def ask(index: int, probe: Probe) -> None:
-        results.put((index, answered(probe, config, system)))
+        results.put((index, run_probe(probe, config, system)))
 
     for index, probe in asked.items():
         Thread(target=ask, args=(index, probe), name=f"preflight {probe.name}", daemon=True).start()
@@ -129,14 +132,16 @@ def _answers(asked: Mapping[int, Probe], config: Config, system: System, limit_s
             return
 
 
-def _outcome(findings: list[Finding]) -> str:
+def _describe_outcome(findings: list[Finding]) -> str:
     if not findings:
         return "ok"
-    return f"{findings[0].severity}: {findings[0].rule_id}" if len(findings) == 1 else f"{len(findings)} findings"
+    if len(findings) == 1:
+        return f"{findings[0].severity}: {findings[0].rule_id}"
+    return f"{len(findings)} findings"
 
 
-def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values of the job's environment that must not be shown; short ones are words that occur by chance."""
+def _secret_values(environment: Mapping[str, str]) -> list[str]:
+    """Returns values of the job's environment that must not be shown. Short ones are words that occur by chance."""
     return [
         value
         for name, value in environment.items()
@@ -144,16 +149,16 @@ def _secrets(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _masked(finding: Finding, hidden: list[str]) -> Finding:
+def _mask_finding(finding: Finding, hidden: list[str]) -> Finding:
     return replace(
         finding,
         value=mask_value(finding.key, finding.value),
-        message=_hide(finding.message, hidden),
-        fix=_hide(finding.fix, hidden),
+        message=_hide_secrets(finding.message, hidden),
+        fix=_hide_secrets(finding.fix, hidden),
     )
 
 
-def _hide(text: str, hidden: list[str]) -> str:
+def _hide_secrets(text: str, hidden: list[str]) -> str:
     for secret in hidden:
         text = text.replace(secret, MASK)
     return mask_text(text)

@@ -1,4 +1,4 @@
-"""What somebody else started: engines that serve the model, a sandbox server that is well, Weights & Biases, Ray.
+"""Probes what somebody else started: engines that serve the model, a sandbox server, Weights & Biases, and Ray.
 
 Invariants:
 - A key goes only to the address that the configuration names, and into no finding; that of W&B is looked for, not read.
@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
-from swe_rl.config.choices import EngineKind, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
+from swe_rl.config.choices import EngineKind, LogprobsMode, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
 from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address
+from swe_rl.host.lines import lines_of
 from swe_rl.host.program import Unanswered
-from swe_rl.layout.placement import neighbours, shortage
+from swe_rl.layout.placement import describe_shortage, ranks_together
+from swe_rl.plan import logprobs
 from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
@@ -31,26 +33,26 @@ _RAY = "hardware.ray_address"
 _RAY_QUESTION = "swe_rl.hardware.ray_cluster"
 
 
-def engines(config: Config, system: System) -> Iterator[Finding]:
+def probe_engines(config: Config, system: System) -> Iterator[Finding]:
     if config.engine.kind is not EngineKind.external:
         return
     environment = job_environment(config, system)
     for url in config.engine.urls:
         try:
-            address = base_address(url)  # as the run reads it: with /v1 or without
+            address = base_address(url)  # the run takes it with /v1 or without
         except ValueError:
             continue  # a rule says so
-        yield from _engine(config, system, url, f"{address}/v1", environment)
+        yield from _probe_engine(config, system, url, f"{address}/v1", environment)
 
 
-def _engine(
+def _probe_engine(
     config: Config, system: System, url: str, address: str, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
     key = key_of(environment, *SERVER_KEYS)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = system.http(HttpQuestion(f"{address}/models", headers=headers, timeout_s=SERVER_S))
-        models = _models(answer.json()) if answer.status == 200 else {}
+        models = _model_lengths(answer.json()) if answer.status == 200 else {}
     except Unanswered as reason:
         yield _bad_engine(url, f"does not answer: {reason}", "start the server, or correct engine.urls")
         return
@@ -61,10 +63,81 @@ def _engine(
         message = f"{address}/models answers with status {answer.status}"
         yield _bad_engine(url, message, "start an OpenAI-compatible server there, or correct engine.urls")
     else:
-        yield from _serves(config, url, models)
+        findings = list(_check_served_model(config, url, models))
+        yield from findings or _probe_logprobs(config, system, url, address, headers, _asked_model(config, models))
 
 
-def _serves(config: Config, url: str, models: Mapping[str, int | None]) -> Iterator[Finding]:
+def _asked_model(config: Config, models: Mapping[str, int | None]) -> str:
+    wanted = config.engine.served_model or config.model.path
+    return wanted if wanted in models else next(iter(models))
+
+
+def _probe_logprobs(
+    config: Config, system: System, url: str, address: str, headers: Mapping[str, str], model: str
+) -> Iterator[Finding]:
+    """Finds that a server reports log-probabilities over other tokens than the job needs.
+
+    This is what the probe at the start would say. A server that does not answer is judged by that probe, which knows
+    more than one way to ask.
+    """
+    rollout = config.rollout
+    accepted = logprobs.accepted_modes(config)
+    truncated = logprobs.trains_truncated(config)
+    if not truncated and len(accepted) == len(LogprobsMode):
+        return
+    asking = logprobs.find_mode(accepted, rollout.temperature)
+    try:
+        question = next(asking)
+        while True:
+            body = json.dumps(_completion_of(question, model)).encode()
+            typed = {**headers, "Content-Type": "application/json"}
+            answer = system.http(HttpQuestion(f"{address}/completions", "POST", typed, SERVER_S, body))
+            question = asking.send(_read_logprobs(answer.json()))
+    except StopIteration as end:
+        reported = end.value
+    except (Unanswered, KeyError, IndexError, TypeError, ValueError):
+        return
+    if reported not in accepted:
+        words, fix = logprobs.describe_refusal(reported, rollout.temperature, truncated)
+        yield error("preflight_logprobs_mode", "engine.urls", words, fix, value=url)
+    elif truncated and reported is LogprobsMode.processed:
+        fix = f"start it with --logprobs-mode raw_logprobs, or sample with {logprobs.UNTRUNCATED}"
+        yield warning("preflight_logprobs_mode", "engine.urls", logprobs.COUNTS_TRUNCATION, fix, value=url)
+
+
+def _completion_of(question: logprobs.Question, model: str) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": question.prompt_ids,
+        "max_tokens": logprobs.ASKED_TOKENS,
+        "temperature": question.temperature,
+        "top_k": 1,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": 1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def _read_logprobs(reply: Any) -> logprobs.Answer:
+    """Returns the tokens and log-probabilities of a reply.
+
+    Raises KeyError, IndexError, TypeError or ValueError where it is no completion of so many tokens.
+    """
+    choice = reply["choices"][0]
+    token_ids = choice["token_ids"]
+    values = choice["logprobs"]["token_logprobs"]
+    if not len(token_ids) == len(values) == logprobs.ASKED_TOKENS:
+        raise ValueError("it is not a completion of as many tokens as were asked for")
+    return logprobs.Answer(token_ids, [float(value) for value in values])
+
+
+def _check_served_model(config: Config, url: str, models: Mapping[str, int | None]) -> Iterator[Finding]:
     wanted = config.engine.served_model or config.model.path
     if wanted.startswith(_BUILTIN) and models:  # elsewhere it has another name: whatever is served is taken
         wanted = next(iter(models))
@@ -80,10 +153,10 @@ def _serves(config: Config, url: str, models: Mapping[str, int | None]) -> Itera
         yield error("preflight_engine_length", "engine.max_model_len", message, fix)
 
 
-def _models(listing: Any) -> dict[str, int | None]:
-    """Names, and what they stand for, each with the longest sequence where the server says (vLLM does).
+def _model_lengths(listing: Any) -> dict[str, int | None]:
+    """Returns the longest sequence of each model by its name, and by what that name stands for.
 
-    Raises Unanswered.
+    The length is None where the server does not say it (vLLM does). Raises Unanswered.
     """
     entries = listing.get("data") if isinstance(listing, dict) else None
     if not isinstance(entries, list):
@@ -101,8 +174,8 @@ def _bad_engine(url: str, message: str, fix: str) -> Finding:
     return error("preflight_engine_url", "engine.urls", message, fix, value=url)
 
 
-def runtime(config: Config, system: System) -> Iterator[Finding]:
-    """Its health, and where it is ours, whether it takes the run's key."""
+def probe_runtime(config: Config, system: System) -> Iterator[Finding]:
+    """Probes the sandbox server's health and, where the server is ours, whether it takes the run's key."""
     remote = config.sandbox.kind is SandboxKind.remote or config.runtime.kind is RuntimeKind.external
     if not remote or config.runtime.kind is RuntimeKind.job:
         return
@@ -115,7 +188,7 @@ def runtime(config: Config, system: System) -> Iterator[Finding]:
 
 
 def _runtime_met(config: Config, system: System, folder: str) -> Iterator[Finding]:
-    """The first server that wrote its address into the shared folder."""
+    """Probes the first server that wrote its address into the shared folder."""
     try:
         url = str(json.loads(system.read_text(f"{folder}/runtime.json") or "null")["url"])
     except (ValueError, TypeError, KeyError):
@@ -130,11 +203,12 @@ def _runtime_met(config: Config, system: System, folder: str) -> Iterator[Findin
 
 def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: str) -> Iterator[Finding]:
     where = "sandbox.runtime_url" if config.sandbox.runtime_url else "runtime.shared_dir"
-    base, ours = url.rstrip("/"), config.sandbox.runtime_protocol is RuntimeProtocol.swe_rl
+    base = url.rstrip("/")
+    ours = config.sandbox.runtime_protocol is RuntimeProtocol.swe_rl
     try:
-        message = _status(system, f"{base}/health", {})
+        message = _bad_status(system, f"{base}/health", {})
         if message is None and ours:
-            refused = _status(system, f"{base}/sandboxes", {"X-API-Key": key} if key else {})
+            refused = _bad_status(system, f"{base}/sandboxes", {"X-API-Key": key} if key else {})
             if refused is not None:
                 why = "it takes no request with this key" if key else "it wants a key"
                 yield error("preflight_runtime_key", where, f"{why}: {refused}", fix, value=url)
@@ -145,10 +219,12 @@ def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: 
         yield error("preflight_runtime", where, message, words, value=url)
 
 
-def _status(system: System, url: str, headers: Mapping[str, str]) -> str | None:
-    """What is wrong with the answer. Raises Unanswered."""
+def _bad_status(system: System, url: str, headers: Mapping[str, str]) -> str | None:
+    """Returns what is wrong with the answer, or None. Raises Unanswered."""
     status = system.http(HttpQuestion(url, headers=headers, timeout_s=SERVER_S)).status
-    return None if status == 200 else f"/{url.rpartition('/')[2]} answers with status {status}"
+    if status == 200:
+        return None
+    return f"/{url.rpartition('/')[2]} answers with status {status}"
 
 
 def weights_and_biases(config: Config, system: System) -> Iterator[Finding]:
@@ -180,18 +256,23 @@ def _in_netrc(host: str, environment: Mapping[str, str], system: System) -> bool
     return bool(re.search(rf"(?m)^[^#\n]*\bmachine\s+{re.escape(host)}\s", f"{system.read_text(path) or ''}\n"))
 
 
-def ray(config: Config, system: System) -> Iterator[Finding]:
-    """Raises Unanswered where the question itself breaks off."""
-    address, layout = config.hardware.ray_address, config.layout
+def probe_ray(config: Config, system: System) -> Iterator[Finding]:
+    """Probes whether the Ray cluster has room for the trainer.
+
+    Raises Unanswered where the question itself breaks off.
+    """
+    address = config.hardware.ray_address
+    layout = config.layout
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if address is None or not asks_ray(config):
         return
     if system.version("ray") is None:
-        return  # said by a rule, check/packages.py
+        return  # the rule in check/packages.py says so
     done = system.run([sys.executable, "-m", _RAY_QUESTION, address], timeout_s=_RAY_S)
     try:
-        answer = json.loads(done.stdout.splitlines()[-1]) if done is not None else {}
-        nodes, problem = answer["nodes"], answer["problem"]
+        answer = json.loads(lines_of(done.stdout, ends=False)[-1]) if done is not None else {}
+        nodes = answer["nodes"]
+        problem = answer["problem"]
     except (ValueError, KeyError, IndexError) as reason:
         raise Unanswered(f"Ray did not list the cluster's nodes: {done.reason if done else 'no Python'}") from reason
     if problem is not None:
@@ -199,6 +280,6 @@ def ray(config: Config, system: System) -> Iterator[Finding]:
         return
     resource = "GPU" if layout.trainer_gpus else "CPU"
     free = {name: units[resource] for name, units in nodes.items()}
-    together = neighbours(ranks, layout.sequence_parallel, layout.shard_ranks)
-    if (short := shortage(free, ranks, together, resource)) is not None:
+    together = ranks_together(ranks, layout.sequence_parallel, layout.shard_ranks)
+    if (short := describe_shortage(free, ranks, together, resource)) is not None:
         yield error("preflight_ray", _RAY, f"the trainer's {short[0]}", short[1])

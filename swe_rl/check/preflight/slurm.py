@@ -1,4 +1,4 @@
-"""SLURM: the partition exists, gives that much time and has such nodes.
+"""Probes SLURM: the partition exists, gives that much time and has such nodes.
 
 Invariants:
 - Nothing is submitted; `sinfo` only reads.
@@ -15,7 +15,8 @@ from swe_rl.check.preflight.gpus import uses_gpus
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
-from swe_rl.host.program import Unanswered
+from swe_rl.host.lines import lines_of
+from swe_rl.host.program import Unanswered, asking_slurm
 
 _COMMAND = ("sinfo", "-h", "-a", "-e", "-o", "%P %l %D %G %c %m %t")
 _SOCKETS = re.compile(r"\([^)]*\)")
@@ -26,7 +27,7 @@ _ALMOST = 0.98  # SLURM knows a node's memory less what the system keeps
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes of one partition that are alike; `limit_min` is None where the partition has no time limit."""
+    """Holds nodes of one partition that are alike. `limit_min` is None where the partition has no time limit."""
 
     partition: str
     limit_min: float | None
@@ -39,7 +40,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one SLURM job asks of its partition; `group` is hardware or runtime."""
+    """Says what one SLURM job asks of its partition. `group` is hardware or runtime."""
 
     group: str
     partition: str
@@ -54,16 +55,16 @@ class Wish:
 
 
 def runs_elsewhere(config: Config, system: System) -> bool:
-    """True on a machine that only submits the job."""
+    """Tells whether this machine only submits the job."""
     inside = "SLURM_JOB_ID" in system.environment
     return config.hardware.partition is not None and not inside and system.find_program("sinfo") is not None
 
 
-def partitions(config: Config, system: System) -> Iterator[Finding]:
-    wishes = list(_wishes(config))
+def probe_partitions(config: Config, system: System) -> Iterator[Finding]:
+    wishes = list(_list_wishes(config))
     if not wishes:
         return
-    done = system.run(_COMMAND)
+    done = system.run(_COMMAND, environment=asking_slurm(system.environment))
     if done is None:
         if "SLURM_JOB_ID" not in system.environment:
             yield warning(
@@ -77,11 +78,12 @@ def partitions(config: Config, system: System) -> Iterator[Finding]:
         raise Unanswered(f"sinfo: {done.reason}")
     groups = read_groups(done.stdout)
     for wish in wishes:
-        yield from _partition(wish, groups)
+        yield from _check_partition(wish, groups)
 
 
-def _wishes(config: Config) -> Iterator[Wish]:
-    hardware, runtime = config.hardware, config.runtime
+def _list_wishes(config: Config) -> Iterator[Wish]:
+    hardware = config.hardware
+    runtime = config.runtime
     if hardware.partition is not None:
         gpus = hardware.gpus_per_node if uses_gpus(config) else 0
         yield Wish(
@@ -105,16 +107,20 @@ def _wishes(config: Config) -> Iterator[Wish]:
         )
 
 
-def _partition(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
-    """A wish may name several partitions, `a,b`: SLURM takes the one where the job starts first, for all its nodes."""
+def _check_partition(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+    """Finds what a partition lacks.
+
+    A wish may name several partitions, `a,b`: SLURM takes the one where the job starts first, for all its nodes.
+    """
     choices: list[list[Finding]] = []
     known = sorted({group.partition for group in groups})
     for name in wish.partition.split(","):
         if name not in known:
             yield _no_such(wish, name, known)
             continue
-        mine, choice = [group for group in groups if group.partition == name], replace(wish, partition=name)
-        choices.append([*_time(choice, mine), *_nodes(choice, mine)])
+        mine = [group for group in groups if group.partition == name]
+        choice = replace(wish, partition=name)
+        choices.append([*_check_time(choice, mine), *_check_nodes(choice, mine)])
     yield from min(choices, key=lambda findings: [row.severity is Severity.error for row in findings], default=[])
 
 
@@ -128,7 +134,7 @@ def _no_such(wish: Wish, name: str, known: list[str]) -> Finding:
     )
 
 
-def _time(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+def _check_time(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
     limits = [group.limit_min for group in groups if group.limit_min is not None]
     if len(limits) < len(groups):
         return  # one of them has no limit
@@ -143,13 +149,15 @@ def _time(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
         )
 
 
-def _nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
+def _check_nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
     fitting = [group for group in groups if wish.fits(group)]
-    total, up = _count(fitting), _count([group for group in fitting if group.in_service])
-    wanted = f"{_many(wish.nodes)} with {_size(wish.gpus, wish.cpus, wish.memory_gb)} needed"
+    total = _sum_nodes(fitting)
+    up = _sum_nodes([group for group in fitting if group.in_service])
+    wanted = f"{_count_nodes(wish.nodes)} with {_describe_size(wish.gpus, wish.cpus, wish.memory_gb)} needed"
     if total < wish.nodes:
         largest = max(groups, key=lambda group: (group.gpus, group.cpus, group.memory_gb))
-        has = f"{_many(_count(groups))}, the largest with {_size(largest.gpus, largest.cpus, largest.memory_gb)}"
+        largest_size = _describe_size(largest.gpus, largest.cpus, largest.memory_gb)
+        has = f"{_count_nodes(_sum_nodes(groups))}, the largest with {largest_size}"
         yield error(
             "preflight_slurm_nodes",
             f"{wish.group}.{_short_of(wish, groups)}",
@@ -166,7 +174,7 @@ def _nodes(wish: Wish, groups: list[NodeGroup]) -> Iterator[Finding]:
 
 
 def _short_of(wish: Wish, groups: list[NodeGroup]) -> str:
-    """The key to blame: the first need that no node of the partition meets, else the number of nodes."""
+    """Returns the key to blame: the first need that no node of the partition meets, or else the number of nodes."""
     needs = {
         "gpus_per_node": any(group.gpus >= wish.gpus for group in groups),
         "cpus_per_node": any(group.cpus >= wish.cpus for group in groups),
@@ -175,30 +183,30 @@ def _short_of(wish: Wish, groups: list[NodeGroup]) -> str:
     return next((key for key, met in needs.items() if not met), "nodes")
 
 
-def _size(gpus: int, cpus: int, memory_gb: float) -> str:
+def _describe_size(gpus: int, cpus: int, memory_gb: float) -> str:
     return f"{gpus} GPUs, {cpus} CPUs and {memory_gb:.0f} GB"
 
 
-def _many(nodes: int) -> str:
+def _count_nodes(nodes: int) -> str:
     return f"{nodes} node{'' if nodes == 1 else 's'}"
 
 
-def _count(groups: list[NodeGroup]) -> int:
+def _sum_nodes(groups: list[NodeGroup]) -> int:
     return sum(group.nodes for group in groups)
 
 
-# SLURM's accounts and qualities of service: what the configuration names is the user's to use.
-# - Silent where the cluster keeps no accounts, or none for this user.
+# This probes SLURM's accounts and qualities of service: the user may use what the configuration names.
+# - It is silent where the cluster keeps no accounts, or none for this user.
 # - SLURM's controller compares both without case; its database, which sacctmgr prints, keeps them in lower case.
-def account(config: Config, system: System) -> Iterator[Finding]:
+def probe_account(config: Config, system: System) -> Iterator[Finding]:
     hardware = config.hardware
     if hardware.partition is None or (hardware.account is None and hardware.qos is None):
         return
     command = ["sacctmgr", "-n", "-P", "show", "assoc", f"user={system.user[0]}", "format=account,qos"]
-    done = system.run(command)
+    done = system.run(command, environment=asking_slurm(system.environment))
     if done is None or done.status != 0:
         return
-    rows = [line.split("|") for line in done.stdout.lower().splitlines() if line.strip()]
+    rows = [line.split("|") for line in lines_of(done.stdout.lower(), ends=False) if line.strip()]
     accounts = sorted({row[0] for row in rows if row[0]})
     if hardware.account is not None and accounts and hardware.account.lower() not in accounts:
         yield _not_yours("account", hardware.account, accounts)
@@ -219,20 +227,20 @@ def _not_yours(field: str, value: str, yours: list[str]) -> Finding:
     )
 
 
-# What `sinfo` prints: text in, numbers out.
+# The rest reads the text that `sinfo` prints.
 def read_groups(text: str) -> list[NodeGroup]:
-    """Lines of _COMMAND. Raises Unanswered for a line of another shape."""
-    return [_group(line) for line in text.splitlines() if line.strip()]
+    """Returns the groups of nodes in lines of _COMMAND. Raises Unanswered for a line of another shape."""
+    return [_parse_group(line) for line in lines_of(text, ends=False) if line.strip()]
 
 
-def _group(line: str) -> NodeGroup:
+def _parse_group(line: str) -> NodeGroup:
     try:
         partition, limit, nodes, gres, cpus, memory_mib, state = line.split()
         return NodeGroup(
             partition.rstrip("*"),
-            minutes(limit),
+            parse_minutes(limit),
             int(nodes),
-            _gpus(gres),
+            _gpus_in_gres(gres),
             int(cpus.rstrip("+")),
             int(memory_mib.rstrip("+")) * 1024**2 / 1e9,
             not state.startswith(_OUT_OF_SERVICE),
@@ -241,14 +249,17 @@ def _group(line: str) -> NodeGroup:
         raise Unanswered(f"sinfo wrote a line of an unknown shape: {line.strip()!r}") from error
 
 
-def _gpus(gres: str) -> int:
-    """Of `gpu:a100:4(S:0-1),lustre:1`; a name without a number is one."""
+def _gpus_in_gres(gres: str) -> int:
+    """Returns the number of GPUs in a text such as `gpu:a100:4(S:0-1),lustre:1`. A name without a number is one."""
     parts = [part.split(":") for part in _SOCKETS.sub("", gres).split(",")]
     return sum(int(part[-1]) if part[-1].isdigit() else 1 for part in parts if part[0] == "gpu")
 
 
-def minutes(text: str) -> float | None:
-    """Of `1-12:00:00`, `4:00:00`, `30:00` (minutes and seconds); None for `infinite`. Raises ValueError."""
+def parse_minutes(text: str) -> float | None:
+    """Returns the minutes of `1-12:00:00`, `4:00:00` or `30:00` (minutes and seconds), or None for `infinite`.
+
+    Raises ValueError for any other text.
+    """
     if text in ("infinite", "UNLIMITED", "n/a"):
         return None
     match = _DURATION.fullmatch(text)
@@ -256,7 +267,7 @@ def minutes(text: str) -> float | None:
         raise ValueError(f"not a duration: {text!r}")
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
-    if days is not None:  # D-HH[:MM[:SS]]
+    if days is not None:  # the text is D-HH[:MM[:SS]]
         hours, mins, secs = [*parts, 0, 0][:3]
         return int(days) * 1440 + hours * 60 + mins + secs / 60
     if len(parts) == 3:

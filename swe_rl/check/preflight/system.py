@@ -1,10 +1,10 @@
-"""What probes ask of the machine.
+"""Asks the machine the questions of the probes.
 
 Invariants:
 - A question that the machine does not answer raises Unanswered, with a reason that can be shown.
 - An answer of the other side is an answer, whatever its status: probes judge it.
 - Nothing outlives a question: a program that takes too long is killed with its children.
-- No redirect is followed, so a key goes to nobody but the server that was named; http and https only.
+- No redirect is followed, so a key goes to nobody but the server that was named. Addresses are http or https.
 - `user:password@` of an address is sent as basic authentication, never as a part of the host's name.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from swe_rl.check.findings import folder_writable, listing, path_exists
+from swe_rl.check.findings import folder_names, folder_writable, path_exists
 from swe_rl.config.engine_address import is_socket
 from swe_rl.config.schema import Config
 from swe_rl.host import machine
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 HTTP_S = 4.0
-_MAX_BYTES = 4_000_000
+_MAX_BYTES = 4_000_000  # so much of an answer is read
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """An HTTP answer; `body` is cut at a megabyte or so."""
+    """Holds an HTTP answer. `body` is cut at a few megabytes."""
 
     status: int
     body: bytes = b""
 
     def json(self) -> Any:
-        """Raises Unanswered for a body that is not JSON."""
+        """Returns the body as JSON. Raises Unanswered for a body that is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError as error:
@@ -56,20 +56,21 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HttpQuestion:
-    """An HTTP request."""
+    """Describes an HTTP request."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = HTTP_S
+    body: bytes | None = None
 
 
 class System:
-    """This machine; tests have one of given answers."""
+    """Answers for this machine. Tests have one of given answers."""
 
     exists = staticmethod(path_exists)
     writable = staticmethod(folder_writable)
-    list_folder = staticmethod(listing)
+    list_folder = staticmethod(folder_names)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -77,41 +78,50 @@ class System:
 
     @property
     def user(self) -> tuple[str, int]:
-        """Name and uid of whoever asks."""
+        """Returns the name and uid of whoever asks."""
         uid = os.getuid()
         try:
             return pwd.getpwuid(uid).pw_name, uid
-        except KeyError:  # a uid without a name, usual in containers
+        except KeyError:  # in containers a uid often has no name
             return os.environ.get("USER", str(uid)), uid
 
-    def run(self, command: Sequence[str], timeout_s: float = COMMAND_S) -> Completed | None:
-        """None where there is no such program. Raises Unanswered."""
-        return run_program(command, timeout_s)
+    def run(
+        self, command: Sequence[str], timeout_s: float = COMMAND_S, environment: Mapping[str, str] | None = None
+    ) -> Completed | None:
+        """Runs a command, and returns None where there is no such program.
+
+        `environment` is used as `run_program` uses it. Raises Unanswered.
+        """
+        return run_program(command, timeout_s, environment)
 
     def http(self, question: HttpQuestion) -> HttpAnswer:
-        """Redirects are answers, they are not followed. Raises Unanswered where nothing answers."""
+        """Returns the answer to a request.
+
+        A redirect is an answer and is not followed. Raises Unanswered where nothing answers.
+        """
         try:
-            return _fetch(question)
+            return _fetch_answer(question)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise Unanswered(_reason(error)) from error
+            raise Unanswered(_inner_reason(error)) from error
 
     def is_socket(self, path: str) -> bool:
         return is_socket(path)
 
     def engine(self, address: str) -> "AskedEngine":
-        """Of unix:///PATH or tcp://HOST:PORT; nothing is asked yet."""
+        """Returns the engine at unix:///PATH or tcp://HOST:PORT. Nothing is asked yet."""
         return AskedEngine(address)
 
     def bind_refused(self, host: str, port: int) -> str | None:
-        """Why this address cannot be listened on, or None."""
+        """Returns why this address cannot be listened on, or None."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
             with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: TIME_WAIT is no refusal
+                # Servers do so too: TIME_WAIT is no refusal.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind((address[0], port, *address[2:]))
                 listener.listen()
         except (OSError, OverflowError) as error:
-            return _reason(error)
+            return _inner_reason(error)
         return None
 
     def find_program(self, name: str) -> str | None:
@@ -121,48 +131,51 @@ class System:
         return installed_version(distribution)
 
     def disk_free_bytes(self, path: str) -> int:
-        """Of the file system of the path or of its nearest parent that exists. Raises Unanswered."""
+        """Returns what is free in the file system of the path or of its nearest parent that exists.
+
+        Raises Unanswered.
+        """
         for folder in (absolute := Path(path).expanduser().absolute(), *absolute.parents):
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 return shutil.disk_usage(folder).free
         raise Unanswered(f"the file system of {path} does not say how much is free")
 
     def scratch_refused(self, parent: str | None) -> str | None:
-        """Why this user's folder below paths.scratch cannot be used; None where it can."""
+        """Returns why this user's folder below paths.scratch cannot be used, or None where it can."""
         return scratch_refusal(scratch_path(parent))
 
     def resolve(self, path: str) -> str:
-        """Absolute, without `~` and symbolic links."""
+        """Returns the absolute path, without `~` and symbolic links."""
         return str(Path(path).expanduser().resolve())
 
     def read_text(self, path: str) -> str | None:
-        """None where there is no such file, or it may not be read."""
+        """Returns the text of a file, or None where there is no such file, or it may not be read."""
         try:
             return Path(path).expanduser().read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def file_bytes(self, path: str) -> int:
-        """0 where there is no such file."""
+        """Returns the size of a file, or 0 where there is no such file."""
         try:
             return Path(path).expanduser().stat().st_size
         except OSError:
             return 0
 
     def cpus(self) -> int:
-        return machine.cpus(self.read_text)
+        return machine.count_cpus(self.read_text)
 
     def memory_bytes(self) -> int:
         return machine.memory_bytes(self.read_text)
 
 
 def job_environment(config: Config, system: System) -> dict[str, str]:
-    """The environment that the job's processes will have."""
+    """Returns the environment that the job's processes will have."""
     return {**system.environment, **config.hardware.env_vars}
 
 
 class AskedEngine:
-    """A container engine, docker's or podman's, which speak the same API. All raise Unanswered."""
+    """Asks a container engine, docker's or podman's, which speak the same API. All methods raise Unanswered."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -172,24 +185,8 @@ class AskedEngine:
         facts: Mapping[str, Any] = self._ask(lambda client: client.info())
         return facts
 
-    def images(self) -> set[str]:
-        """Names of all local images, each with its tag or digest."""
-        listed: list[dict[str, Any]] = self._ask(lambda client: client.images())
-        return {name for image in listed for key in ("RepoTags", "RepoDigests") for name in image.get(key) or ()}
-
-    def has_image(self, name: str) -> bool:
-        from docker.errors import NotFound
-
-        def look(client: "APIClient") -> bool:
-            try:
-                return bool(client.inspect_image(name))
-            except NotFound:
-                return False
-
-        return bool(self._ask(look))
-
     def _ask(self, question: Callable[["APIClient"], Any]) -> Any:
-        """Raises Unanswered."""
+        """Returns the answer to a question to the client. Raises Unanswered."""
         try:
             from docker import APIClient
             from docker.errors import DockerException
@@ -199,15 +196,15 @@ class AskedEngine:
             with closing(APIClient(self._address, version=self._version, timeout=HTTP_S)) as client:
                 self._version = client.api_version
                 return question(client)
-        except (DockerException, OSError, ValueError) as error:  # OSError: those of requests, too
+        except (DockerException, OSError, ValueError) as error:  # errors of requests are OSErrors
             raise Unanswered(_engines_reason(error)) from error
 
 
-def _reason(error: BaseException) -> str:
-    """`connection refused` rather than the wrapping of three libraries."""
+def _inner_reason(error: BaseException) -> str:
+    """Returns `connection refused` rather than the wrapping of three libraries."""
     inner = getattr(error, "reason", None)
     if isinstance(inner, BaseException):
-        return _reason(inner)
+        return _inner_reason(inner)
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and error.strerror:
@@ -216,19 +213,21 @@ def _reason(error: BaseException) -> str:
 
 
 def _engines_reason(error: BaseException) -> str:
-    """The engine's own words, else what the innermost library says."""
+    """Returns the engine's own words, or else what the innermost library says."""
     inner = error.__cause__ or error.__context__
     if words := getattr(error, "explanation", None):
         return f"status {getattr(error, 'status_code', None)}: {words}"
-    return _engines_reason(inner) if inner is not None else _reason(error)
+    if inner is not None:
+        return _engines_reason(inner)
+    return _inner_reason(error)
 
 
-def _fetch(question: HttpQuestion) -> HttpAnswer:
-    """Raises OSError, HTTPException or ValueError where nothing answers."""
+def _fetch_answer(question: HttpQuestion) -> HttpAnswer:
+    """Returns the answer to a request. Raises OSError, HTTPException or ValueError where nothing answers."""
     url, headers = _without_login(question)
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("not an http or https address")
-    request = urllib.request.Request(url, method=question.method, headers=headers)
+    request = urllib.request.Request(url, data=question.body, method=question.method, headers=headers)
     opener = urllib.request.build_opener(_StayHere)
     try:
         with opener.open(request, timeout=question.timeout_s) as response:
@@ -246,7 +245,8 @@ class _StayHere(urllib.request.HTTPRedirectHandler):
 
 
 def _without_login(question: HttpQuestion) -> tuple[str, dict[str, str]]:
-    parts, headers = urlsplit(question.url), dict(question.headers)
+    parts = urlsplit(question.url)
+    headers = dict(question.headers)
     login, at, host = parts.netloc.rpartition("@")
     if at:
         headers["Authorization"] = "Basic " + b64encode(unquote(login).encode()).decode()

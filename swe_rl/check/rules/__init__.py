@@ -1,1 +1,1 @@
-"""The rules: one file a noun."""
+"""This package has the rules, in one file for each noun."""

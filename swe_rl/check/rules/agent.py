@@ -1,16 +1,18 @@
-"""Rules of the agents: tools, words, program and environment that fit the agent, and jobs that it has a use in.
+"""Rules of the agents check that tools, words, program and environment fit the agent, and that the job can use it.
 
 Invariants:
-- Decided from names and sizes alone; nothing of an agent's own package is imported.
+- Names and sizes alone decide. Nothing of an agent's own package is imported.
 """
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.choices import Capture, SandboxKind
-from swe_rl.config.keys import nearest
-from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part
+from swe_rl.config.keys import nearest_words
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, started_parts
 from swe_rl.config.schema import AgentConfig, Config
+from swe_rl.dataset.predictions import KEY as PREDICTIONS
+from swe_rl.dataset.predictions import PredictionsError, parse_predictions
 
 VERIFIERS_ENV = "swe_rl.env.verifiers.VerifiersEnv"
 VERIFIERS_AGENT = "swe_rl.agent.verifiers.VerifiersAgent"
@@ -26,16 +28,18 @@ AGENT_TOOLS = {
     "gold": ("none",),
     "noop": ("none",),
     "scripted": ("none",),
+    "predictions": ("none",),
     "verifiers": ("none",),
 }
 AGENT_PROMPTS = {
     "bash": ("standard", "short"),
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
-}  # those that have any
-PROGRAMS = ("qwen_code", "codex", "opencode", "openhands", "command")  # that run inside the sandbox
+}  # the other agents have none
+PROGRAMS = ("qwen_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
-# The agent's own words and tools before any task, at 4.5 characters a token: no tokenizer of the models makes fewer.
+# These count the agent's own words and tools before any task, at 4.5 characters a token. No tokenizer of the models
+# makes fewer.
 _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
@@ -43,13 +47,13 @@ _OWN_TOKENS = {
     "codex": 4500,
     "opencode": 6500,
     "openhands": 7000,
-}  # by agent.system_prompt, or agent.name
-_BARE_TOKENS = 7000  # qwen --bare
+}  # the keys are of agent.system_prompt, or of agent.name
+_BARE_TOKENS = 7000  # `qwen --bare` has so few
 _SDK = "openhands-sdk"
-_ADDRESS_SPACE_GB = {"qwen_code": 3.0, "opencode": 12.0}  # that Node and Bun reserve; they use a tenth of it
+_ADDRESS_SPACE_GB = {"qwen_code": 3.0, "opencode": 12.0}  # Node and Bun reserve so much, and use a tenth of it
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
     agent = config.agent
     for key, value, known in (
@@ -58,10 +62,12 @@ def agent_tools(config: Config, _: Host) -> Iterator[Finding]:
     ):
         if known and value not in known:
             words = f"agent={agent.name} has {', '.join(known)}"
-            yield error("agent_tools", f"agent.{key}", words, f"agent.{key}={(nearest(value, known) or known)[0]}")
+            yield error(
+                "agent_tools", f"agent.{key}", words, f"agent.{key}={(nearest_words(value, known) or known)[0]}"
+            )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def agent_program(config: Config, _: Host) -> Iterator[Finding]:
     agent = config.agent
     if agent.name not in PROGRAMS:
@@ -83,10 +89,14 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
         yield error("agent_memory", "sandbox.memory_gb", words, f"sandbox.memory_gb={space_gb + 1:g}")
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
-    """Where commands are processes of this machine; what an image holds shows at the first attempt."""
-    agent, sandbox = config.agent, config.sandbox
+    """Finds that OpenHands' Python is missing where commands are processes of this machine.
+
+    What an image holds shows at the first attempt.
+    """
+    agent = config.agent
+    sandbox = config.sandbox
     here = not (host.elsewhere or host.submitted or config.hardware.partition is not None)
     if agent.name != "openhands" or sandbox.kind != SandboxKind.process or not here:
         return
@@ -94,7 +104,9 @@ def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
         missing = "" if host.version(_SDK) is not None else f"the Python of this environment has no {_SDK}"
     else:
         looked = [f"{folder.rstrip('/')}/python3" for folder in agent.program_path.split(":")]
-        missing = "" if any(host.file_exists(_source(path, sandbox.mounts)) for path in looked) else f"no {looked[0]}"
+        missing = (
+            "" if any(host.file_exists(_mount_source(path, sandbox.mounts)) for path in looked) else f"no {looked[0]}"
+        )
     if missing:
         yield error(
             "agent_sdk",
@@ -105,15 +117,50 @@ def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def _source(path: str, mounts: tuple[str, ...]) -> str:
-    """What is at `path` of the sandbox, on this machine."""
+def _mount_source(path: str, mounts: tuple[str, ...]) -> str:
+    """Returns the path on this machine of what is at `path` of the sandbox."""
     for source, target, *_ in (mount.split(":") for mount in mounts if mount.count(":")):
         if path.startswith(f"{target}/"):
             return source + path[len(target) :]
     return path
 
 
-@about(Part.trainer)
+@rule_about(Part.rollouts)
+def agent_predictions(config: Config, host: Host) -> Iterator[Finding]:
+    """Refuses a predictions file that job=eval could not grade once. It is read as the job will read it."""
+    agent = config.agent
+    if agent.name != "predictions":
+        if agent.predictions is not None:
+            words = f"agent={agent.name} reads no predictions file"
+            yield error("agent_predictions", PREDICTIONS, words, "agent=predictions, or agent.predictions=null")
+        return
+    if Part.evaluation not in started_parts(config) or Part.steps in started_parts(config):
+        words = "a predictions file is graded against the instances of env.eval_split, which job=eval reads"
+        yield error("agent_predictions", "job.name", words, "job=eval")
+    if config.rollout.eval_n != 1:
+        words = "a predictions file has one patch for each instance"
+        yield error("agent_predictions", "rollout.eval_n", words, "rollout.eval_n=1")
+    if agent.predictions is None:
+        words = "agent=predictions needs the file whose patches are graded"
+        yield error("agent_predictions", PREDICTIONS, words, "agent.predictions=preds.json")
+    elif not (host.elsewhere or host.submitted):
+        problem = _predictions_problem(agent.predictions, host.read_text(agent.predictions))
+        if problem:
+            yield error("agent_predictions", PREDICTIONS, problem, "agent.predictions=preds.json")
+
+
+def _predictions_problem(path: str, text: str | None) -> str:
+    """Returns why the file cannot be graded, or nothing."""
+    if text is None:
+        return "there is no such file, or it is not UTF-8 text"
+    try:
+        parse_predictions(text, path)
+    except PredictionsError as problem:
+        return str(problem)
+    return ""
+
+
+@rule_about(Part.trainer)
 def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
     if config.agent.name in AGENTS_WITHOUT_MODEL:
         words = f"agent={config.agent.name} asks no model: there is nothing to train on"
@@ -121,15 +168,17 @@ def agent_samples(config: Config, _: Host) -> Iterator[Finding]:
 
 
 def own_tokens(agent: AgentConfig) -> int:
-    """At least; 0 where nothing is known."""
+    """Returns at least how many tokens the agent's own words and tools take, or 0 where nothing is known."""
     if agent.name == "qwen_code" and "--bare" in (agent.command or ""):
         return _BARE_TOKENS
     return _OWN_TOKENS.get(agent.system_prompt) or (agent.name in PROGRAMS and _OWN_TOKENS.get(agent.name)) or 0
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
-    agent, rollout, tokens = config.agent, config.rollout, own_tokens(config.agent)
+    agent = config.agent
+    rollout = config.rollout
+    tokens = own_tokens(config.agent)
     if tokens <= rollout.max_prompt_tokens:
         return
     hopeless = tokens >= rollout.max_trajectory_tokens
@@ -148,9 +197,10 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     )
 
 
-@between(Part.data, Part.rollouts)
+@rule_between(Part.data, Part.rollouts)
 def verifiers_pair(config: Config, _: Host) -> Iterator[Finding]:
-    env, agent = config.env._target_ == VERIFIERS_ENV, config.agent._target_ == VERIFIERS_AGENT
+    env = config.env._target_ == VERIFIERS_ENV
+    agent = config.agent._target_ == VERIFIERS_AGENT
     if env and not agent:
         words = "env=verifiers leads the conversation itself and scores it, and only agent=verifiers lets it"
         yield error("verifiers_pair", "agent.name", words, "agent=verifiers")
@@ -159,7 +209,7 @@ def verifiers_pair(config: Config, _: Host) -> Iterator[Finding]:
         yield error("verifiers_pair", "agent.name", words, "env=verifiers env.dataset=PACKAGE")
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def verifiers_capture(config: Config, _: Host) -> Iterator[Finding]:
     if config.agent._target_ == VERIFIERS_AGENT and config.rollout.capture is Capture.retokenize:
         words = "agent=verifiers leaves the conversation to its environment, which may change it: only traces are exact"

@@ -1,4 +1,4 @@
-"""Rules of the algorithm: its loss with clip, weights and masks, the sampling and the table of outcomes.
+"""Rules of the algorithm check its loss with clip, weights and masks, the sampling and the table of outcomes.
 
 Invariants:
 - The range of each number alone is in the schema; here is what several keys mean together.
@@ -10,35 +10,36 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, warning
 from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.check.rules.model import BUILTIN, is_local, no_model
 from swe_rl.config.choices import (
     FOUND_BY_TRAINER,
     INFRA_STATUSES,
-    Advantage,
+    AdvantageKind,
     Capture,
     Correction,
     DynamicSampling,
     ExtensionKind,
     KlPlace,
     LossAggregation,
+    LrSchedule,
     MaskLevel,
     OutcomeReward,
     PolicyLoss,
     TrickPolicy,
 )
 from swe_rl.config.folders import PACKAGE
-from swe_rl.config.parts import Part
+from swe_rl.config.parts import Part, reads_key
 from swe_rl.config.schema import Config
-from swe_rl.extension.find import declared, is_foreign
+from swe_rl.extension.find import declared_attribute, is_foreign
 from swe_rl.plan.vocabulary import vocabulary_problem
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def clip_range(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
-    weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends bound a weight, each for itself; 1 is no lower end
+    weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends each bound a weight, and 1 is no lower end
     if algo.clip_low == 1 and not weights_only:
         yield error(
             "clip",
@@ -57,8 +58,8 @@ def clip_range(config: Config, _: Host) -> Iterator[Finding]:
         yield warning("clip", "algo.clip_c", "CISPO drops no token, so there is nothing to bound", "algo.clip_c=0")
 
 
-@about(Part.trainer)
-def gspo(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.trainer)
+def check_gspo(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.policy_loss not in (PolicyLoss.gspo, PolicyLoss.gspo_token):
         return
@@ -78,10 +79,12 @@ def gspo(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
-    algo, ahead = config.algo, config.trainer.max_staleness_steps
-    limit, key = algo.max_staleness_steps, "algo.max_staleness_steps"
+    algo = config.algo
+    ahead = config.trainer.max_staleness_steps
+    limit = algo.max_staleness_steps
+    key = "algo.max_staleness_steps"
     if limit is not None and limit < ahead:
         yield warning(
             "stale_rows",
@@ -98,7 +101,7 @@ def stale_rows(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def mask_level(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.mask_level != MaskLevel.token and algo.mask_low is None and algo.mask_high is None:
@@ -107,17 +110,17 @@ def mask_level(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
-    if algo.advantage == Advantage.dr_grpo and algo.normalize_std:
+    if algo.advantage == AdvantageKind.dr_grpo and algo.normalize_std:
         yield error(
             "dr_grpo",
             "algo.normalize_std",
             "Dr. GRPO does not divide by the standard deviation",
             "algo=dr_grpo, which sets algo.normalize_std=false",
         )
-    if algo.advantage == Advantage.dr_grpo and algo.loss_aggregation != LossAggregation.sequence_sum_norm:
+    if algo.advantage == AdvantageKind.dr_grpo and algo.loss_aggregation != LossAggregation.sequence_sum_norm:
         yield warning(
             "dr_grpo",
             "algo.loss_aggregation",
@@ -126,8 +129,8 @@ def dr_grpo(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
-def correction(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.trainer)
+def check_correction(config: Config, _: Host) -> Iterator[Finding]:
     used = {"algo.correction": config.algo.correction, "algo.stale_correction": config.algo.stale_correction}
     for key in used if config.rollout.capture == Capture.retokenize else ():
         if used[key] not in (None, Correction.none):
@@ -139,31 +142,33 @@ def correction(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def token_credit(config: Config, _: Host) -> Iterator[Finding]:
-    """Advantages that the trainer finds, token by token."""
-    algo, key = config.algo, "algo.advantage"
+    """Refuses what does not fit advantages that the trainer finds, token by token."""
+    algo = config.algo
+    key = "algo.advantage"
     if algo.advantage in FOUND_BY_TRAINER and is_foreign(config, ExtensionKind.advantage):
         words = f"algo.advantage={algo.advantage} leaves advantages to the trainer: nobody would ask this code"
         yield error("token_credit", "advantage.name", words, "advantage=default, or algo=grpo")
     if algo.advantage in FOUND_BY_TRAINER and algo.policy_loss is PolicyLoss.gspo:
         words = "has one ratio and one weight for a trajectory, whose tokens have several advantages here"
         yield error("token_credit", "algo.policy_loss", words, "algo.policy_loss=gspo_token")
-    if algo.advantage is Advantage.gae and config.trainer.lora_rank > 0:
+    if algo.advantage is AdvantageKind.gae and config.trainer.lora_rank > 0:
         words = "a critic learns all of its weights, which an adapter is there to avoid"
         yield error("token_credit", key, words, "trainer.lora_rank=0, or algo=grpo")
-    if algo.advantage is Advantage.gae and algo.critic_warmup_steps >= config.trainer.steps:
+    if algo.advantage is AdvantageKind.gae and algo.critic_warmup_steps >= config.trainer.steps:
         words = f"the whole run has trainer.steps={config.trainer.steps}: the policy never learns"
         yield error("token_credit", "algo.critic_warmup_steps", words, "algo.critic_warmup_steps=0")
-    if algo.critic_warmup_steps and algo.advantage is not Advantage.gae:
+    if algo.critic_warmup_steps and algo.advantage is not AdvantageKind.gae:
         words = f"algo={algo.name} has no critic"
         yield warning("token_credit", "algo.critic_warmup_steps", words, "algo=ppo")
 
 
-@about(Part.trainer)
-def teacher(config: Config, host: Host) -> Iterator[Finding]:
-    key, path = "algo.teacher", config.algo.teacher
-    if config.algo.advantage is not Advantage.teacher:
+@rule_about(Part.trainer)
+def check_teacher(config: Config, host: Host) -> Iterator[Finding]:
+    key = "algo.teacher"
+    path = config.algo.teacher
+    if config.algo.advantage is not AdvantageKind.teacher:
         if path is not None:
             words = f"nothing reads it with algo.advantage={config.algo.advantage}"
             yield warning("teacher", key, words, "algo=distill")
@@ -185,7 +190,8 @@ def teacher(config: Config, host: Host) -> Iterator[Finding]:
 
 
 def _unread_with_teacher(config: Config) -> Iterator[str]:
-    algo, turns = config.algo, asdict(config.rollout.turn_rewards)
+    algo = config.algo
+    turns = asdict(config.rollout.turn_rewards)
     yield from (f"rollout.turn_rewards.{name}" for name, reward in turns.items() if reward)
     if algo.overlong_share > 0:
         yield "algo.overlong_share"
@@ -194,20 +200,21 @@ def _unread_with_teacher(config: Config) -> Iterator[str]:
 
 
 def _file_of(path: str, host: Host, name: str) -> str | None:
-    """Of a model's folder; nothing of one that the hub has."""
+    """Returns the text of a file of a model's folder, or None for a model that the hub has."""
     if path.startswith(BUILTIN):
         return host.read_text(str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN) / name))
     return host.read_text(f"{path.rstrip('/')}/{name}") if is_local(path, host) else None
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
-    table, algo = asdict(config.rollout.turn_rewards), config.algo
+    table = asdict(config.rollout.turn_rewards)
+    algo = config.algo
     key = next((f"rollout.turn_rewards.{name}" for name, reward in table.items() if reward), None)
-    if key is None and declared(config, ExtensionKind.reward, "pays_turns"):
+    if key is None and declared_attribute(config, ExtensionKind.reward, "pays_turns"):
         key = "reward.name"
     if key is None:
-        if algo.discount != 1 and algo.advantage is not Advantage.gae:
+        if algo.discount != 1 and algo.advantage is not AdvantageKind.gae:
             words = "has no effect: only rewards of turns and algo.advantage=gae look at what comes later"
             yield warning("turn_rewards", "algo.discount", words, "leave algo.discount out")
         return
@@ -217,7 +224,7 @@ def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.capture is Capture.retokenize:
         words = "only a trace knows which turn sampled a token"
         yield error("turn_rewards", "rollout.capture", words, "rollout.capture=traced")
-    over_batch = algo.advantage in (Advantage.reinforce_pp, Advantage.reinforce_pp_baseline)
+    over_batch = algo.advantage in (AdvantageKind.reinforce_pp, AdvantageKind.reinforce_pp_baseline)
     if over_batch and not is_foreign(config, ExtensionKind.advantage):
         words = f"turns are compared within their group, and algo.advantage={algo.advantage} normalizes over the batch"
         yield error("turn_rewards", "algo.advantage", words, "algo=grpo")
@@ -226,7 +233,7 @@ def turn_rewards(config: Config, _: Host) -> Iterator[Finding]:
         yield error("turn_rewards", "algo.policy_loss", words, "algo.policy_loss=gspo_token")
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def mismatch_filter(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.filter_token_mismatch and config.rollout.capture == Capture.traced:
         yield warning(
@@ -246,15 +253,17 @@ STATUSES = (
     "agent_timeout",
     "format_errors",
     "agent_crashed",
+    "request_refused",
     "infra_error",
     "grade_error",
     "engine_error",
 )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
-    algo, foreign = config.algo, is_foreign(config, ExtensionKind.advantage)
+    algo = config.algo
+    foreign = is_foreign(config, ExtensionKind.advantage)
     if algo.dynamic_sampling == DynamicSampling.resample and algo.max_resample_rounds < 1:
         yield error(
             "resample",
@@ -262,7 +271,7 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    by_batch = algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER)
+    by_batch = algo.advantage in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER)
     if algo.dynamic_sampling != DynamicSampling.none and by_batch and not foreign:
         yield warning(
             "resample",
@@ -272,7 +281,7 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def learning_rate(config: Config, _: Host) -> Iterator[Finding]:
     if config.model.params_b >= 1 and config.trainer.lr > 1e-4:
         yield warning(
@@ -283,7 +292,20 @@ def learning_rate(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer, Part.warm_start)
+def lr_decay(config: Config, _: Host) -> Iterator[Finding]:
+    group = "trainer" if reads_key(config, "trainer.lr_schedule") else "sft"
+    of_group = config.trainer if group == "trainer" else config.sft
+    if of_group.lr_schedule is LrSchedule.constant and of_group.lr_final_fraction != 0:
+        yield warning(
+            "lr_decay",
+            f"{group}.lr_final_fraction",
+            f"has no effect with {group}.lr_schedule=constant: the learning rate stays at its peak",
+            f"{group}.lr_schedule=cosine, or leave {group}.lr_final_fraction out",
+        )
+
+
+@rule_about(Part.trainer)
 def something_to_compare(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.temperature == 0:
         yield error(
@@ -294,7 +316,7 @@ def something_to_compare(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if rollout.eval_temperature == 0 and rollout.eval_n > 1:
@@ -306,7 +328,7 @@ def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def tricks_are_paid(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.tricks is TrickPolicy.count:
         yield warning(
@@ -317,7 +339,7 @@ def tricks_are_paid(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
     table = config.rollout.outcomes
     missing = [status for status in STATUSES if status not in table]
@@ -340,7 +362,7 @@ def outcomes_complete(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
     for status, row in config.rollout.outcomes.items():
         key = f"rollout.outcomes.{status}"
@@ -361,10 +383,10 @@ def infra_has_no_reward(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def trained_has_advantage(config: Config, _: Host) -> Iterator[Finding]:
     if config.algo.advantage in FOUND_BY_TRAINER:
-        return  # no baseline: each token has one
+        return  # there is no baseline, and each token has an advantage
     for status, row in config.rollout.outcomes.items():
         key = f"rollout.outcomes.{status}"
         if row.trained and not row.in_baseline and row.reward != OutcomeReward.none and status not in INFRA_STATUSES:

@@ -1,4 +1,4 @@
-"""Rules of the arithmetic of batches and lengths: prompts, trajectories, mini-batches, ranks; tokens of each.
+"""Rules of batches and lengths check the arithmetic of prompts, trajectories, mini-batches, ranks and their tokens.
 
 Invariants:
 - Each rule yields at most one finding for one cause.
@@ -8,19 +8,25 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
-from swe_rl.config.choices import FOUND_BY_TRAINER, Advantage, Capture, ExtensionKind, InstanceChoice
-from swe_rl.config.parts import AGENTS_THAT_REPLAY, Part
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
+from swe_rl.config.choices import FOUND_BY_TRAINER, AdvantageKind, ExtensionKind, InstanceChoice
+from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
-from swe_rl.plan.sizes import data_parallel, divisors, nearest_multiples, trained_instances, trajectories_per_mini_batch
+from swe_rl.plan.sizes import (
+    data_parallel,
+    divisors_of,
+    nearest_multiples,
+    trained_instances,
+    trajectories_per_mini_batch,
+)
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
-    if is_foreign(config, ExtensionKind.advantage):  # which says itself what it needs
+    if is_foreign(config, ExtensionKind.advantage):  # it says itself what it needs
         return
-    if config.rollout.n == 1 and config.algo.advantage not in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
+    if config.rollout.n == 1 and config.algo.advantage not in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER):
         yield error(
             "group_size",
             "rollout.n",
@@ -29,12 +35,14 @@ def group_size(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def informative_instances(config: Config, host: Host) -> Iterator[Finding]:
-    rollout, key, off = config.rollout, "rollout.instances", "rollout.instances=uniform"
+    rollout = config.rollout
+    key = "rollout.instances"
+    off = "rollout.instances=uniform"
     if rollout.instances is not InstanceChoice.informative:
         return
-    if config.algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
+    if config.algo.advantage in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER):
         if not is_foreign(config, ExtensionKind.advantage):
             words = f"algo={config.algo.name} compares nothing in a group: one that is solved throughout teaches, too"
             yield warning("informative", key, words, off)
@@ -49,25 +57,10 @@ def informative_instances(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.steps)
-def prefix_replay(config: Config, _: Host) -> Iterator[Finding]:
-    rollout, off = config.rollout, "rollout.prefix_replay=false"
-    if not rollout.prefix_replay:
-        return
-    if config.agent.name not in AGENTS_THAT_REPLAY or is_foreign(config, ExtensionKind.agent):
-        words = f"agent={config.agent.name} cannot begin within an earlier trajectory; {AGENTS_THAT_REPLAY[0]} can"
-        yield error("prefix_replay", "rollout.prefix_replay", words, off)
-    elif rollout.capture is Capture.retokenize:
-        words = "rendered rows do not tell what was sampled from what was repeated"
-        yield error("prefix_replay", "rollout.capture", words, f"rollout.capture=traced, or {off}")
-    elif config.algo.advantage in (Advantage.reinforce_pp, *FOUND_BY_TRAINER):
-        words = f"algo={config.algo.name} compares nothing in a group: a prefix does not make it say more"
-        yield warning("prefix_replay", "rollout.prefix_replay", words, off)
-
-
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
-    given, n = config.env.num_trajectories, config.rollout.n
+    given = config.env.num_trajectories
+    n = config.rollout.n
     if given != n:
         yield error(
             "num_trajectories",
@@ -77,11 +70,12 @@ def one_group_size(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
-    prompts, mini = config.rollout.prompts_per_step, config.trainer.prompts_per_mini_batch
+    prompts = config.rollout.prompts_per_step
+    mini = config.trainer.prompts_per_mini_batch
     if mini >= 1 and prompts >= 1 and prompts % mini:
-        near = [size for size in divisors(prompts) if size <= mini][-1]
+        near = [size for size in divisors_of(prompts) if size <= mini][-1]
         yield error(
             "mini_batch",
             "trainer.prompts_per_mini_batch",
@@ -90,9 +84,10 @@ def mini_batch(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
-    trajectories, ranks = trajectories_per_mini_batch(config), data_parallel(config.layout)
+    trajectories = trajectories_per_mini_batch(config)
+    ranks = data_parallel(config.layout)
     if trajectories % ranks:
         yield error(
             "mini_batch_ranks",
@@ -102,27 +97,28 @@ def mini_batch_over_ranks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def _lengths(positions: int) -> str:
-    """That satisfy `first_turn` and `model_length`."""
+def _suggest_lengths(positions: int) -> str:
+    """Returns lengths that satisfy `first_turn` and `model_length`."""
     lengths = {"max_trajectory": positions, "max_prompt": positions // 2, "max_turn": positions // 4}
     return " ".join(f"rollout.{name}_tokens={tokens}" for name, tokens in lengths.items())
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def first_turn_fits(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
-    needed, positions = rollout.max_prompt_tokens + rollout.max_turn_tokens, config.model.max_position_embeddings
+    needed = rollout.max_prompt_tokens + rollout.max_turn_tokens
+    positions = config.model.max_position_embeddings
     if needed > rollout.max_trajectory_tokens:
         fix = f"rollout.max_trajectory_tokens={needed}, or a smaller rollout.max_turn_tokens"
         yield error(
             "first_turn",
             "rollout.max_trajectory_tokens",
             f"a prompt of {rollout.max_prompt_tokens} and a turn of {rollout.max_turn_tokens} tokens need {needed}",
-            fix if needed <= positions else _lengths(positions),
+            fix if needed <= positions else _suggest_lengths(positions),
         )
 
 
-@between(Part.engines, Part.rollouts)
+@rule_between(Part.engines, Part.rollouts)
 def engine_length(config: Config, _: Host) -> Iterator[Finding]:
     if config.rollout.max_trajectory_tokens > config.engine.max_model_len:
         yield error(
@@ -134,23 +130,25 @@ def engine_length(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def model_length(config: Config, _: Host) -> Iterator[Finding]:
-    positions, rollout = config.model.max_position_embeddings, config.rollout
+    positions = config.model.max_position_embeddings
+    rollout = config.rollout
     if config.engine.max_model_len > positions:
         fix = f"rollout.max_trajectory_tokens={positions} (engine.max_model_len follows it)"
-        fits = rollout.max_prompt_tokens + rollout.max_turn_tokens <= positions  # else `first_turn` would refuse it
+        fits = rollout.max_prompt_tokens + rollout.max_turn_tokens <= positions  # otherwise `first_turn` refuses it
         yield error(
             "model_length",
             "engine.max_model_len",
             f"{config.model.name} has {positions} positions",
-            fix if fits else _lengths(positions),
+            fix if fits else _suggest_lengths(positions),
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
-    cap, longest = config.trainer.max_tokens_per_micro_batch, config.rollout.max_trajectory_tokens
+    cap = config.trainer.max_tokens_per_micro_batch
+    longest = config.rollout.max_trajectory_tokens
     share = -(-longest // max(1, config.layout.sequence_parallel))
     if 0 < cap < share:
         yield error(

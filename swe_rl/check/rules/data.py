@@ -1,22 +1,26 @@
-"""Rules of the instances: enough of them, training and evaluation apart, images and grading that fit the data set.
+"""Rules of the instances check that there are enough, that evaluation has its own, and that images and grading fit.
 
 Invariants:
-- Decided from names, splits and slices alone; what only the rows can tell is refused when they are read.
+- Names, splits and slices alone decide. What only the rows can tell is refused when they are read.
 """
 
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from string import Formatter
 from typing import Any
 
-from swe_rl.check.columns import TREE_COLUMNS, absent_columns, renamed, unknown_names
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.columns import TREE_COLUMNS, absent_columns, rename_columns, unknown_names
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
-from swe_rl.config.choices import ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
-from swe_rl.config.keys import nearest
-from swe_rl.config.parts import Part, reads, starts
+from swe_rl.config.choices import OWN_ROWS, ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
+from swe_rl.config.dataset_files import no_such_instances
+from swe_rl.config.folders import PACKAGE
+from swe_rl.config.keys import nearest_words
+from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
@@ -26,7 +30,7 @@ from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, train
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (
-    "bugs", "jsonl", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
+    "bugs", "jsonl", "mined", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
     "swe_smith", "kodcode", "swe_rebench", "swebench_multilingual", "swebench_live", "harbor", "verifiers",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -35,25 +39,27 @@ SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
 
 
 def is_hub_id(text: str, exists: Callable[[str], bool]) -> bool:
-    """True for `ORG/NAME` that is neither built in nor a file or folder here."""
+    """Tells whether a text is an `ORG/NAME` that is neither built in nor a file or folder here."""
     if text.startswith("builtin:") or text.endswith((".jsonl", ".json", ".parquet")):
         return False
     return bool(_HUB_ID.fullmatch(text)) and not exists(text)
 
 
-@about(Part.data, Part.rollouts)
+@rule_about(Part.data, Part.rollouts)
 def names_known(config: Config, _: Host) -> Iterator[Finding]:
     for kind, ours in ((ExtensionKind.env, ENVS), (ExtensionKind.agent, tuple(AGENT_TOOLS))):
-        value, key = group_of(config, kind).name, f"{kind}.name"
-        if value not in ours and reads(config, key) and not is_foreign(config, kind):
+        value = group_of(config, kind).name
+        key = f"{kind}.name"
+        if value not in ours and reads_key(config, key) and not is_foreign(config, kind):
             known = [*ours, *foreign_names(kind)]
-            near = nearest(value, known) or known
+            near = nearest_words(value, known) or known
             yield error("unknown_name", key, f"there is no such {kind}", f"{kind}={' or '.join(near)}")
 
 
-@about(Part.steps)
+@rule_about(Part.steps)
 def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
-    there, wanted = trained_instances(config.env, host.read_text), config.rollout.prompts_per_step
+    there = trained_instances(config.env, host.read_text)
+    wanted = config.rollout.prompts_per_step
     if 0 < there < wanted:
         key = "env.instance_ids" if config.env.instance_ids else "env.instances"
         listed = listed_ids(config.env, host.read_text) is not None
@@ -65,19 +71,78 @@ def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.steps, Part.evaluation)
+@rule_about(Part.data)
+def listed_instances_are_there(config: Config, host: Host) -> Iterator[Finding]:
+    """Finds listed instances that the data set lacks, where the ids are in files that can be read here.
+
+    The ids of other data sets are known when those are read.
+    """
+    env = config.env
+    known = _known_ids(config, host) if env.instances or env.instance_ids else None
+    if not known:
+        return
+    if env.instance_ids and (missing := [name for name in env.instance_ids if name not in known]):
+        yield _no_instance_finding("env.instance_ids", missing, known)
+    pattern = env.instances if env.instances and "*" in env.instances else None
+    listed = listed_ids(replace(env, instance_ids=()), host.read_text)
+    if pattern is not None and not any(fnmatchcase(name, pattern) for name in known):
+        yield _no_instance_finding("env.instances", [], known)
+    elif listed is not None and (not listed or not known.keys() >= set(listed)):
+        yield _no_instance_finding("env.instances", [name for name in listed if name not in known], known)
+
+
+def _no_instance_finding(key: str, missing: Sequence[str], known: Collection[str]) -> Finding:
+    words = no_such_instances(missing, list(known))
+    return error("no_instance", key, words, f"{key} with ids that there are, or leave it out")
+
+
+def _known_ids(config: Config, host: Host) -> dict[str, None] | None:
+    """Returns the ids of all splits, in their order, or None where those of one of them are not known here."""
+    env = config.env
+    known: dict[str, None] = {}
+    for dataset, columns in ((env.dataset, env.columns), (env.eval_dataset or env.dataset, env.eval_columns)):
+        if env.name == "harbor":
+            ids = _harbor_tasks(dataset, (env.split, env.eval_split), host)
+        else:
+            ids = _ids_in_files(env, dataset, columns if dataset != env.dataset else env.columns, host)
+        if not ids:
+            return None
+        known |= dict.fromkeys(ids)
+    return known
+
+
+def _ids_in_files(env: EnvConfig, dataset: str, columns: Mapping[str, str], host: Host) -> list[str]:
+    """Returns the ids of rows, or nothing where a row has no id of its own: some formats make it of other columns."""
+    files = [dataset] if dataset.endswith(".jsonl") else []
+    if env.name == "bugs" and dataset.startswith("builtin:"):
+        files = [str(PACKAGE / f"env/bugs/data/{split}.jsonl") for split in ("train", "heldout")]
+    rows = [rename_columns(row, columns) for file in files for row in rows_in(host.read_text(file) or "")]
+    ids = [str(row["instance_id"]) for row in rows if "instance_id" in row]
+    return ids if len(ids) == len(rows) else []
+
+
+def _harbor_tasks(dataset: str, splits: Sequence[str], host: Host) -> list[str]:
+    """Returns the names of the task folders, as env/harbor finds them."""
+    root = dataset.rstrip("/")
+    folders = [root, *(f"{root}/{split.partition('[')[0]}" for split in splits)]
+    tasks = [f"{folder}/{name}" for folder in folders for name in sorted(host.listing(folder))]
+    return [task.rpartition("/")[2] for task in [root, *tasks] if host.exists(f"{task}/task.toml")]
+
+
+@rule_about(Part.steps, Part.evaluation)
 def split_is_there(config: Config, _: Host) -> Iterator[Finding]:
-    """Of the instances that ship; files have theirs in `host.files_exist`."""
-    env, splits = config.env, ("train", "heldout")
+    """Finds a split that the instances that ship do not have. Files have theirs in `host.files_exist`."""
+    env = config.env
+    splits = ("train", "heldout")
     read = {Part.steps: ("env.split", env.split), Part.evaluation: ("env.eval_split", env.eval_split)}
-    for key, split in (read[part] for part in read if part in starts(config)):
+    for key, split in (read[part] for part in read if part in started_parts(config)):
         if env.name == "bugs" and env.dataset.startswith("builtin:") and split not in splits:
             yield error(
                 "split", key, f"env=bugs has the splits {' and '.join(splits)}", f"{key}={splits[key != 'env.split']}"
             )
 
 
-@between(Part.trainer, Part.evaluation)
+@rule_between(Part.trainer, Part.evaluation)
 def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if (env.eval_dataset or env.dataset) != env.dataset:
@@ -89,7 +154,7 @@ def splits_apart(config: Config, _: Host) -> Iterator[Finding]:
                 f"'env.eval_split=\"{env.split}[0:]\"'",
             )
         return
-    shared = overlap(env.split, env.eval_split)
+    shared = find_overlap(env.split, env.eval_split)
     if shared and env.split == env.eval_split:
         yield warning(
             "splits",
@@ -112,9 +177,13 @@ def _two_parts(env: EnvConfig) -> str:
     return f"'env.split=\"{env.split}[100:]\"' 'env.eval_split=\"{env.split}[:100]\"'"
 
 
-def overlap(first: str, second: str) -> tuple[int, int | None] | None:
-    """The rows (from, to or None for the end) that two slices of one data set share; None where they share none."""
-    left, right = SPLIT.fullmatch(first), SPLIT.fullmatch(second)
+def find_overlap(first: str, second: str) -> tuple[int, int | None] | None:
+    """Returns the rows that two slices of one data set share, or None where they share none.
+
+    The second number is None where the rows go to the end.
+    """
+    left = SPLIT.fullmatch(first)
+    right = SPLIT.fullmatch(second)
     if not left or not right or left.group(1) != right.group(1):
         return None
     start = max(int(left.group(2) or 0), int(right.group(2) or 0))
@@ -123,7 +192,7 @@ def overlap(first: str, second: str) -> tuple[int, int | None] | None:
     return (start, end) if end is None or start < end else None
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def image_names(config: Config, _: Host) -> Iterator[Finding]:
     for key, template in (
         ("env.image_template", config.env.image_template),
@@ -144,12 +213,12 @@ def image_names(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.grading)
+@rule_about(Part.grading)
 def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
     grading = config.env.grading
     official = grading in (GradingKind.swebench, GradingKind.eval_script)
-    # Rows of your own may name a source, and are then graded in a prepared folder: known when they are read.
-    if official and not holds_container(config) and config.env.name != "jsonl":
+    # A user's own rows may name a source and are then graded in a prepared folder. That is known when they are read.
+    if official and not holds_container(config) and config.env.name not in OWN_ROWS:
         yield error(
             "grading",
             "env.grading",
@@ -158,13 +227,16 @@ def grading_has_its_place(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
-    """Sandboxes without images need rows that name a source; what other rows would need is not here."""
+    """Finds rows that name no source, which sandboxes without images need.
+
+    What other rows would need is not here.
+    """
     env = config.env
-    if env.name != "jsonl" or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
+    if env.name not in OWN_ROWS or config.sandbox.kind is not SandboxKind.process or not env.dataset.endswith(".jsonl"):
         return
-    rows = [renamed(row, env.columns) for row in rows_in(host.read_text(env.dataset) or "")]
+    rows = [rename_columns(row, env.columns) for row in rows_in(host.read_text(env.dataset) or "")]
     rows = [row for row in rows if "instance_id" in row]
     without = [str(row.get("instance_id")) for row in rows if not _has_a_way(row, env.columns)]
     if not without or env.unproven is Unproven.keep:
@@ -179,9 +251,9 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     )
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
-    """Columns of a file that is no .jsonl are looked for when it is read."""
+    """Finds columns that no row has. Columns of a file that is no .jsonl are looked for when it is read."""
     env = config.env
     if is_foreign(config, ExtensionKind.env):
         return
@@ -198,7 +270,7 @@ def columns_are_there(config: Config, host: Host) -> Iterator[Finding]:
 
 
 def rows_in(text: str) -> Iterator[dict[str, Any]]:
-    """What is no record is refused, with its line, when it is read."""
+    """Yields the records of a text. What is no record is refused, with its line, when it is read."""
     for line in text.split("\n"):
         try:
             row = json.loads(line) if line.strip() else None
@@ -209,12 +281,12 @@ def rows_in(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _has_a_way(row: dict[str, Any], named: Collection[str] = ()) -> bool:
-    """`named`: columns of ours that env.columns has."""
+    """Tells whether a row names its source. `named` are columns of ours that env.columns has."""
     sources = ("source", *(name for name in TREE_COLUMNS if name in named))
     return any(row.get(name) for name in sources) or str(row.get("repo")).startswith("bugs/")
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     if not env.keep or len(set(env.keep)) != len(env.keep):
@@ -235,7 +307,7 @@ def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
     env = config.env
     local = env.dataset.startswith("builtin:") or env.dataset.endswith((".jsonl", ".json", ".parquet"))
@@ -248,10 +320,11 @@ def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.sandboxes)
+@rule_about(Part.sandboxes)
 def images_fit(config: Config, host: Host) -> Iterator[Finding]:
     images = trained_images(config, host.read_text)
-    disk, needed = config.hardware.disk_gb, images * config.env.image_gb
+    disk = config.hardware.disk_gb
+    needed = images * config.env.image_gb
     if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:
         yield warning(
             "image_disk",
@@ -262,9 +335,12 @@ def images_fit(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
-    """Not where the job runs on another machine: what is installed there is not known."""
+    """Finds that the package of a verifiers environment is missing.
+
+    Nothing is said where the job runs on another machine, because what is installed there is not known.
+    """
     if config.env._target_ != VERIFIERS_ENV or host.elsewhere or host.submitted:
         return
     if config.env.dataset == "none":

@@ -1,12 +1,14 @@
-"""Rules of the engines' addresses and command line: each address once, nothing secret, nothing that other keys decide,
-nothing that quietly changes what is sampled.
+"""Rules of the engines check their addresses and command line.
+
+Each address is there once, and an argument is no secret, no other key decides it, and it does not quietly change what
+is sampled.
 
 Invariants:
-- `engine.extra_arguments` come last and win in vLLM; what swe_rl sets itself is refused there, with the key to use.
+- `engine.extra_arguments` come last and win in vLLM. What swe_rl sets itself is refused there, with the key to use.
 - Arguments that change what is sampled (drafted tokens, quantised weights, a quantised KV cache) are read as vLLM reads
-  them (plan/sizes.py). Refused is what vLLM accepts and what breaks a promise in silence: sampled tokens
-  have the log-probabilities that the server says, and new weights reach all that samples. What is said of vLLM is in
-  its files, compared in 0.26.0 and 0.32.0; a test of the lane `vllm` asks the installed one.
+  them (plan/sizes.py). The rules refuse what vLLM accepts and what breaks a promise in silence: sampled tokens have the
+  log-probabilities that the server says, and new weights reach all that samples. What is said of vLLM is in its files,
+  compared in 0.26.0 and 0.32.0. A test of the lane `vllm` asks the installed one.
 """
 
 import shlex
@@ -14,14 +16,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.choices import Capture, Correction, EngineKind, WeightSync
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
 from swe_rl.plan import sizes
-from swe_rl.plan.sizes import CACHE, WEIGHTS, Argument, arguments, serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
+from swe_rl.plan.sizes import (
+    CACHE,
+    WEIGHTS,
+    Argument,
+    server_arguments,
+    serves_adapter,
+    shares_gpus,
+    uses_no_gpu,
+    wanted_sync,
+)
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {
@@ -35,6 +46,7 @@ _SET_BY = {
     "--gpu-memory-utilization": "engine.gpu_memory_utilization",
     "--num-gpu-blocks-override": "engine.kv_cache_tokens",
     "--kv-cache-memory-bytes": "engine.kv_cache_tokens",
+    "--kv-offloading-size": "engine.host_cache_gb",
     "--max-num-seqs": "engine.max_num_seqs",
     "--max-num-batched-tokens": "engine.max_num_batched_tokens",
     "--logprobs-mode": "engine.logprobs_mode",
@@ -52,21 +64,31 @@ _SET_BY = {
     "--port": None,
     "--uds": None,
     "--generation-config": None,
-}  # flag: the key that decides it; None: no key does
+}  # a flag has the key that decides it, or None where no key does
 DRAFTS = "--speculative-config"
 DRAFT_FLAGS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 DRAFTS_WITHOUT_WEIGHTS = frozenset({"ngram", "ngram_gpu", "suffix"})  # they look tokens up
+# With these methods vLLM samples what the model alone would sample.
 EXACT_ACCEPTANCE = frozenset({"standard", "block"})
 PLAIN_CACHES = frozenset({"auto", "bfloat16", "float16"})
+# With these methods vLLM quantises the weights of an update as well.
 QUANTISED_ON_ARRIVAL = frozenset(
     {
-        *("fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8", "mxfp4", "nvfp4_per_token"),
-        *("int8_per_channel_weight_only", "experts_int8", "online"),
-        "fp8",  # 0.26: fp8_per_tensor; 0.32 refuses it at its start, and names fp8_per_tensor
+        "fp8_per_tensor",
+        "fp8_per_block",
+        "fp8_per_channel",
+        "mxfp8",
+        "mxfp4",
+        "nvfp4_per_token",
+        "int8_per_channel_weight_only",
+        "experts_int8",
+        "online",
+        "fp8",  # it is fp8_per_tensor in 0.26, and 0.32 refuses it at its start, and names fp8_per_tensor
     }
 )
 _ON_ARRIVAL = "fp8_per_tensor"
 LOADER = "--load-format"
+# These loaders read the folder of an update too, and those of READ_ONCE only what a server starts with.
 READ_AGAIN = frozenset({"auto", "hf", "safetensors", "fastsafetensors", "instanttensor"})
 READ_ONCE = frozenset({
     "mistral", "npcache", "pt",  # they look for files that no update has
@@ -74,9 +96,12 @@ READ_ONCE = frozenset({
 })  # fmt: skip
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_secrets(config: Config, _: Host) -> Iterator[Finding]:
-    """Every user of a machine can read a command line, and the configuration is written to files."""
+    """Refuses secrets on the command line.
+
+    Every user of a machine can read a command line, and the configuration is written to files.
+    """
     engine = config.engine
     words = [word for text in (*engine.extra_arguments, engine.command or "") for word in text.split()]
     for flag in sorted({word.partition("=")[0] for word in words} & _SECRET_FLAGS_INSTEAD.keys()):
@@ -89,21 +114,22 @@ def engine_secrets(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_command(config: Config, _: Host) -> Iterator[Finding]:
     try:
         shlex.split(config.engine.command or "" if config.engine.kind is EngineKind.vllm else "")
     except ValueError as reason:
-        words, fix = f"is no command: {reason}", "engine.command=null, or quoted as for a shell"
+        words = f"is no command: {reason}"
+        fix = "engine.command=null, or quoted as for a shell"
         yield error("engine_command", "engine.command", words, fix)
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_flags(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind is not EngineKind.vllm:
         return
     words = [word for text in config.engine.extra_arguments for word in text.split()]
-    for flag in dict.fromkeys(map(_plain, words)):
+    for flag in dict.fromkeys(map(_normalize_flag, words)):
         if flag in _SET_BY:
             key = _SET_BY[flag]
             yield error(
@@ -115,9 +141,12 @@ def engine_flags(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def float32_head(config: Config, _: Host) -> Iterator[Finding]:
-    """Engines whose logits are rounded beside a trainer whose logits are not: each log-probability is off."""
+    """Finds engines whose logits are rounded beside a trainer whose logits are not.
+
+    Each log-probability would be off.
+    """
     engine = config.engine
     if not config.model.float32_head or engine.kind is not EngineKind.vllm or uses_no_gpu(config.layout):
         return
@@ -132,21 +161,22 @@ def float32_head(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def _plain(word: str) -> str:
-    """As vLLM's parser reads it: `--max_model_len=5`, `--no-enforce-eager` and `--seed` all name a flag."""
+def _normalize_flag(word: str) -> str:
+    """Returns a flag as vLLM's parser reads it: `--max_model_len=5`, `--no-enforce-eager` and `--seed` all name one."""
     flag = word.partition("=")[0].replace("_", "-")
     return flag.replace("--no-", "--", 1) if flag.replace("--no-", "--", 1) in _SET_BY else flag
 
 
 class Drafting(NamedTuple):
-    """What vLLM is asked for of speculative decoding. `flag` names it."""
+    """Holds what vLLM is asked for of speculative decoding. `flag` names it."""
 
     settings: Mapping[str, object]
     flag: str
     key: str
 
 
-def drafting(given: Mapping[str, Argument]) -> Drafting | None:
+def find_drafting(given: Mapping[str, Argument]) -> Drafting | None:
+    """Returns what the given arguments ask for of speculative decoding, or None where they ask for none."""
     flags = [flag for flag in given if flag.partition(".")[0] in (DRAFTS, *DRAFT_FLAGS)]
     if not flags:
         return None
@@ -154,14 +184,16 @@ def drafting(given: Mapping[str, Argument]) -> Drafting | None:
     return Drafting(sizes.settings_of(given, DRAFTS) | named, flags[0].partition(".")[0], given[flags[0]].key)
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
-    """Two faults of vLLM without Triton, seen in 0.32. `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`, equal
-    in 0.26) gives drafted tokens their request's temperature, top_k and top_p, but writes into a copy: what is no int64
-    is lost, and logits are divided by memory that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a
-    step without drafts, so that the first request with top_k ends the server. Greedy requests need neither.
+    """Refuses drafted tokens where vLLM has no Triton, for two faults seen in 0.32. Greedy requests meet neither.
+
+    `_expand_kernel_impl` (`vllm/utils/cpu_triton_utils.py`, equal in 0.26) gives drafted tokens their request's
+    temperature, top_k and top_p, but writes into a copy: what is no int64 is lost, and logits are divided by memory
+    that nobody wrote. `apply_top_k_only` (`topk_topp_sampler.py`) fails in a step without drafts, so that the first
+    request with top_k ends the server.
     """
-    asked = drafting(arguments(config, host.environment))
+    asked = find_drafting(server_arguments(config, host.environment))
     if asked and uses_no_gpu(config.layout):
         yield error(
             "cpu_drafts",
@@ -173,12 +205,14 @@ def cpu_drafts(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.engines, Part.evaluation)
+@rule_between(Part.engines, Part.evaluation)
 def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
-    """`rejection_sample_method=synthetic` (`vllm/config/speculative.py`) accepts drafted tokens at a given rate,
-    whatever the model thinks of them; `standard` and `block` sample what the model alone would sample.
+    """Refuses drafted tokens that are accepted whatever the model thinks of them.
+
+    `rejection_sample_method=synthetic` (`vllm/config/speculative.py`) accepts them at a given rate. `standard` and
+    `block` sample what the model alone would sample.
     """
-    asked = drafting(arguments(config, host.environment))
+    asked = find_drafting(server_arguments(config, host.environment))
     method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
     if asked and method not in EXACT_ACCEPTANCE:
         yield error(
@@ -191,12 +225,14 @@ def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.engines, Part.trainer)
+@rule_between(Part.engines, Part.trainer)
 def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
-    """New weights are loaded into the target alone (`reload_weights` and the weight transfer of `gpu_worker.py`), and
+    """Finds draft models that no update reaches.
+
+    New weights are loaded into the target alone (`reload_weights` and the weight transfer of `gpu_worker.py`), and
     `sleep` at level 2 gives the memory of both away. Drafts from old weights are still verified by the new ones.
     """
-    asked = drafting(arguments(config, host.environment))
+    asked = find_drafting(server_arguments(config, host.environment))
     drafter = asked and (asked.settings.get("method") or asked.settings.get("model"))
     method = str(drafter or "").strip("[]")
     if not asked or not method or method in DRAFTS_WITHOUT_WEIGHTS:
@@ -210,12 +246,15 @@ def draft_weights(config: Config, host: Host) -> Iterator[Finding]:
         yield warning("draft_weights", asked.key, words, without, value=asked.flag)
 
 
-@between(Part.engines, Part.trainer)
+@rule_between(Part.engines, Part.trainer)
 def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
-    """Engines with fewer bits than the trainer sample from another policy than the one that is trained. NeMo-RL asks
-    for its correction too, where engines are FP8 (its pages on FP8).
+    """Refuses engines with fewer bits than the trainer where nothing corrects for it.
+
+    They sample from another policy than the one that is trained. NeMo-RL asks for its correction too, where engines are
+    FP8 (its pages on FP8).
     """
-    given, algo = arguments(config, host.environment), config.algo
+    given = server_arguments(config, host.environment)
+    algo = config.algo
     flags = [flag for flag in (WEIGHTS, sizes.WEIGHTS_CONFIG) if flag in given]
     flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
     traced = config.rollout.capture is Capture.traced
@@ -237,15 +276,17 @@ def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
     )
 
 
-@between(Part.engines, Part.trainer)
+@rule_between(Part.engines, Part.trainer)
 def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
-    """The trainer sends plain weights, by whatever `trainer.weight_sync`. vLLM quantises them again, layer by layer
+    """Refuses quantised weights that an update cannot bring.
+
+    The trainer sends plain weights, by whatever `trainer.weight_sync`. vLLM quantises them again, layer by layer
     (`model_loader/reload/layerwise.py`), where the method does so at the start (`ONLINE_QUANT_SHORTHAND_NAMES` of
     `config/quantization.py`, and `experts_int8`). Most other methods have parameters for weights that somebody
     quantised before. bitsandbytes (0.26) has a loader of its own without `get_all_weights`, which a reload from a
     folder calls.
     """
-    given = arguments(config, host.environment)
+    given = server_arguments(config, host.environment)
     method = given[WEIGHTS].value if WEIGHTS in given else _ON_ARRIVAL
     if method not in QUANTISED_ON_ARRIVAL and not serves_adapter(config):
         yield error(
@@ -257,25 +298,28 @@ def quantised_weights(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.engines, Part.trainer)
+@rule_between(Part.engines, Part.trainer)
 def load_format(config: Config, host: Host) -> Iterator[Finding]:
-    """`reload_weights` (`gpu_model_runner.py`) reads an update's folder, which has safetensors, with the loader of the
-    server's start, which needs `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26; a plugin's may have it.
-    A server that was started again gets weights by folder, whatever trainer.weight_sync is (`restore` of an engine).
+    """Finds loaders that cannot read an update's folder, which has safetensors.
+
+    `reload_weights` (`gpu_model_runner.py`) reads it with the loader of the server's start, which needs
+    `get_all_weights`. `runai_streamer` has it in 0.32, not in 0.26, and a plugin's may have it. A server that was
+    started again gets weights by folder, whatever trainer.weight_sync is (`restore` of an engine).
     """
-    given = arguments(config, host.environment).get(LOADER, Argument("", ""))
+    given = server_arguments(config, host.environment).get(LOADER, Argument("", ""))
     way = wanted_sync(config, host.environment)
-    name, by_folder = given.value.lower(), way is WeightSync.disk  # in small letters, as vLLM reads it
+    name, by_folder = given.value.lower(), way is WeightSync.disk  # vLLM reads it in small letters too
     if not name or name in READ_AGAIN or serves_adapter(config) or not (by_folder or name in READ_ONCE):
         return
-    say, words = warning, f"a server that dies cannot start again: {LOADER} {name} cannot read an update's folder"
+    say = warning
+    words = f"a server that dies cannot start again: {LOADER} {name} cannot read an update's folder"
     if by_folder:
         say, fails = (error, "fails") if name in READ_ONCE else (warning, "fails unless its loader has get_all_weights")
         words = f"weights go through folders of safetensors, and vLLM's first update with {LOADER} {name} {fails}"
     yield say("load_format", given.key, words, f"leave {LOADER} out, or {LOADER} safetensors", value=LOADER)
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_cache(config: Config, _: Host) -> Iterator[Finding]:
     engine = config.engine
     if engine.kv_cache_tokens and engine.kv_cache_tokens < engine.max_model_len:
@@ -287,7 +331,7 @@ def engine_cache(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_addresses(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind != EngineKind.external:
         return

@@ -1,4 +1,4 @@
-"""Rules of the GPUs that a layout takes and a machine has, with the ways out where they are too few; of a Ray cluster.
+"""Rules of the GPUs compare what a layout takes with what a machine has, offer ways out, and check a Ray cluster.
 
 Invariants:
 - What is offered was tried: the machine holds this layout and this model, the smaller layout fits the machine.
@@ -16,34 +16,35 @@ from dataclasses import fields, replace
 from math import gcd
 from pathlib import Path
 
-from swe_rl.check.findings import Finding, Host, Severity, about, below, error, warning
+from swe_rl.check.findings import Finding, Host, Severity, error, is_below, rule_about, warning
 from swe_rl.check.rules.layout import engine_within_node
 from swe_rl.check.rules.memory import colocated_memory, engine_memory, host_memory, trainer_memory
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.compose import Composed
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.known_hardware import known_hardware
-from swe_rl.config.parts import Part, starts
-from swe_rl.config.ranges import within
+from swe_rl.config.parts import Part, started_parts
+from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, trainer_elsewhere
 
 AUTO = "auto"
-WITHOUT_GPUS = "cpu"  # what a job of SLURM's asks for where nobody said, and no GPU is needed
-SPEAKING = frozenset({JobName.check, JobName.plan, JobName.simulate})  # jobs that start nothing on the machine
+WITHOUT_GPUS = "cpu"  # a SLURM job that needs no GPU asks for it where nobody said
+SPEAKING = frozenset({JobName.check, JobName.plan, JobName.simulate})  # these jobs start nothing on the machine
 _HOLDING = (engine_within_node, trainer_memory, engine_memory, colocated_memory, host_memory)
 _GPUS_OF_GRES = re.compile(r"(?:^|,)\s*(?:gres[:/])?gpu(?::[^:,()]*[^\d:,()][^:,()]*)?(?::(\d+))?(?:\([^)]*\))?(?=,|$)")
-_NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs; any other reason is worth a word
+_NO_DRIVER = "there is no `nvidia-smi`"  # a machine without GPUs says so, and any other reason is worth a word
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
-    needed, there = gpus_needed(config), gpus_there(config.hardware)
+    needed = gpus_needed(config)
+    there = gpus_there(config.hardware)
     if needed > there:
         yield error(
             "gpus",
             "layout.name",
-            f"needs {_count(needed)} ({_shares(config)}); {_has(config, host)}",
+            f"needs {_count_gpus(needed)} ({_describe_shares(config)}); {_describe_machine(config, host)}",
             _ways_out(config, host),
         )
     elif 0 < needed < there and not host.elsewhere:
@@ -55,20 +56,20 @@ def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def _count(gpus: int) -> str:
+def _count_gpus(gpus: int) -> str:
     return f"{gpus} GPU{'' if gpus == 1 else 's'}"
 
 
-def _shares(config: Config) -> str:
-    ours = config.engine.kind is not EngineKind.external and Part.engines in starts(config)
+def _describe_shares(config: Config) -> str:
+    ours = config.engine.kind is not EngineKind.external and Part.engines in started_parts(config)
     engines = engine_gpus(config.layout) if ours else 0
     trainer = config.layout.trainer_gpus
     return f"{engines} for engines, {trainer} for the trainer{', shared' if config.layout.colocated else ''}"
 
 
-def _has(config: Config, host: Host) -> str:
+def _describe_machine(config: Config, host: Host) -> str:
     hardware = config.hardware
-    there = _count(gpus_there(hardware)) if gpus_there(hardware) else "no GPU"
+    there = _count_gpus(gpus_there(hardware)) if gpus_there(hardware) else "no GPU"
     if hardware.name != AUTO:
         return f"hardware={hardware.name} has {there}"
     why = host.driver()
@@ -78,23 +79,24 @@ def _has(config: Config, host: Host) -> str:
 def _ways_out(config: Config, host: Host) -> str:
     machines = host.known_hardware()
     chosen = [machine for machine in machines if machine.name == config.hardware.name]
-    machine = holding(config, chosen) or holding(config, machines)
+    machine = smallest_that_holds(config, chosen) or smallest_that_holds(config, machines)
     if machine is None:
         larger = "hardware with more GPUs (hardware.nodes, hardware.gpus_per_node)"
     elif config.hardware.name == AUTO:
-        larger = f"{spelled(machine, machines)} with a launcher (--multirun hydra/launcher=submitit_slurm)"
-    elif config.hardware.name == machine.name:  # what was changed by hand is too small
+        larger = f"{spell_options(machine, machines)} with a launcher (--multirun hydra/launcher=submitit_slurm)"
+    elif config.hardware.name == machine.name:  # a key that was changed by hand is too small
         wanted = {key: getattr(machine, key) for key in ("nodes", "gpus_per_node")}
         changed = {key: value for key, value in wanted.items() if getattr(config.hardware, key) != value}
         larger = " ".join(f"hardware.{key}={value}" for key, value in changed.items())
     else:
-        larger = spelled(machine, machines)
-    return f"{larger}; or a smaller layout: {_smaller(config)}"
+        larger = spell_options(machine, machines)
+    return f"{larger}; or a smaller layout: {_smaller_layout(config)}"
 
 
-def _smaller(config: Config) -> str:
-    """A layout of the same kind that fits the GPUs which are there."""
-    layout, there = config.layout, config.hardware.gpus_per_node
+def _smaller_layout(config: Config) -> str:
+    """Returns a layout of the same kind that fits the GPUs which are there."""
+    layout = config.layout
+    there = config.hardware.gpus_per_node
     if there < 1:
         return "layout=local model=tiny"
     if layout.colocated or there == 1:
@@ -112,8 +114,8 @@ def _smaller(config: Config) -> str:
     return " ".join(f"layout.{key}={value}" for key, value in keys.items() if getattr(layout, key) != value)
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
-def visible(config: Config, host: Host) -> Iterator[Finding]:
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
+def check_visible_gpus(config: Config, host: Host) -> Iterator[Finding]:
     if host.elsewhere or host.submitted:
         return
     seen = visible_gpus(host.environment)
@@ -127,9 +129,12 @@ def visible(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
-def gres(config: Config, _: Host) -> Iterator[Finding]:
-    """SLURM is told hardware.gres, the layout goes by hardware.gpus_per_node."""
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
+def check_gres(config: Config, _: Host) -> Iterator[Finding]:
+    """Refuses a hardware.gres with another number of GPUs than hardware.gpus_per_node.
+
+    SLURM is told the one, and the layout goes by the other.
+    """
     hardware = config.hardware
     if hardware.gres is None:
         return
@@ -138,7 +143,7 @@ def gres(config: Config, _: Host) -> Iterator[Finding]:
         yield error(
             "gres",
             "hardware.gres",
-            f"asks SLURM for {_count(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
+            f"asks SLURM for {_count_gpus(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
             f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
         )
 
@@ -147,9 +152,10 @@ _RAY_ADDRESS = re.compile(r"auto|(?P<host>\[[0-9a-fA-F:.]+\]|[^\s:/]+):(?P<port>
 _RAY = "hardware.ray_address"
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def ray_address(config: Config, _: Host) -> Iterator[Finding]:
-    address, layout = config.hardware.ray_address, config.layout
+    address = config.hardware.ray_address
+    layout = config.layout
     if address is None:
         return
     match = _RAY_ADDRESS.fullmatch(address)
@@ -169,13 +175,14 @@ def ray_address(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
-    """Ranks on other nodes write checkpoints into the run's folder."""
-    paths, shared = config.paths, config.hardware.shared_paths
+    """Refuses a run's folder that other nodes do not see, because their ranks write checkpoints into it."""
+    paths = config.paths
+    shared = config.hardware.shared_paths
     if not asks_ray(config) or not trainer_elsewhere(config):
         return
-    if shared and not below(host.absolute(paths.outputs), shared):
+    if shared and not is_below(host.absolute(paths.outputs), shared):
         yield error(
             "ray_folders",
             "paths.outputs",
@@ -185,20 +192,28 @@ def ray_folders(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def answered(composed: Composed) -> Composed:
-    """The same for the smallest machine that holds it, where hardware=auto has too few GPUs and the job only speaks."""
-    config = within(composed.config)
+def on_smallest_machine(composed: Composed) -> Composed:
+    """Returns the composition for the smallest machine that holds it, where hardware=auto and the job only speaks.
+
+    That is so where this machine has too few GPUs, or SLURM takes the job elsewhere. Any other composition stays as it
+    is.
+    """
+    config = replace_out_of_range(composed.config)
     if config.job.name not in SPEAKING or composed.choices.get("hardware") != AUTO:
         return composed
     elsewhere = config.hardware.partition is not None and "SLURM_JOB_ID" not in os.environ
     if not elsewhere and gpus_needed(config) <= gpus_there(config.hardware):
         return composed
     known = known_hardware([Path(source) for source in composed.origins.sources])
-    machine = smallest(config, known) if gpus_needed(config) else _named(WITHOUT_GPUS, known)
-    return composed if machine is None else _on(machine, spelled(machine, known), composed, elsewhere=elsewhere)
+    machine = smallest_machine(config, known) if gpus_needed(config) else _machine_named(WITHOUT_GPUS, known)
+    return (
+        composed
+        if machine is None
+        else _on_machine(machine, spell_options(machine, known), composed, elsewhere=elsewhere)
+    )
 
 
-def _on(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bool) -> Composed:
+def _on_machine(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bool) -> Composed:
     here = composed.config.hardware
     given = {key: getattr(here, key) for key in _set_by_hand(composed)}
     hardware = replace(machine, **{**given, "env_vars": {**machine.env_vars, **here.env_vars}})
@@ -218,30 +233,38 @@ def _on(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bo
     )
 
 
-def _named(name: str, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+def _machine_named(name: str, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
     return next((machine for machine in machines if machine.name == name), None)
 
 
-def smallest(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
-    """As `holding`, or else the one with the most memory. None where no machine has enough GPUs."""
+def smallest_machine(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+    """Returns the machine of `smallest_that_holds`, or else the one with the most memory.
+
+    Returns None where no machine has enough GPUs.
+    """
     candidates = list(_large_enough(gpus_needed(config), machines))
-    return holding(config, machines) or max(candidates, key=lambda machine: machine.gpu_memory_gb, default=None)
+    return smallest_that_holds(config, machines) or max(
+        candidates, key=lambda machine: machine.gpu_memory_gb, default=None
+    )
 
 
-def holding(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
-    """The smallest machine that holds layout and model: the fewest GPUs first, then the least memory."""
-    candidates = sorted(_large_enough(gpus_needed(config), machines), key=_size)
-    return next((machine for machine in candidates if _holds(replace(config, hardware=machine))), None)
+def smallest_that_holds(config: Config, machines: Sequence[HardwareConfig]) -> HardwareConfig | None:
+    """Returns the smallest machine that holds layout and model: the fewest GPUs first, then the least memory."""
+    candidates = sorted(_large_enough(gpus_needed(config), machines), key=_size_key)
+    return next((machine for machine in candidates if _holds_job(replace(config, hardware=machine))), None)
 
 
-def spelled(machine: HardwareConfig, machines: Sequence[HardwareConfig]) -> str:
-    """As it is typed: `hardware=h100x8`, with `hardware.nodes=4` where it takes more nodes than the option has."""
-    nodes = (_named(machine.name, machines) or machine).nodes
+def spell_options(machine: HardwareConfig, machines: Sequence[HardwareConfig]) -> str:
+    """Returns the options as they are typed, with `hardware.nodes=4` where more nodes are taken than the option has."""
+    nodes = (_machine_named(machine.name, machines) or machine).nodes
     return f"hardware={machine.name}" + (f" hardware.nodes={machine.nodes}" if nodes != machine.nodes else "")
 
 
 def _large_enough(gpus: int, machines: Sequence[HardwareConfig]) -> Iterator[HardwareConfig]:
-    """Servers are taken several times where one node is too small; workstations are not."""
+    """Yields the machines with enough GPUs.
+
+    Servers are taken several times where one node is too small, and workstations are not.
+    """
     options = [machine for machine in machines if machine.gpus_per_node and not machine.partition and not machine.mig]
     server = max((machine.gpus_per_node for machine in options), default=0)
     for machine in options:
@@ -251,17 +274,17 @@ def _large_enough(gpus: int, machines: Sequence[HardwareConfig]) -> Iterator[Har
             yield replace(machine, nodes=-(-gpus // server))
 
 
-def _size(machine: HardwareConfig) -> tuple[int, float, float, str]:
+def _size_key(machine: HardwareConfig) -> tuple[int, float, float, str]:
     return gpus_there(machine), machine.gpu_memory_gb, machine.gpu_bf16_tflops, machine.name
 
 
-def _holds(config: Config) -> bool:
+def _holds_job(config: Config) -> bool:
     findings = (finding for rule in _HOLDING for finding in rule(config, Host()))
     return not any(finding.severity is Severity.error for finding in findings)
 
 
 def _set_by_hand(composed: Composed) -> list[str]:
-    """Keys of `hardware` that neither the option nor the schema set."""
+    """Returns the keys of `hardware` that neither the option nor the schema set."""
     automatic = (f"conf/hardware/{AUTO}.yaml", "schema")
     names = [field.name for field in fields(HardwareConfig) if field.name not in ("name", "env_vars")]
     return [name for name in names if not composed.origins.of(f"hardware.{name}").startswith(automatic)]

@@ -1,4 +1,4 @@
-"""Rules of files, names, accounts and environment variables around a run.
+"""Rules of a run's surroundings check files, names, accounts and environment variables.
 
 Invariants:
 - What is asked of this machine goes through the injected Host.
@@ -14,15 +14,15 @@ from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, warning
 from swe_rl.check.rules.model import is_exported
 from swe_rl.config.choices import EngineKind, JobName, Objective, WandbMode
 from swe_rl.config.compose import config_hash
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
-from swe_rl.config.parts import Part, asked, reads, starts
+from swe_rl.config.parts import Part, asked_config, reads_key, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key, mask_text, spelled_secrets
-from swe_rl.config.yaml_text import YamlError, parse
+from swe_rl.config.yaml_text import YamlError, parse_yaml
 from swe_rl.host.addresses import base_address, is_loopback
 
 _OF_STEPS = frozenset(
@@ -34,18 +34,18 @@ _MEASURED = {
     JobName.rollout: _OF_STEPS | _OF_EVERY_JOB,
     JobName.eval: frozenset({Objective.resolved_rate_before, Objective.resolved_samples_before}) | _OF_EVERY_JOB,
     JobName.sft: frozenset({Objective.steps, Objective.trainer_restarts}) | _OF_EVERY_JOB,
-}  # by the jobs that write a summary.json; the other figures are null there
+}  # these jobs write a summary.json, in which the other figures are null
 
 
-@about(Part.data)
+@rule_about(Part.data)
 def files_exist(config: Config, host: Host) -> Iterator[Finding]:
     files = {"env.instances": config.env.instances}
-    if config.env.instances and "*" in config.env.instances:  # a pattern
+    if config.env.instances and "*" in config.env.instances:  # it is a pattern
         files = {}
     for key, dataset in (("env.dataset", config.env.dataset), ("env.eval_dataset", config.env.eval_dataset)):
         if dataset and dataset.endswith(ENDINGS):
             files[key] = dataset
-    yield from _folders(config, host)
+    yield from _check_dataset_folders(config, host)
     if config.env.proofs and host.exists(config.env.proofs) and not host.file_exists(config.env.proofs):
         yield error("file", "env.proofs", "is a folder", f"env.proofs={config.env.proofs.rstrip('/')}/proofs.jsonl")
     for key, path in files.items():
@@ -55,19 +55,20 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
-def _folders(config: Config, host: Host) -> Iterator[Finding]:
-    """Data sets in a folder of this machine: it is there, and has files of the split."""
+def _check_dataset_folders(config: Config, host: Host) -> Iterator[Finding]:
+    """Finds data sets whose folder is not on this machine, or has no files of the split."""
     env = config.env
     evaluated = "env.dataset" if env.eval_dataset is None else "env.eval_dataset"
     wanted = {
         Part.steps: ("env.dataset", env.dataset, env.split),
         Part.evaluation: (evaluated, env.eval_dataset or env.dataset, env.eval_split),
     }
-    read = [part for part in wanted if part in starts(config)] or list(wanted)  # job=prepare: all
+    read = [part for part in wanted if part in started_parts(config)] or list(wanted)  # job=prepare reads all
     for key, path, split in (wanted[part] for part in read):
         if path.endswith(ENDINGS) or not (path.startswith(("/", "./", "../", "~")) or host.exists(path)):
             continue
-        name, below = split.partition("[")[0], (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))
+        name = split.partition("[")[0]
+        below = (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))
         fix = f"{key}=FILE.parquet, or a folder with {name}.parquet or {name}.jsonl"
         if env.name == "harbor":  # its tasks are read before anything is started
             fix = f"{key}=FOLDER, which holds task folders"
@@ -79,9 +80,9 @@ def _folders(config: Config, host: Host) -> Iterator[Finding]:
             yield error("file", key, f"the folder has no file of the split {name}", fix)
 
 
-@about()
+@rule_about()
 def asked_job_has_its_input(config: Config, host: Host) -> Iterator[Finding]:
-    """The job itself says the same when it starts."""
+    """Finds a job without its input. The job itself says the same when it starts."""
     job = config.job
     if job.name is JobName.export and not (job.checkpoint or job.runs):
         yield error("job_input", "job.checkpoint", "job=export reads one", "job.checkpoint=RUN, or job.runs=RUN")
@@ -89,15 +90,16 @@ def asked_job_has_its_input(config: Config, host: Host) -> Iterator[Finding]:
         yield error("job_input", "job.runs", "there is no such folder", "job.runs=FOLDER of a run, or of runs")
 
 
-@about()
+@rule_about()
 def run_name(config: Config, _: Host) -> Iterator[Finding]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.name):
         yield error("name", "name", "names a folder: letters, digits, '.', '_' and '-', no '/'", "name=my_run")
 
 
-@about(Part.outputs)
+@rule_about(Part.outputs)
 def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
-    job, wanted = config.job.name, config.job.objective
+    job = config.job.name
+    wanted = config.job.objective
     measured = _MEASURED.get(job, frozenset())
     if wanted is None or wanted in measured:
         return
@@ -107,7 +109,7 @@ def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
     yield error("objective", "job.objective", message, fix)
 
 
-@about(Part.outputs)
+@rule_about(Part.outputs)
 def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
     for key, folder in (("paths.outputs", config.paths.outputs), ("paths.sync_to", config.paths.sync_to)):
         if folder is not None and not host.folder_writable(folder):
@@ -116,9 +118,9 @@ def outputs_writable(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.warm_start)
+@rule_about(Part.warm_start)
 def warm_start_output(config: Config, host: Host) -> Iterator[Finding]:
-    """Only a model makes way for a model."""
+    """Refuses a folder that cannot become the new model's. Only a model makes way for a model."""
     output = config.sft.output
     names = host.listing(output)
     holds_model = any(fnmatch(name, "model*.safetensors") for name in names)
@@ -133,8 +135,8 @@ def warm_start_output(config: Config, host: Host) -> Iterator[Finding]:
     yield error("sft_output", "sft.output", message, "sft.output=FOLDER, a new one")
 
 
-@about(Part.steps, Part.evaluation, Part.warm_start)
-def resume(config: Config, host: Host) -> Iterator[Finding]:
+@rule_about(Part.steps, Part.evaluation, Part.warm_start)
+def check_resume(config: Config, host: Host) -> Iterator[Finding]:
     value = config.trainer.resume
     if value not in ("auto", "none") and not host.file_exists(f"{value.rstrip('/')}/status.json"):
         yield error(
@@ -145,8 +147,8 @@ def resume(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.logger)
-def wandb(config: Config, host: Host) -> Iterator[Finding]:
+@rule_about(Part.logger)
+def check_wandb(config: Config, host: Host) -> Iterator[Finding]:
     known = "WANDB_API_KEY" in host.environment or "WANDB_API_KEY" in config.hardware.env_vars
     if config.logger.wandb == WandbMode.online and not known and not host.file_exists("~/.netrc"):
         yield error(
@@ -161,8 +163,8 @@ def wandb(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.logger)
-def otel(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.logger)
+def check_otel(config: Config, _: Host) -> Iterator[Finding]:
     target = config.logger.otel
     if target is None or target == "file":
         return
@@ -173,7 +175,7 @@ def otel(config: Config, _: Host) -> Iterator[Finding]:
         yield error("otel", "logger.otel", str(problem), fix, value=mask_text(target))
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def gated_model(config: Config, host: Host) -> Iterator[Finding]:
     tokens = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     known = any(host.environment.get(name) or name in config.hardware.env_vars for name in tokens)
@@ -186,35 +188,42 @@ def gated_model(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.steps, Part.evaluation, Part.warm_start)
+@rule_about(Part.steps, Part.evaluation, Part.warm_start)
 def resumed_run_is_this_one(config: Config, host: Host) -> Iterator[Finding]:
-    """A named run is continued by its own job with its own configuration: keys by name, then all that count."""
+    """Refuses to resume a run of another job or configuration.
+
+    Keys are compared by name, then all that count.
+    """
     folder = config.trainer.resume.rstrip("/")
     if folder in ("auto", "none"):
         return
-    differs = list(_differing(config, folder, _table(host.read_text(f"{folder}/config.yaml"))))
+    differs = list(_find_differing(config, folder, _parse_table(host.read_text(f"{folder}/config.yaml"))))
     yield from differs
-    status, mine = _table(host.read_text(f"{folder}/status.json")), asked(config).job.name
-    job, digest = status.get("job") or mine, status.get("config_hash")
-    exported = is_exported(config.model.path, host)  # the run's own hash is of the model that was exported then
+    status = _parse_table(host.read_text(f"{folder}/status.json"))
+    mine = asked_config(config).job.name
+    job = status.get("job") or mine
+    digest = status.get("config_hash")
+    exported = is_exported(config.model.path, host)  # the run's own hash names the model that was exported then
     if job != mine:
-        message, fix = f"{folder} is a run of job={job}, and this is job={mine}", f"job={job}"
+        message = f"{folder} is a run of job={job}, and this is job={mine}"
+        fix = f"job={job}"
     elif digest and digest != config_hash(config) and not differs and not exported:
-        message, fix = f"{folder} was run with another configuration (see its config.yaml)", "the overrides of that run"
+        message = f"{folder} was run with another configuration (see its config.yaml)"
+        fix = "the overrides of that run"
     else:
         return
     yield error("resume_differs", "trainer.resume", message, f"{fix}, {_ANEW}")
 
 
-def _table(text: str | None) -> dict[str, Any]:
-    """JSON is YAML; empty where there is nothing that can be read."""
+def _parse_table(text: str | None) -> dict[str, Any]:
+    """Returns the table in a text of YAML or JSON, or an empty one where there is nothing that can be read."""
     values = None
     with suppress(YamlError):
-        values = parse(text or "")
+        values = parse_yaml(text or "")
     return values if isinstance(values, dict) else {}
 
 
-def _differing(config: Config, folder: str, saved: Mapping[str, Any]) -> Iterator[Finding]:
+def _find_differing(config: Config, folder: str, saved: Mapping[str, Any]) -> Iterator[Finding]:
     for key in _KEPT:
         group, name = key.split(".")
         value = getattr(getattr(config, group), name)
@@ -240,8 +249,8 @@ _KEPT = (
 )
 
 
-@about(Part.router)
-def loopback(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.router)
+def check_loopback(config: Config, _: Host) -> Iterator[Finding]:
     if not is_loopback(config.gateway.host):
         yield warning(
             "loopback",
@@ -251,7 +260,7 @@ def loopback(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about()
+@rule_about()
 def own_variables(config: Config, _: Host) -> Iterator[Finding]:
     for name in sorted(_SET_PER_PROCESS & config.hardware.env_vars.keys()):
         yield error(
@@ -267,7 +276,7 @@ _SET_PER_PROCESS = frozenset({
 })  # fmt: skip
 
 
-@about()
+@rule_about()
 def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
     hidden = {value for name, value in host.environment.items() if is_secret_key(f"env_vars.{name}")}
     for name, value in config.hardware.env_vars.items():
@@ -282,9 +291,9 @@ def secrets_in_files(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
-@about()
+@rule_about()
 def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
-    """Lines of a batch script, which is a file."""
+    """Refuses secrets in lines of a batch script, which is a file."""
     for key, lines in (("hardware.setup", config.hardware.setup), ("runtime.setup", config.runtime.setup)):
         for name in dict.fromkeys(name for line in lines for name in spelled_secrets(line)):
             yield error(
@@ -298,14 +307,17 @@ def secrets_in_setup(config: Config, _: Host) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The key that a variable stands for, and its value here. `decides`: where the key is not set otherwise."""
+    """Holds the key that a variable stands for, and its value here.
+
+    With `decides` the variable sets the key where nothing else does.
+    """
 
     key: str
     value: Callable[[Config], object]
     decides: bool = True
 
 
-# The names are those of slime's GRPO on SWE-bench and of SWE-PDB.
+# The scripts of slime's GRPO on SWE-bench and of SWE-PDB read these names.
 _DJANGO: Mapping[str, _Reader] = {
     "MODEL": _Reader("model.path", lambda config: config.model.path),
     "NUM_ROLLOUTS": _Reader("trainer.steps", lambda config: config.trainer.steps),
@@ -325,13 +337,13 @@ _DEBUGGING: Mapping[str, _Reader] = {
 }
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def variables_read(config: Config, host: Host) -> Iterator[Finding]:
     names = _DJANGO if config.env.name == "django201" else _DEBUGGING if config.env.name == "kodcode" else {}
     for variable, reader in names.items():
         given = host.environment.get(variable)
         value = reader.value(config)
-        if not given or not reads(config, reader.key) or str(value) == given:
+        if not given or not reads_key(config, reader.key) or str(value) == given:
             continue
         shown = mask_text(given)
         yield warning(
@@ -350,7 +362,7 @@ def variables_read(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def servers_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.engine.urls and host.environment.get("VLLM_URL"):
         yield warning(

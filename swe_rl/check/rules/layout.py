@@ -1,4 +1,4 @@
-"""Rules of layout, hardware and engine: who sits on which GPU, and does the model fit there.
+"""Rules of layout, hardware and engine check who sits on which GPU, and whether the model fits there.
 
 Invariants:
 - Facts about models and hardware come from conf/; nothing here asks a machine.
@@ -8,50 +8,60 @@ from collections.abc import Iterator
 from math import gcd
 from urllib.parse import urlsplit
 
-from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, is_below, rule_about, rule_between, warning
+from swe_rl.check.rules.model import is_as_shipped
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.known_models import parameters_b
-from swe_rl.config.parts import TRAINS, Part, reads, starts
+from swe_rl.config.parts import TRAINS, Part, reads_key, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import is_loopback
-from swe_rl.layout.placement import PlacementError, place
+from swe_rl.layout.placement import PlacementError, place_layout
 from swe_rl.plan.sizes import (
     VLLM_COMMAND,
-    divisors,
+    divisors_of,
     gpus_needed,
     gpus_there,
+    num_replicas,
     read_elsewhere,
     replica_ranks,
-    replicas,
     trainer_elsewhere,
     uses_no_gpu,
 )
 
-EMBEDDED_LIMIT_B = 0.5  # billions of parameters that one CPU process can sample from and train in bearable time
-LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # never shared between machines
+# One CPU process can sample from and train so many billions of parameters in bearable time.
+EMBEDDED_LIMIT_B = 0.5
+LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # machines never share these
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_within_node(config: Config, _: Host) -> Iterator[Finding]:
-    tp, per_node = config.layout.engine_tp, config.hardware.gpus_per_node
+    tp = config.layout.engine_tp
+    per_node = config.hardware.gpus_per_node
     if per_node > 0 and tp >= 1 and (tp > per_node or per_node % tp):
         yield error(
             "engine_node",
             "layout.engine_tp",
             f"engines of {tp} GPUs do not fit evenly into nodes of {per_node}",
-            f"layout.engine_tp={max(size for size in divisors(per_node) if size <= tp)}",
+            f"layout.engine_tp={max(size for size in divisors_of(per_node) if size <= tp)}",
         )
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
-    heads, kv_heads = config.model.num_heads, config.model.num_kv_heads
+    heads = config.model.num_heads
+    kv_heads = config.model.num_kv_heads
     ways = {"layout.engine_tp": config.layout.engine_tp, "layout.sequence_parallel": config.layout.sequence_parallel}
     for key, ways_split in ways.items():
         parts = {Part.engines} if key == "layout.engine_tp" else TRAINS
-        if not parts & starts(config) or min(ways_split, heads, kv_heads) < 1 or _splits(heads, kv_heads, ways_split):
+        if (
+            not parts & started_parts(config)
+            or min(ways_split, heads, kv_heads) < 1
+            or _can_split_heads(heads, kv_heads, ways_split)
+        ):
             continue
-        allowed = [size for size in divisors(heads) if _splits(heads, kv_heads, size) and size <= 2 * ways_split]
+        allowed = [
+            size for size in divisors_of(heads) if _can_split_heads(heads, kv_heads, size) and size <= 2 * ways_split
+        ]
         yield error(
             "heads",
             key,
@@ -60,14 +70,15 @@ def heads_divide(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def _splits(heads: int, kv_heads: int, ways: int) -> bool:
-    """Key-value heads are either shared out or repeated, never cut."""
+def _can_split_heads(heads: int, kv_heads: int, ways: int) -> bool:
+    """Tells whether heads can be split. Key-value heads are either shared out or repeated, never cut."""
     return heads % ways == 0 and (kv_heads % ways == 0 or ways % kv_heads == 0)
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
-    layout, ways = config.layout, config.layout.sequence_parallel
+    layout = config.layout
+    ways = config.layout.sequence_parallel
     key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if ways >= 1 and ranks >= 0 and max(ranks, 1) % ways:
@@ -75,13 +86,15 @@ def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
             "sequence_parallel",
             "layout.sequence_parallel",
             f"{key}={ranks} cannot be split into groups of {ways}",
-            f"layout.sequence_parallel={max(size for size in divisors(max(ranks, 1)) if size <= ways)}",
+            f"layout.sequence_parallel={max(size for size in divisors_of(max(ranks, 1)) if size <= ways)}",
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
-    layout, ways, experts = config.layout, config.layout.expert_parallel, config.model.num_experts
+    layout = config.layout
+    ways = config.layout.expert_parallel
+    experts = config.model.num_experts
     key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if ways <= 1 or ranks < 0 or experts < 0:
@@ -94,13 +107,15 @@ def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
     elif experts % ways:
         problem = f"does not divide the {experts} experts of a layer of model={config.model.name}"
     if problem:
-        fits = max(size for size in divisors(gcd(max(ranks, 1), experts or 1)) if size <= ways)
+        fits = max(size for size in divisors_of(gcd(max(ranks, 1), experts or 1)) if size <= ways)
         yield error("expert_parallel", "layout.expert_parallel", problem, f"layout.expert_parallel={fits}")
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def whole_replicas(config: Config, _: Host) -> Iterator[Finding]:
-    layout, share, experts = config.layout, config.layout.shard_ranks, config.layout.expert_parallel
+    layout = config.layout
+    share = config.layout.shard_ranks
+    experts = config.layout.expert_parallel
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if share is None or share < 1 or ranks < 0 or experts < 1:
         return
@@ -113,7 +128,7 @@ def whole_replicas(config: Config, _: Host) -> Iterator[Finding]:
     elif share % experts and ranks % experts == 0:
         problem = f"{experts} ranks that share experts (layout.expert_parallel) do not fit into a replica of {share}"
     if problem:
-        fits = [size for size in divisors(max(ranks, 1)) if size % experts == 0]
+        fits = [size for size in divisors_of(max(ranks, 1)) if size % experts == 0]
         smaller = max((size for size in fits if size <= share), default=min(fits, default=None))
         yield error(
             "shard_ranks",
@@ -123,9 +138,10 @@ def whole_replicas(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
-    ranks, gpus = config.layout.trainer_ranks, config.layout.trainer_gpus
+    ranks = config.layout.trainer_ranks
+    gpus = config.layout.trainer_gpus
     if ranks and gpus:
         yield error(
             "trainer_ranks",
@@ -142,9 +158,11 @@ def trainer_ranks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
-    engine, layout, model = config.engine, config.layout, config.model
+    engine = config.engine
+    layout = config.layout
+    model = config.model
     if engine.kind == EngineKind.embedded and not uses_no_gpu(layout):
         yield error(
             "engine_kind",
@@ -189,9 +207,9 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.trainer, Part.engines)
+@rule_between(Part.trainer, Part.engines)
 def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
-    """New weights pass through a folder that other nodes, or servers of somebody else's, see under the same path."""
+    """Refuses a folder for new weights that other nodes or external servers do not see under the same path."""
     if not read_elsewhere(config) or gpus_needed(config) > gpus_there(config.hardware):
         return
     external = config.engine.kind is EngineKind.external
@@ -207,28 +225,32 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
             "weights_elsewhere",
             key,
             f"{by_whom} read new weights below this folder, and must see it under the same path",
-            f"paths.scratch={_shared(config)}",
+            f"paths.scratch={_shared_folder(config)}",
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def ranks_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
-    """Ranks on other nodes write their part of a checkpoint into the run's folder. Of Ray's another rule speaks."""
+    """Refuses a run's folder that other nodes do not see: their ranks write parts of checkpoints into it.
+
+    Another rule is about Ray's ranks.
+    """
     here = config.hardware.ray_address is not None or not trainer_elsewhere(config)
-    weights_too = read_elsewhere(config) and config.paths.scratch is None  # said there
+    weights_too = read_elsewhere(config) and config.paths.scratch is None  # `weights_elsewhere` says it
     if here or weights_too or not _of_one_node(host.absolute(config.paths.outputs), config):
         return
     yield error(
         "ranks_elsewhere",
         "paths.outputs",
         "ranks on other nodes write their part of a checkpoint below this folder, and must see it under the same path",
-        f"paths.outputs={_shared(config)}",
+        f"paths.outputs={_shared_folder(config)}",
     )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def groups_within_node(config: Config, _: Host) -> Iterator[Finding]:
-    layout, per_node = config.layout, config.hardware.gpus_per_node
+    layout = config.layout
+    per_node = config.hardware.gpus_per_node
     if config.hardware.ray_address is not None or not trainer_elsewhere(config):
         return
     groups = {"sequence": ("a sequence", layout.sequence_parallel), "expert": ("experts", layout.expert_parallel)}
@@ -239,17 +261,18 @@ def groups_within_node(config: Config, _: Host) -> Iterator[Finding]:
                 f"layout.{name}_parallel",
                 f"ranks that share {shared} are on two nodes, as {ways} does not divide the {per_node} GPUs of one: "
                 "what they exchange in every layer goes over the network",
-                f"layout.{name}_parallel={max(size for size in divisors(per_node) if size <= ways)}",
+                f"layout.{name}_parallel={max(size for size in divisors_of(per_node) if size <= ways)}",
             )
     yield from _replicas_within_node(config)
 
 
 def _replicas_within_node(config: Config) -> Iterator[Finding]:
-    layout, share = config.layout, replica_ranks(config.layout)
-    if replicas(layout) < 2 or layout.trainer_gpus % share:
+    layout = config.layout
+    share = replica_ranks(config.layout)
+    if num_replicas(layout) < 2 or layout.trainer_gpus % share:
         return
     try:
-        nodes = [gpu.node for gpu in place(config).trainer]
+        nodes = [gpu.node for gpu in place_layout(config).trainer]
     except PlacementError:  # another rule says so
         return
 
@@ -257,7 +280,7 @@ def _replicas_within_node(config: Config) -> Iterator[Finding]:
         return max(len(set(nodes[first : first + size])) for first in range(0, len(nodes), size))
 
     if most(share) > 1:
-        sizes = (size for size in divisors(layout.trainer_gpus) if size % layout.expert_parallel == 0)
+        sizes = (size for size in divisors_of(layout.trainer_gpus) if size % layout.expert_parallel == 0)
         fits = max((size for size in sizes if size <= share and most(size) == 1), default=layout.expert_parallel)
         yield warning(
             "replica_node",
@@ -269,12 +292,12 @@ def _replicas_within_node(config: Config) -> Iterator[Finding]:
 
 
 def _of_one_node(path: str, config: Config) -> bool:
-    """Whether the other nodes do not see `path`, as far as anybody said."""
+    """Tells whether the other nodes do not see `path`, as far as anybody said."""
     shared = config.hardware.shared_paths
-    return not below(path, shared) if shared else below(path, LOCAL_FOLDERS)
+    return not is_below(path, shared) if shared else is_below(path, LOCAL_FOLDERS)
 
 
-def _shared(config: Config) -> str:
+def _shared_folder(config: Config) -> str:
     shared = config.hardware.shared_paths
     return shared[0] if shared else "FOLDER that they all see"
 
@@ -286,10 +309,12 @@ def _host_of(url: str) -> str:
         return ""
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
-def mig(config: Config, host: Host) -> Iterator[Finding]:
-    """A slice is all that a process sees, and nothing but files crosses from one to another."""
-    hardware, layout, sync = config.hardware, config.layout, config.trainer.weight_sync
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
+def check_mig(config: Config, host: Host) -> Iterator[Finding]:
+    """Refuses what MIG slices cannot do: a process sees one of them, and only files cross from one to another."""
+    hardware = config.hardware
+    layout = config.layout
+    sync = config.trainer.weight_sync
     named = "MIG-" in host.environment.get("CUDA_VISIBLE_DEVICES", "")
     if not hardware.mig and not (named and hardware.partition is None and not uses_no_gpu(layout)):
         return
@@ -300,7 +325,7 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
             "with hardware.mig=true it is the number of slices, and there is none",
             "hardware.gpus_per_node=2 layout=mig2, or hardware.mig=false",
         )
-    if (layout.engine_tp > 1 and Part.engines in starts(config)) or layout.trainer_gpus > 1:
+    if (layout.engine_tp > 1 and Part.engines in started_parts(config)) or layout.trainer_gpus > 1:
         yield error(
             "mig",
             "hardware.mig",
@@ -310,14 +335,14 @@ def mig(config: Config, host: Host) -> Iterator[Finding]:
             ),
             "layout.engine_tp=1 layout.trainer_gpus=1 layout.sequence_parallel=1",
         )
-    if sync is WeightSync.nccl and reads(config, "trainer.weight_sync"):
+    if sync is WeightSync.nccl and reads_key(config, "trainer.weight_sync"):
         yield error(
             "mig", "trainer.weight_sync", "MIG slices cannot talk to each other over NCCL", "trainer.weight_sync=disk"
         )
 
 
-@about(Part.engines)
-def compiler(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.engines)
+def check_compiler(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.hardware.compiler and not config.engine.enforce_eager:
         yield error(
             "compiler",
@@ -327,10 +352,15 @@ def compiler(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
-def facts(config: Config, _: Host) -> Iterator[Finding]:
-    """The number of parameters follows from the architecture; a copied file with one number changed does not."""
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
+def check_model_facts(config: Config, _: Host) -> Iterator[Finding]:
+    """Warns of a number of parameters that does not follow from the architecture, as in a copied file with one change.
+
+    The parameters of a folder are counted in its files, and its architecture may have another formula.
+    """
     model = config.model
+    if model.name == "folder" or is_as_shipped(model):
+        return
     if min(model.num_heads, model.num_kv_heads, model.num_layers, model.hidden_size) < 1:
         return
     counted = parameters_b(model)

@@ -1,4 +1,4 @@
-"""Rules of GPU memory: engines, trainer, both on one GPU; and of the engines' key-value cache.
+"""Rules of memory check the GPUs of engines and trainer, both on one GPU, and the engines' key-value cache.
 
 Invariants:
 - Facts come from conf/, sums from plan/memory.py; nothing here asks a machine.
@@ -7,30 +7,33 @@ Invariants:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.choices import EngineKind, OptimizerState
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan import memory
+from swe_rl.plan import host_cache, memory
+from swe_rl.plan.memory import MOST_OF_A_HOST
 from swe_rl.plan.sizes import (
-    commanded,
-    divisors,
+    divisors_of,
+    gpus_needed,
+    gpus_there,
+    num_replicas,
     replica_ranks,
-    replicas,
     shares_gpus,
     trajectories_at_once,
     uses_no_gpu,
+    with_command,
 )
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.warm_start import trainer_config
 
-COLOCATED_MOST = 0.8
-MOST_OF_A_HOST = 0.85  # engines, sandboxes and files take the rest: 236 GB of 270 were too much
+COLOCATED_MOST = 0.8  # a larger share leaves little for the trainer on the same GPUs
 NARROWEST = f"trainer.optimizer_state={OptimizerState.int8}"
-CROWDED = 2.0  # contexts under way over the cache's tokens
+CROWDED = 2.0  # contexts under way may be so many times the cache's tokens
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
     share = config.engine.gpu_memory_utilization
     if shares_gpus(config) and share > COLOCATED_MOST:
@@ -42,57 +45,89 @@ def gpu_memory_share(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
-    config = trained(config)
-    there, gpus = config.hardware.gpu_memory_gb, config.layout.trainer_gpus
+    config = trainer_config(config)
+    there = config.hardware.gpu_memory_gb
+    gpus = config.layout.trainer_gpus
     needed = memory.trainer_gb_per_gpu(config)
-    if not _known(config) or gpus == 0 or needed <= there:
+    if not _knows_gpu_memory(config) or gpus == 0 or needed <= there:
         return
-    states, rest = memory.states_gb_per_gpu(config), needed - memory.states_gb_per_gpu(config)
+    states = memory.states_gb_per_gpu(config)
     parts = "weights and gradients" if config.trainer.offload_optimizer else "weights, gradients and Adam states"
+    micro_batch = _fitting_micro_batch(config)
     yield error(
         "trainer_memory",
-        "layout.trainer_gpus",
+        "trainer.max_tokens_per_micro_batch" if micro_batch else "layout.trainer_gpus",
         f"{config.model.name} needs {needed:.0f} GB on each trainer GPU ({parts} {states:.0f}, activations of "
-        f"{memory.tokens_per_gpu(config)} tokens and the rest {rest:.0f}); {config.hardware.gpu_kind} has {there:g}",
-        _less_trainer_memory(config, states, rest),
+        f"{memory.tokens_per_gpu(config)} tokens and the rest {needed - states:.0f}); {config.hardware.gpu_kind} has "
+        f"{there:g}",
+        _less_trainer_memory(config, micro_batch),
     )
 
 
-def _less_trainer_memory(config: Config, states: float, rest: float) -> str:
-    """The smallest change that helps, by the part that is too large."""
+def _trainer_fits(config: Config) -> bool:
+    """Tells whether the trainer fits on the GPUs, and what is kept in the nodes' memory fits there."""
+    there = config.hardware.memory_gb * config.hardware.nodes * MOST_OF_A_HOST
+    kept = memory.offloaded_gb(config) if config.trainer.offload_optimizer else 0.0
+    return memory.trainer_gb_per_gpu(config) <= config.hardware.gpu_memory_gb and kept <= there
+
+
+def _fitting_micro_batch(config: Config) -> int:
+    """Returns the largest of half, a quarter, ... of the tokens that fits and holds a whole trajectory, or 0."""
+    least = -(-config.rollout.max_trajectory_tokens // max(1, config.layout.sequence_parallel))
+    tokens = memory.tokens_per_gpu(config)
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        if _trainer_fits(_trainer_with(config, max_tokens_per_micro_batch=tokens)):
+            return tokens
+    return 0
+
+
+def _less_trainer_memory(config: Config, micro_batch: int) -> str:
+    """Returns the changes that help by themselves, the smallest first. No other rule refuses them."""
+    trainer = config.trainer
+    ways = [f"trainer.max_tokens_per_micro_batch={micro_batch}"] if micro_batch else []
+    if not trainer.activation_checkpointing and _trainer_fits(_trainer_with(config, activation_checkpointing=True)):
+        ways.append("trainer.activation_checkpointing=true")
+    if trainer.optimizer_state is not OptimizerState.int8 and _trainer_fits(_with_int8_state(config)):
+        ways.append(NARROWEST)
+    if not trainer.offload_optimizer and _trainer_fits(_trainer_with(config, offload_optimizer=True)):
+        ways.append("trainer.offload_optimizer=true")
     there = config.hardware.gpu_memory_gb
-    if rest < there and states > rest and not config.trainer.offload_optimizer:
-        more = int(states * replica_ranks(config.layout) // max(there - rest, 1.0)) + 1
-        fits = memory.states_gb_per_gpu(_narrowest(config)) + rest <= there
-        narrower = f"{NARROWEST}, " if fits else ""
-        return f"{narrower}trainer.offload_optimizer=true, or {_more_ranks(config, more)}"
-    if not config.trainer.activation_checkpointing:
-        return "trainer.activation_checkpointing=true"
-    return "a smaller trainer.max_tokens_per_micro_batch with a larger layout.sequence_parallel, or more trainer GPUs"
+    states = memory.states_gb_per_gpu(config)
+    rest = memory.trainer_gb_per_gpu(config) - states
+    if rest < there:
+        ways += _more_ranks(config, int(states * replica_ranks(config.layout) // max(there - rest, 1.0)) + 1)
+    return ", or ".join(ways) or "hardware with more GPUs or larger ones, and a layout with more trainer GPUs"
 
 
-def _more_ranks(config: Config, wanted: int) -> str:
-    """Where `wanted` ranks at least would have to share the states."""
+def _trainer_with(config: Config, **keys: Any) -> Config:
+    return replace(config, trainer=replace(config.trainer, **keys))
+
+
+def _more_ranks(config: Config, wanted: int) -> list[str]:
+    """Returns options with which at least `wanted` ranks share the states, or none where there are too few GPUs."""
+    layout = config.layout
     gpus = config.layout.trainer_gpus
-    if replicas(config.layout) < 2:
-        return f"layout.trainer_gpus={wanted} or more"
-    sizes = (size for size in divisors(gpus) if size >= wanted and size % config.layout.expert_parallel == 0)
+    sizes = (size for size in divisors_of(gpus) if size >= wanted and size % layout.expert_parallel == 0)
     larger = min(sizes, default=None)
-    if larger is None:
-        return f"layout.shard_ranks=null layout.trainer_gpus={wanted} or more"
-    return f"layout.shard_ranks={'null' if larger == gpus else larger}"
+    if num_replicas(layout) > 1 and larger is not None:
+        return [f"layout.shard_ranks={'null' if larger == gpus else larger}"]
+    more = replace(config, layout=replace(layout, trainer_gpus=wanted))
+    if gpus_needed(more) > gpus_there(config.hardware):
+        return []
+    return [f"{'layout.shard_ranks=null ' if num_replicas(layout) > 1 else ''}layout.trainer_gpus={wanted} or more"]
 
 
-def _narrowest(config: Config) -> Config:
-    return replace(config, trainer=replace(config.trainer, optimizer_state=OptimizerState.int8))
+def _with_int8_state(config: Config) -> Config:
+    return _trainer_with(config, optimizer_state=OptimizerState.int8)
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def engine_memory(config: Config, host: Host) -> Iterator[Finding]:
-    config = commanded(config, host.environment)
-    if not _known(config) or config.engine.kind != EngineKind.vllm:
+    config = with_command(config, host.environment)
+    if not _knows_gpu_memory(config) or config.engine.kind != EngineKind.vllm:
         return
     budget = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     if (needed := memory.engine_gb_per_gpu(config)) > budget:
@@ -105,10 +140,10 @@ def engine_memory(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.trainer, Part.engines)
+@rule_between(Part.trainer, Part.engines)
 def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
     there = config.hardware.gpu_memory_gb
-    if not _known(config) or not config.layout.colocated or config.layout.trainer_gpus == 0:
+    if not _knows_gpu_memory(config) or not config.layout.colocated or config.layout.trainer_gpus == 0:
         return
     resting = memory.resting_gb_per_gpu(config)
     engine = there * config.engine.gpu_memory_utilization
@@ -123,11 +158,11 @@ def colocated_memory(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def host_memory(config: Config, _: Host) -> Iterator[Finding]:
-    config = trained(config)
+    config = trainer_config(config)
     there = config.hardware.memory_gb * config.hardware.nodes
-    fits = memory.offloaded_gb(_narrowest(config)) <= there * MOST_OF_A_HOST
+    fits = memory.offloaded_gb(_with_int8_state(config)) <= there * MOST_OF_A_HOST
     narrower = f"{NARROWEST}, " if fits else ""
     if (needed := memory.offloaded_gb(config)) > there * MOST_OF_A_HOST > 0:
         yield (error if needed > there else warning)(
@@ -139,13 +174,85 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.engines, Part.rollouts)
+@rule_about(Part.engines)
+def host_cache_value(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds texts that are no size, and sizes for engines that have no tier."""
+    try:
+        stated = host_cache.stated_gb(config)
+    except ValueError:
+        yield error(
+            "host_cache",
+            "engine.host_cache_gb",
+            "must be auto or a number of GB, at least 0",
+            "engine.host_cache_gb=auto, which takes what the nodes can spare, or 0 for none",
+        )
+        return
+    if not stated or host_cache.may_have_tier(config) or config.engine.kind is EngineKind.external:
+        return
+    if config.engine.kind is EngineKind.embedded:
+        reason = "is a tier of vLLM's cache; the embedded engine has none"
+    elif uses_no_gpu(config.layout):
+        reason = "needs GPUs: vLLM's CPU build has its cache in the host's memory already"
+    else:
+        reason = "keeps prefixes, and engine.prefix_caching=false keeps none"
+    yield error("host_cache", "engine.host_cache_gb", reason, "engine.host_cache_gb=0")
+
+
+@rule_about(Part.engines)
+def host_cache_memory(config: Config, host: Host) -> Iterator[Finding]:
+    """Compares what engines pin on a node with what the node has, and with the cache that they have on their GPUs."""
+    config = with_command(config, host.environment)
+    size = host_cache.host_cache_gb(config)
+    if not size or config.engine.host_cache_gb.strip() == host_cache.AUTO:
+        return
+    node = host_cache.node_memory(config)
+    pinned = size * node.engines
+    fits = int(node.most_gb)
+    if pinned > node.there_gb:
+        yield error(
+            "host_cache",
+            "engine.host_cache_gb",
+            f"{node.engines} engines of a node pin {pinned:.0f} GB; hardware.memory_gb has {node.there_gb:g}",
+            f"engine.host_cache_gb={fits}" if fits else "engine.host_cache_gb=0",
+        )
+    elif size > node.most_gb:
+        yield warning(
+            "host_cache_crowded",
+            "engine.host_cache_gb",
+            f"{node.engines} engines of a node pin {pinned:.0f} GB; beside the trainer ({node.trainer_gb:.0f} GB), "
+            f"sandboxes ({node.sandboxes_gb:.0f}) and the servers themselves ({node.processes_gb:.0f}) its "
+            f"{node.there_gb:g} GB have room for {fits} an engine, as Linux lends half of them to files in memory",
+            f"engine.host_cache_gb={fits}" if fits else "engine.host_cache_gb=0",
+        )
+    if _knows_gpu_memory(config) and size <= host_cache.gpu_cache_gb(config):
+        yield warning(
+            "host_cache_small",
+            "engine.host_cache_gb",
+            f"holds nothing new: the host has a copy of what the GPU has, and an engine's GPUs hold "
+            f"{host_cache.gpu_cache_gb(config):.0f} GB of keys and values",
+            "engine.host_cache_gb=auto, which then takes none, or a larger size",
+        )
+
+
+@rule_about(Part.engines)
+def host_cache_start(config: Config, _: Host) -> Iterator[Finding]:
+    pinning_s = host_cache.host_cache_start_s(config)
+    if pinning_s > config.engine.start_timeout_s:
+        yield error(
+            "host_cache_start",
+            "engine.start_timeout_s",
+            f"to pin {host_cache.host_cache_gb(config):.0f} GB for each engine takes about {pinning_s:.0f} s by itself",
+            f"engine.start_timeout_s={int(2 * pinning_s) + 300}",
+        )
+
+
+@rule_between(Part.engines, Part.rollouts)
 def cache_crowded(config: Config, host: Host) -> Iterator[Finding]:
-    config = commanded(config, host.environment)
-    tokens = memory.kv_tokens_per_engine(config)
+    config = with_command(config, host.environment)
+    tokens = host_cache.held_tokens(config)
     if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded"):
         return
-    if (ratio := memory.crowding(config)) > CROWDED:
+    if (ratio := host_cache.crowding(config)) > CROWDED:
         programs = trajectories_at_once(config) / max(1, config.layout.engines)
         fit = int(tokens * config.layout.engines / max(1, config.rollout.typical_trajectory_tokens))
         yield warning(
@@ -157,5 +264,5 @@ def cache_crowded(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def _known(config: Config) -> bool:
+def _knows_gpu_memory(config: Config) -> bool:
     return not uses_no_gpu(config.layout) and config.hardware.gpu_memory_gb > 0

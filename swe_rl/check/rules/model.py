@@ -1,4 +1,4 @@
-"""Rules of the model: files that are there and are this model's, names that the program knows.
+"""Rules of the model check that its files are there and are this model's, and that the program knows its names.
 
 Invariants:
 - Only `config.json` is read, and only in a folder; what the hub has is the preflight's.
@@ -12,45 +12,50 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
-from swe_rl.config.choices import EngineKind
+from swe_rl.check.findings import Finding, Host, error, rule_about, warning
+from swe_rl.config.choices import FAST_ARCHITECTURES, EngineKind
 from swe_rl.config.folders import PACKAGE, conf_dir
-from swe_rl.config.keys import nearest
+from swe_rl.config.keys import nearest_words
 from swe_rl.config.known_models import (
-    ARCHITECTURES,
     CHECKPOINT_FACTS,
     MANIFEST_FILE,
+    MIXTURE_FACTS,
     STATE_FILE,
+    causal_architectures,
     facts_of,
     mixture_facts,
+    text_part,
 )
-from swe_rl.config.parts import Part, starts
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.config.yaml_text import read
+from swe_rl.config.yaml_text import read_yaml
 from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.templates.names import OWN, OWN_PARSERS, TEMPLATES
 
 BUILTIN = "builtin:"
-CHAT_TEMPLATES = ("qwen", "qwen_plain", "qwen_coder")
-TOOL_PARSERS = ("hermes", "qwen3_coder", "none")
+CHAT_TEMPLATES = (*TEMPLATES, OWN)
+TOOL_PARSERS = ("hermes", "qwen3_coder", OWN, "none")
 CPU_KERNEL = "by_row"
 KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_EXPORTED = ((MANIFEST_FILE, STATE_FILE), ("checkpoints",))  # a checkpoint, a run
-_FROM_FILES = "folder"  # the option whose sizes are those of its files
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_EXPORTED = ((MANIFEST_FILE, STATE_FILE), ("checkpoints",))  # the first names tell a checkpoint, the second a run
+_FROM_FILES = "folder"  # this option takes its sizes from the files
 _STEP = re.compile(r"step_\d+")
 _SHOWN = 5
+# Keys of a config.json that begin so are of layers that are not attention alone.
+_STATES = ("mamba_", "linear_conv", "ssm_", "state_size", "conv_")
 _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer, or ORG/NAME of the hub"
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def model_path(config: Config, host: Host) -> Iterator[Finding]:
     path = config.model.path
-    fix = f"model.path={BUILTIN}{_shipped()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
+    fix = f"model.path={BUILTIN}{_shipped_models()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
     yield from _no_model_or_run("model_path", "model.path", path, host, fix)
 
 
 def _no_model_or_run(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
-    """As `no_model`, for a key that also takes what `job/export` makes a model's folder of."""
+    """Finds a path that is neither a model nor something of which `job/export` makes a model's folder."""
     if is_exported(path, host):
         return
     yield from no_model(rule_id, key, path, host, fix)
@@ -60,8 +65,10 @@ def _no_model_or_run(rule_id: str, key: str, path: str, host: Host, fix: str) ->
 
 
 def is_exported(path: str, host: Host) -> bool:
-    """Whether it is a checkpoint or a run, of which a start makes a model's folder; or a checkpoint that its run has
-    removed since then."""
+    """Tells whether a path is a checkpoint or a run, of which a start makes a model's folder.
+
+    A checkpoint that its run has removed since then counts too.
+    """
     folder = path.rstrip("/")
     if any(all(host.exists(f"{folder}/{name}") for name in names) for names in _EXPORTED):
         return True
@@ -71,17 +78,23 @@ def is_exported(path: str, host: Host) -> bool:
 
 
 def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
-    """Where `path` is nothing at all: no model that ships, no folder, no name of the hub."""
+    """Finds that `path` is nothing at all: no model that ships, no folder, no name of the hub."""
     if path.startswith(BUILTIN):
-        if path.removeprefix(BUILTIN) not in _shipped():
+        if path.removeprefix(BUILTIN) not in _shipped_models():
             yield error(rule_id, key, "no such model ships with the package", fix)
         return
     steps = _steps_beside(path, host)
+    make = warning if host.elsewhere and not steps else error  # the machine that the path is meant for may have it
     if not steps and not is_local(path, host):
+        owner = path.partition("/")[0]
         if not _HUB_ID.fullmatch(path):
-            yield error(rule_id, key, "is neither a folder of this machine nor a name of the hub", fix)
+            yield make(rule_id, key, "is neither a folder of this machine nor a name of the hub (ORG/NAME)", fix)
+        elif host.listing(owner) and path not in {values.get("path") for values in _known_models().values()}:
+            words = (
+                f"the folder {owner}/ of this machine has no such folder in it, and it would be looked for on the hub"
+            )
+            yield make(rule_id, key, words, fix)
     elif not host.exists(path):
-        make = warning if host.elsewhere and not steps else error  # the machine that it is meant for may have it
         words = "there is no such folder on this machine"
         if steps:
             words = f"{words}; the run has the checkpoints {', '.join(steps[-_SHOWN:])}"
@@ -90,27 +103,37 @@ def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterato
 
 
 def _steps_beside(path: str, host: Host) -> list[str]:
-    """The checkpoints of a run, the newest last, where `path` is in their folder."""
+    """Returns the checkpoints of a run, the newest last, where `path` is in their folder."""
     folder = path.rstrip("/").rpartition("/")[0]
     return sorted(filter(_STEP.fullmatch, host.listing(folder))) if folder.endswith("checkpoints") else []
 
 
-def _shipped() -> list[str]:
+def _shipped_models() -> list[str]:
     return sorted(folder.parent.name for folder in (PACKAGE / "model/checkpoints").glob("*/model.safetensors"))
 
 
 @cache
 def _known_models() -> Mapping[str, Mapping[str, Any]]:
-    """The models that conf/model/ describes, by option: which files each one's sizes belong to. model=folder describes
-    none."""
+    """Returns the models that conf/model/ describes, by option: which files each one's sizes belong to.
+
+    model=folder describes none.
+    """
     files = sorted((conf_dir() / "model").glob("*.yaml"))
-    return {path.stem: {**asdict(ModelConfig()), **read(path)} for path in files if path.stem != _FROM_FILES}
+    return {path.stem: {**asdict(ModelConfig()), **read_yaml(path)} for path in files if path.stem != _FROM_FILES}
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+def is_as_shipped(model: ModelConfig) -> bool:
+    """Tells whether the sizes are those of the option that the model is named after: a test has counted these."""
+    shipped = _known_models().get(model.name, {})
+    keys = ("params_b", "head_dim", *CHECKPOINT_FACTS, *MIXTURE_FACTS)
+    return bool(shipped) and all(shipped.get(key) == getattr(model, key) for key in keys)
+
+
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
-    """A path that another option of conf/model has, with this option's sizes."""
-    model, known = config.model, _known_models()
+    """Refuses a path that another option of conf/model has, with this option's sizes."""
+    model = config.model
+    known = _known_models()
     option = next((name for name, values in known.items() if values.get("path") == model.path), None)
     if option is None:
         return
@@ -125,11 +148,11 @@ def model_of_its_name(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
 def model_unread(config: Config, host: Host) -> Iterator[Finding]:
-    """model=folder takes all sizes from files, and there are none."""
+    """Finds that model=folder takes all sizes from files, and there are none."""
     model = config.model
-    there = host.exists(model.path) or not is_local(model.path, host)  # else model_path says so
+    there = host.exists(model.path) or not is_local(model.path, host)  # otherwise model_path says so
     if model.name == _FROM_FILES and there and not facts_of(model.path, model.revision):
         make = warning if host.elsewhere else error
         yield make(
@@ -140,25 +163,49 @@ def model_unread(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines, Part.trainer)
-def architecture(config: Config, host: Host) -> Iterator[Finding]:
+@rule_about(Part.engines, Part.trainer)
+def check_architecture(config: Config, host: Host) -> Iterator[Finding]:
     model = config.model
-    kind = _facts(model, host).get("model_type") if is_local(model.path, host) else None
-    computed_here = config.engine.kind is EngineKind.embedded or Part.trainer in starts(config)
-    if computed_here and kind is not None and kind not in ARCHITECTURES:
+    kind = model_type(model, host)
+    trains = Part.trainer in started_parts(config)
+    computed_here = config.engine.kind is EngineKind.embedded or trains
+    if kind is None or not computed_here or kind in FAST_ARCHITECTURES:
+        return
+    known = causal_architectures()
+    if known and kind not in known:
         yield error(
             "architecture",
             "model.path",
-            f"its config.json says model_type={kind}; trainer and embedded engine compute {', '.join(ARCHITECTURES)}",
-            "a model of one of these kinds" + (", or engine=vllm" if Part.trainer not in starts(config) else ""),
+            f"its config.json says model_type={kind}, which is no causal language model of the transformers here"
+            + "".join(f" (it has {name})" for name in nearest_words(str(kind), sorted(known), count=1)),
+            "a newer transformers, or another model" + ("" if trains else "; or engine=vllm"),
         )
+    elif trains and (config.layout.trainer_gpus or config.layout.trainer_ranks):
+        shared = {"sequence_parallel": "a sequence", "expert_parallel": "experts"}
+        for key in (key for key in shared if getattr(config.layout, key) > 1):
+            yield error(
+                "architecture",
+                f"layout.{key}",
+                f"the config.json of model.path says model_type={kind}, and ranks share {shared[key]} only of "
+                f"{', '.join(FAST_ARCHITECTURES)}",
+                f"layout.{key}=1, or a model of one of these kinds",
+            )
+        states = sorted(name for name in _read_facts(model, host) if name.startswith(_STATES))
+        if states:
+            yield warning(
+                "rows_alone",
+                "model.path",
+                f"its config.json has {states[0]}: its layers have convolutions or states, which would run on from row "
+                "to row, so ranks compute one row at a time, not several packed ones",
+                "nothing, if that is fast enough; or a model whose layers are attention alone",
+            )
 
 
-@about(Part.engines, Part.trainer)
+@rule_about(Part.engines, Part.trainer)
 def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
-    """The sizes that its own `config.json` has."""
+    """Finds sizes that differ from those of the model's own `config.json`."""
     model = config.model
-    file_facts = _facts(model, host) if is_local(model.path, host) else {}
+    file_facts = _read_facts(model, host) if is_local(model.path, host) else {}
     said = {key: (name, file_facts[name]) for key, name in CHECKPOINT_FACTS.items() if name in file_facts}
     for key, (name, value) in {**said, **(mixture_facts(file_facts) if file_facts else {})}.items():
         if value != getattr(model, key):
@@ -170,9 +217,9 @@ def model_in_its_folder(config: Config, host: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.engines, Part.trainer, Part.warm_start)
-def mixture(config: Config, _: Host) -> Iterator[Finding]:
-    """A mixture of experts says how many of them a token passes, and how wide they are."""
+@rule_about(Part.engines, Part.trainer, Part.warm_start)
+def check_mixture(config: Config, _: Host) -> Iterator[Finding]:
+    """Refuses a mixture of experts that does not say how many a token passes, and how wide they are."""
     model = config.model
     if model.num_experts and not 0 < model.active_experts <= model.num_experts:
         why = f"a token passes at least one and at most model.num_experts={model.num_experts} experts"
@@ -182,10 +229,14 @@ def mixture(config: Config, _: Host) -> Iterator[Finding]:
         yield error("mixture", "model.expert_intermediate_size", why, "model.expert_intermediate_size=768")
 
 
-@about(Part.warm_start)
+@rule_about(Part.warm_start)
 def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
-    """Whose MLPs become two experts each of as many slices as a token passes (`model/tiny.py`)."""
-    model, start = config.model, config.sft.start
+    """Refuses sizes of experts that cannot be made from a dense model.
+
+    Each of its MLPs becomes two experts for each slice, of which there are as many as a token passes (`model/tiny.py`).
+    """
+    model = config.model
+    start = config.sft.start
     if start is None:
         return
     fix = f"sft.start=null, or {_FOLDER.replace('model.path', 'sft.start')}"
@@ -193,7 +244,8 @@ def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
     folder = str(PACKAGE / "model/checkpoints" / start.removeprefix(BUILTIN)) if start.startswith(BUILTIN) else start
     if not model.num_experts or not model.active_experts or facts_of(folder).get("num_experts"):
         return
-    active, whole = model.active_experts, model.intermediate_size
+    active = model.active_experts
+    whole = model.intermediate_size
     if model.num_experts != 2 * active:
         why = f"sft.start makes two experts of each slice, of which a token passes model.active_experts={active}"
         yield error("sft_start", "model.num_experts", why, f"model.num_experts={2 * active}, or sft.start=null")
@@ -203,7 +255,7 @@ def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
         yield error("sft_start", "model.expert_intermediate_size", why, fix)
 
 
-@about(Part.engines, Part.warm_start)
+@rule_about(Part.engines, Part.warm_start)
 def model_words(config: Config, _: Host) -> Iterator[Finding]:
     model = config.model
     for key, value, known in (
@@ -211,10 +263,10 @@ def model_words(config: Config, _: Host) -> Iterator[Finding]:
         ("model.tool_parser", model.tool_parser, TOOL_PARSERS),
     ):
         if value not in known:
-            near = (nearest(value, known) or known)[0]
+            near = (nearest_words(value, known) or known)[0]
             yield error("model_words", key, f"is not known; there are {', '.join(known)}", f"{key}={near}")
-    tags = {"qwen_coder": "qwen3_coder", "qwen": "hermes", "qwen_plain": "hermes"}.get(model.chat_template)
-    if tags and model.tool_parser in TOOL_PARSERS and model.tool_parser not in (tags, "none"):
+    tags = OWN_PARSERS.get(model.chat_template)
+    if tags and model.tool_parser in TOOL_PARSERS and model.tool_parser not in (tags, OWN, "none"):
         yield warning(
             "model_words",
             "model.tool_parser",
@@ -223,9 +275,10 @@ def model_words(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
-    value, cpu = config.trainer.attention, uses_no_gpu(config.layout)
+    value = config.trainer.attention
+    cpu = uses_no_gpu(config.layout)
     known = ("auto", CPU_KERNEL) if cpu else ("auto", *KERNELS)
     if value not in known:
         words = (
@@ -240,10 +293,19 @@ def is_local(path: str, host: Host) -> bool:
     return path.startswith(("/", "./", "../", "~")) or (not path.startswith(BUILTIN) and host.exists(path))
 
 
-def _facts(model: ModelConfig, host: Host) -> dict[str, Any]:
+def model_type(model: ModelConfig, host: Host) -> str | None:
+    """Returns the `model_type` that the config.json of a local folder has; None where there is none."""
+    kind = _read_facts(model, host).get("model_type") if is_local(model.path, host) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _read_facts(model: ModelConfig, host: Host) -> dict[str, Any]:
     text = host.read_text(f"{model.path.rstrip('/')}/config.json")
     try:
         facts = json.loads(text) if text else {}
     except ValueError:
         return {}
-    return facts if isinstance(facts, dict) else {}
+    if not isinstance(facts, dict):
+        return {}
+    kind = {"model_type": facts["model_type"]} if "model_type" in facts else {}
+    return {**text_part(facts), **kind}  # a multimodal model has its type beside that of its text

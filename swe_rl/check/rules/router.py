@@ -1,18 +1,18 @@
-"""Rules of the router: which one, its knobs, and whether the layout gives it anything to route to."""
+"""Rules of the router check which one it is, its knobs, and whether the layout gives it anything to route to."""
 
 from collections.abc import Iterator
 from dataclasses import fields
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.choices import ROUTERS, EngineKind, ExtensionKind, JobName
-from swe_rl.config.keys import nearest
+from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.plan.sizes import trajectories_at_once
 
-HOLDS = ("cap", "tr")
-LAST_PORT = 65535
+HOLDS = ("cap", "tr")  # these routers hold requests back
+LAST_PORT = 65535  # TCP has no port after it
 _HELD = frozenset({"tick_s", "max_hold_s"})
 _READ = {
     "default": frozenset[str](),
@@ -24,16 +24,16 @@ _READ = {
 }  # fmt: skip
 
 
-@about(Part.router)
+@rule_about(Part.router)
 def known_router(config: Config, _: Host) -> Iterator[Finding]:
     name = config.router.name
     if name not in ROUTERS and not is_foreign(config, ExtensionKind.router):
         known = [*ROUTERS, *foreign_names(ExtensionKind.router)]
-        near = nearest(name, known) or known
+        near = nearest_words(name, known) or known
         yield error("unknown_name", "router.name", "there is no such router", f"router={' or '.join(near)}")
 
 
-@between(Part.router, Part.engines)
+@rule_between(Part.router, Part.engines)
 def several_engines(config: Config, _: Host) -> Iterator[Finding]:
     external = len(config.engine.urls) if config.engine.kind == EngineKind.external else 0
     engines = external or config.layout.engines
@@ -46,8 +46,8 @@ def several_engines(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.router)
-def knobs(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.router)
+def check_router_settings(config: Config, _: Host) -> Iterator[Finding]:
     router = config.router
     if router.resume_at > router.pause_at:
         yield error(
@@ -58,11 +58,12 @@ def knobs(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.router)
+@rule_about(Part.router)
 def unread_knobs(config: Config, _: Host) -> Iterator[Finding]:
     router = config.router
     for item in fields(RouterConfig):
-        value, readers = getattr(router, item.name), [name for name in ROUTERS if item.name in _READ[name]]
+        value = getattr(router, item.name)
+        readers = [name for name in ROUTERS if item.name in _READ[name]]
         if readers and router.name in ROUTERS and router.name not in readers and value != item.default:
             yield warning(
                 "router_unread",
@@ -72,9 +73,10 @@ def unread_knobs(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@between(Part.router, Part.rollouts)
+@rule_between(Part.router, Part.rollouts)
 def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
-    hold, patience = config.router.max_hold_s, config.rollout.agent_timeout_s
+    hold = config.router.max_hold_s
+    patience = config.rollout.agent_timeout_s
     if config.router.name in HOLDS and hold < 1 < patience:
         yield warning(
             "router_hold",
@@ -92,9 +94,10 @@ def held_within_patience(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.router, Part.rollouts)
+@rule_between(Part.router, Part.rollouts)
 def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
-    calls, programs = config.gateway.max_calls, trajectories_at_once(config)
+    calls = config.gateway.max_calls
+    programs = trajectories_at_once(config)
     if calls < programs:
         yield warning(
             "gateway_calls",
@@ -105,9 +108,11 @@ def calls_fit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.router)
+@rule_about(Part.router)
 def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
-    processes, cpus, port = config.gateway.processes, config.hardware.cpus_per_node, config.gateway.port
+    processes = config.gateway.processes
+    cpus = config.hardware.cpus_per_node
+    port = config.gateway.port
     if processes > cpus:
         yield warning(
             "gateway_processes",
@@ -124,7 +129,7 @@ def gateway_processes(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
     if config.engine.kind == EngineKind.vllm and not config.engine.prefix_caching:
         yield warning(

@@ -1,4 +1,4 @@
-"""Rules of sandboxes: how many fit, where they run, and the two-job set-up.
+"""Rules of sandboxes check how many fit, where they run, and the set-up with two jobs.
 
 Invariants:
 - Nothing is asked of a server here; the preflight does that.
@@ -8,24 +8,26 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, below, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, is_below, rule_about, rule_between, warning
 from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import Isolation, RolloutMode, RuntimeKind, RuntimeProtocol, SandboxKind
-from swe_rl.config.parts import Part
+from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.host.addresses import base_address, is_loopback
+from swe_rl.host.bubblewrap import ABSENT, NEEDED, NEEDED_WAY_OUT, PROGRAM, WAY_OUT, does_not_work
 from swe_rl.plan.sizes import holds_container, sandbox_slots, trajectories_per_step
 
 CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)
-FOLDERS = ("bugs",)  # environments whose instances are folders of this machine
+FOLDERS = ("bugs",)  # the instances of these environments are folders of this machine
+# A run may be busy for so long (an update, a checkpoint), and would lose its sandboxes with a shorter lease.
 SHORTEST_LEASE_S = 60.0
-_ENGINE_KEYS = ("host", "warm_pool")  # read by container engines only
+_ENGINE_KEYS = ("host", "warm_pool")  # only container engines read these
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
-@between(Part.sandboxes, Part.rollouts)
-def slots(config: Config, _: Host) -> Iterator[Finding]:
+@rule_between(Part.sandboxes, Part.rollouts)
+def check_slots(config: Config, _: Host) -> Iterator[Finding]:
     wanted = config.sandbox.concurrency
     if not holds_container(config) or config.runtime.kind == RuntimeKind.external:
         return
@@ -46,9 +48,10 @@ def slots(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.sandboxes, Part.rollouts)
-def places(config: Config, _: Host) -> Iterator[Finding]:
-    under_way, sandboxes = config.rollout.concurrency, config.sandbox.concurrency
+@rule_between(Part.sandboxes, Part.rollouts)
+def check_places(config: Config, _: Host) -> Iterator[Finding]:
+    under_way = config.rollout.concurrency
+    sandboxes = config.sandbox.concurrency
     used, gradings = (2 * under_way, " and gradings") if config.rollout.mode is RolloutMode.stream else (under_way, "")
     if holds_container(config) and under_way > sandboxes:
         yield warning(
@@ -75,9 +78,10 @@ def places(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.sandboxes, Part.rollouts)
+@rule_between(Part.sandboxes, Part.rollouts)
 def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
-    url, kind = config.sandbox.runtime_url, config.runtime.kind
+    url = config.sandbox.runtime_url
+    kind = config.runtime.kind
     met = kind == RuntimeKind.job or (kind == RuntimeKind.external and config.runtime.shared_dir)
     if config.sandbox.kind == SandboxKind.remote and not url and not met:
         yield error(
@@ -102,9 +106,10 @@ def runtime_url(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.runtime)
+@rule_about(Part.runtime)
 def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
-    runtime, hardware = config.runtime, config.hardware
+    runtime = config.runtime
+    hardware = config.hardware
     if runtime.kind != RuntimeKind.job:
         return
     if 0 < runtime.time_limit_min < hardware.time_limit_min:
@@ -122,7 +127,7 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
             "runtime.containers=docker",
         )
     shared = runtime.shared_dir or config.paths.outputs
-    if hardware.shared_paths and not below(host.absolute(shared), hardware.shared_paths):
+    if hardware.shared_paths and not is_below(host.absolute(shared), hardware.shared_paths):
         yield error(
             "runtime_shared",
             "runtime.shared_dir",
@@ -141,9 +146,9 @@ def runtime_job(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.runtime)
+@rule_about(Part.runtime)
 def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
-    """A side that is merely slow must not count as gone."""
+    """Refuses times with which a side that is merely slow would count as gone."""
     runtime = config.runtime
     if runtime.lease_s < 3 * runtime.heartbeat_s:
         yield error(
@@ -161,9 +166,12 @@ def runtime_times(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.runtime, Part.rollouts)
+@rule_between(Part.runtime, Part.rollouts)
 def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
-    """Programs inside a sandbox ask the model through a door to the gateway, which is on another machine here."""
+    """Refuses programs inside a sandbox that cannot reach the gateway.
+
+    They ask the model through a door to the gateway, which is on another machine here.
+    """
     away = config.runtime.kind == RuntimeKind.job and config.hardware.partition is not None
     if away and config.agent.name in PROGRAMS and is_loopback(config.gateway.host):
         yield error(
@@ -175,7 +183,7 @@ def runtime_door(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.sandboxes, Part.rollouts)
+@rule_between(Part.sandboxes, Part.rollouts)
 def base_image(config: Config, _: Host) -> Iterator[Finding]:
     sandbox = config.sandbox
     if config.env.name not in FOLDERS or sandbox.kind in (SandboxKind.process, SandboxKind.custom):
@@ -208,9 +216,39 @@ def base_image(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.sandboxes)
+def isolates_commands(config: Config) -> bool:
+    """Tells whether commands are processes that bubblewrap isolates where it works."""
+    sandbox = config.sandbox
+    here = config.runtime.kind is RuntimeKind.none and sandbox.kind is SandboxKind.process
+    return here and sandbox.isolation is not Isolation.none and Part.sandboxes in started_parts(config)
+
+
+def needs_isolation(config: Config) -> bool:
+    """Tells whether a run is refused where bubblewrap does not work.
+
+    Harbor's tasks have folders at places of their own.
+    """
+    return config.sandbox.isolation is Isolation.bubblewrap or config.env.name == "harbor"
+
+
+@rule_about(Part.sandboxes)
+def isolation_is_here(config: Config, host: Host) -> Iterator[Finding]:
+    """Finds that bubblewrap is missing. The preflight finds whether it works as well."""
+    if not isolates_commands(config) or not needs_isolation(config) or host.elsewhere or host.submitted:
+        return
+    if host.find_program(PROGRAM) is None:
+        yield broken_isolation("isolation", config, ABSENT)
+
+
+def broken_isolation(rule_id: str, config: Config, reason: str) -> Finding:
+    if config.sandbox.isolation is Isolation.bubblewrap:
+        return error(rule_id, "sandbox.isolation", does_not_work(reason), WAY_OUT)
+    return error(rule_id, "env.name", f"{NEEDED} {does_not_work(reason)}", NEEDED_WAY_OUT)
+
+
+@rule_about(Part.sandboxes)
 def container_keys(config: Config, host: Host) -> Iterator[Finding]:
-    """Keys of containers that cannot mean what they say."""
+    """Refuses keys of containers that cannot mean what they say."""
     sandbox = config.sandbox
     for mount in sandbox.mounts:
         if not _MOUNT.fullmatch(mount):
@@ -261,8 +299,8 @@ def _as_itself(mount: str) -> bool:
     return source == target
 
 
-@about(Part.sandboxes)
-def lease(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.sandboxes)
+def check_lease(config: Config, _: Host) -> Iterator[Finding]:
     if holds_container(config) and config.sandbox.lease_s < SHORTEST_LEASE_S:
         yield error(
             "sandbox_lease",
@@ -272,9 +310,10 @@ def lease(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.sandboxes)
+@rule_about(Part.sandboxes)
 def runtime_address(config: Config, host: Host) -> Iterator[Finding]:
-    sandbox, runtime = config.sandbox, config.runtime
+    sandbox = config.sandbox
+    runtime = config.runtime
     if sandbox.kind == SandboxKind.remote and sandbox.runtime_url:
         try:
             base_address(sandbox.runtime_url)

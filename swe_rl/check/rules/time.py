@@ -1,4 +1,4 @@
-"""Rules of time: nested limits, waves of trajectories, the scheduler's time limit.
+"""Rules of time check nested limits, waves of trajectories, and the scheduler's time limit.
 
 Invariants:
 - Inner limits are shorter than outer ones: command < agent < job; ranks are waited for longer than a micro-batch takes.
@@ -7,19 +7,19 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, warning
 from swe_rl.config.choices import JobName
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.plan import duration
 from swe_rl.plan.duration import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
 from swe_rl.plan.sizes import uses_no_gpu, waves_per_step
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.warm_start import trainer_config
 
-FEWEST_S = 60.0
+FEWEST_S = 60.0  # ranks that load a large model on GPUs are apart by more than that
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if rollout.command_timeout_s >= rollout.agent_timeout_s:
@@ -38,7 +38,7 @@ def nested_timeouts(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if rollout.typical_trajectory_s is not None and rollout.typical_trajectory_s > rollout.agent_timeout_s:
@@ -51,8 +51,8 @@ def typical_within_limit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
-def workload(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.engines)
+def check_workload(config: Config, _: Host) -> Iterator[Finding]:
     for name in wrong_pairs(config.rollout.workload):
         least = 0 if name in MAY_BE_ZERO else 1
         yield error(
@@ -64,24 +64,27 @@ def workload(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def first_checkpoint(config: Config, _: Host) -> Iterator[Finding]:
-    limit_s, needed_s = duration.limit_s(config), duration.first_checkpoint_s(config)
+    limit_s = duration.limit_s(config)
+    needed_s = duration.first_checkpoint_s(config)
     if needed_s <= limit_s:
         return
-    step = duration.text(duration.step_s(config))
+    step = duration.format_duration(duration.step_s(config))
     yield error(
         "time_first_checkpoint",
         "hardware.time_limit_min",
-        f"the job would end before its first checkpoint: at least {duration.text(needed_s)} to it (a step takes at "
+        f"the job would end before its first checkpoint: at least {duration.format_duration(needed_s)} to it (a "
+        "step takes at "
         f"least {step}, its trajectories {waves_per_step(config)} waves; job=plan says more)",
         f"hardware.time_limit_min={int(needed_s / 60 * 1.5)}, trainer.checkpoint_every_steps=1, or fewer trajectories",
     )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def whole_run(config: Config, _: Host) -> Iterator[Finding]:
-    limit_s, needed_s = duration.limit_s(config), duration.run_s(config)
+    limit_s = duration.limit_s(config)
+    needed_s = duration.run_s(config)
     resumes = config.trainer.resume == "auto" and config.trainer.checkpoint_every_steps > 0
     if needed_s <= limit_s or resumes:
         return
@@ -89,16 +92,18 @@ def whole_run(config: Config, _: Host) -> Iterator[Finding]:
         yield warning(
             "time_whole_run",
             "hardware.time_limit_min",
-            f"{config.trainer.steps} steps take at least {duration.text(needed_s)}, and the job will not be continued",
+            f"{config.trainer.steps} steps take at least {duration.format_duration(needed_s)}, and the job will "
+            "not be continued",
             "trainer.resume=auto with trainer.checkpoint_every_steps=1 or more, or fewer trainer.steps",
         )
 
 
-@about(Part.trainer, Part.warm_start)
-def collective(config: Config, _: Host) -> Iterator[Finding]:
-    """Ranks that train in this process wait for nobody."""
-    layout, timeout_s = config.layout, config.trainer.collective_timeout_s
-    work_s = duration.micro_batch_s(trained(config))  # a rank gives a sign of life for each (trainer/pulse.py)
+@rule_about(Part.trainer, Part.warm_start)
+def check_collective_timeout(config: Config, _: Host) -> Iterator[Finding]:
+    """Warns of a time limit for ranks that is too short. Ranks that train in this process wait for nobody."""
+    layout = config.layout
+    timeout_s = config.trainer.collective_timeout_s
+    work_s = duration.micro_batch_s(trainer_config(config))  # a rank gives a sign of life for each (trainer/pulse.py)
     if max(layout.trainer_gpus, layout.trainer_ranks) < 2:
         return
     if layout.trainer_gpus and timeout_s < FEWEST_S:
@@ -113,14 +118,17 @@ def collective(config: Config, _: Host) -> Iterator[Finding]:
             "collective_timeout",
             "trainer.collective_timeout_s",
             "ranks that give no sign of life for so long count as lost, and a micro-batch takes about "
-            f"{duration.text(work_s)}",
+            f"{duration.format_duration(work_s)}",
             f"trainer.collective_timeout_s={int(2 * work_s)}, or a lower trainer.max_tokens_per_micro_batch",
         )
 
 
-@about(Part.rollouts)
+@rule_about(Part.rollouts)
 def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
-    """Typical turns use about an eighth of what one may sample and of what it may be shown (4 characters a token)."""
+    """Warns of more turns than a trajectory has room for.
+
+    Typical turns use about an eighth of what one may sample and of what it may be shown (4 characters a token).
+    """
     rollout = config.rollout
     turn = rollout.max_turn_tokens / 8 + config.agent.max_observation_chars / 4 / 8
     needed = int(rollout.max_prompt_tokens / 2 + rollout.max_turns * turn)
@@ -134,7 +142,7 @@ def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about()
+@rule_about()
 def think_time(config: Config, _: Host) -> Iterator[Finding]:
     think_s = config.job.think_s
     if think_s > 0 and config.job.name is not JobName.rollout:

@@ -1,4 +1,4 @@
-"""Rules of the trainer beside its batch arithmetic: LoRA, asynchrony, weight update, checkpoints and their disk.
+"""Rules of the trainer check LoRA, asynchrony, weight update, checkpoints and their disk, not its batch arithmetic.
 
 Invariants:
 - What a layout makes impossible is an error; what merely wastes time is a warning.
@@ -6,25 +6,23 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, about, between, error, warning
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.choices import (
-    Advantage,
+    AdvantageKind,
     Capture,
     Correction,
     DynamicSampling,
     EngineKind,
-    ExtensionKind,
     KlEstimator,
     KlPlace,
     LoraServing,
     RolloutMode,
-    RoutingReplay,
     WeightSync,
 )
-from swe_rl.config.parts import Part, reads, starts
+from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.extension.find import declared
 from swe_rl.plan import memory
+from swe_rl.plan.logprobs import masks_tokens
 from swe_rl.plan.sizes import (
     SERVED_LORA_RANKS,
     samples_ahead,
@@ -32,17 +30,19 @@ from swe_rl.plan.sizes import (
     shares_gpus,
     takes_turns,
     total_gpus,
-    unshareable,
+    unshareable_allocator,
     uses_no_gpu,
 )
-from swe_rl.plan.warm_start import trained
+from swe_rl.plan.warm_start import trainer_config
 
 
-@about(Part.trainer, Part.warm_start)
-def lora(config: Config, _: Host) -> Iterator[Finding]:
-    trainer, model = config.trainer, config.model
-    rank, key = trainer.lora_rank, "trainer.lora_rank"
-    if rank == 0 and trainer.lora_serving is LoraServing.adapter and reads(config, "trainer.lora_serving"):
+@rule_about(Part.trainer, Part.warm_start)
+def check_lora(config: Config, _: Host) -> Iterator[Finding]:
+    trainer = config.trainer
+    model = config.model
+    rank = trainer.lora_rank
+    key = "trainer.lora_rank"
+    if rank == 0 and trainer.lora_serving is LoraServing.adapter and reads_key(config, "trainer.lora_serving"):
         words = "there is no adapter to serve with trainer.lora_rank=0"
         yield error("lora_serving", "trainer.lora_serving", words, "trainer.lora_serving=merged, or a rank")
     if rank == 0:
@@ -54,8 +54,8 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
             f"an adapter of more than model.hidden_size={model.hidden_size} is larger than what it stands for",
             "trainer.lora_rank=0, which trains all weights",
         )
-    if Part.engines in starts(config):
-        yield from _served(config)
+    if Part.engines in started_parts(config):
+        yield from _check_served_adapter(config)
     if trainer.offload_optimizer:
         yield warning(
             "lora_offload",
@@ -65,9 +65,11 @@ def lora(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-def _served(config: Config) -> Iterator[Finding]:
-    """An adapter beside the base needs a server that keeps the base, and a folder for the way of the adapter."""
-    trainer, key, merged = config.trainer, "trainer.lora_serving", "trainer.lora_serving=merged"
+def _check_served_adapter(config: Config) -> Iterator[Finding]:
+    """Finds what an adapter beside the base lacks: a server that keeps the base, and a folder to bring the adapter."""
+    trainer = config.trainer
+    key = "trainer.lora_serving"
+    merged = "trainer.lora_serving=merged"
     if not serves_adapter(config):
         return
     if config.engine.kind is EngineKind.embedded:
@@ -86,9 +88,9 @@ def _served(config: Config) -> Iterator[Finding]:
         yield error("lora_serving", key, words, f"a layout with GPUs for engines alone, or {merged}")
 
 
-@about(Part.trainer)
-def streaming(config: Config, _: Host) -> Iterator[Finding]:
-    """Groups that flow go on under new weights, so engines cannot leave their GPUs to the trainer."""
+@rule_about(Part.trainer)
+def check_streaming(config: Config, _: Host) -> Iterator[Finding]:
+    """Refuses what streaming cannot do: groups go on under new weights, so engines cannot leave their GPUs."""
     key = "rollout.mode"
     if config.rollout.mode is not RolloutMode.stream:
         return
@@ -122,9 +124,10 @@ def streaming(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
-def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
-    stale, streams = config.trainer.max_staleness_steps, config.rollout.mode is RolloutMode.stream
+@rule_about(Part.trainer)
+def check_asynchrony(config: Config, _: Host) -> Iterator[Finding]:
+    stale = config.trainer.max_staleness_steps
+    streams = config.rollout.mode is RolloutMode.stream
     if stale == 0:
         return
     if takes_turns(config) and not streams:
@@ -142,7 +145,7 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
         )
     key = "algo.correction" if config.algo.stale_correction is None else "algo.stale_correction"
-    if Correction.none == (config.algo.stale_correction or config.algo.correction) and not _masks(config):
+    if Correction.none == (config.algo.stale_correction or config.algo.correction) and not masks_tokens(config):
         yield warning(
             "staleness_correction",
             key,
@@ -151,40 +154,11 @@ def asynchrony(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@between(Part.trainer, Part.engines)
-def routing_replay(config: Config, _: Host) -> Iterator[Finding]:
-    """Tokens that are to go where the engine sent them need experts, and have to be the engine's.
-
-    Whether somebody else's server tells, its probe asks. vLLM on a CPU: the experts are chosen inside of the kernel
-    (`is_monolithic` of `unquantized_fused_moe_method.py`, 0.26); 0.32 does not start (`config/vllm.py`,
-    `_verify_aux_output_compatibility`), and so it is without cached prefixes.
-    """
-    mode, key, off = config.trainer.routing_replay, "trainer.routing_replay", "trainer.routing_replay=none"
-    if mode is RoutingReplay.none:
-        return
-    if not config.model.num_experts:
-        yield error("routing_replay", key, f"model={config.model.name} is dense: it has no experts to choose", off)
-    elif config.rollout.capture is Capture.retokenize:
-        why = "rows that are rendered anew have other tokens than the engine sent to its experts"
-        yield error("routing_replay", "rollout.capture", why, f"rollout.capture=traced, or {off}")
-    elif config.engine.kind is EngineKind.vllm and uses_no_gpu(config.layout):
-        why = f"layout={config.layout.name} has no GPU, and vLLM tells only on GPUs which experts it chooses"
-        yield error("routing_replay", key, why, f"engine=embedded, or {off}")
-    elif config.engine.kind is EngineKind.vllm and not config.engine.prefix_caching:
-        why = "vLLM 0.32 tells experts only where it caches prefixes, and does not start otherwise (0.26 starts)"
-        yield warning("routing_replay", "engine.prefix_caching", why, f"engine.prefix_caching=true, or {off}")
-
-
-@about(Part.trainer)
-def balance(config: Config, _: Host) -> Iterator[Finding]:
-    if config.algo.balance_coef > 0 and not config.model.num_experts:
-        words = f"model={config.model.name} is dense: it has no experts to spread tokens over"
-        yield error("balance", "algo.balance_coef", words, "algo.balance_coef=0")
-
-
-@between(Part.trainer, Part.engines)
+@rule_between(Part.trainer, Part.engines)
 def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
-    sync, layout, hardware = config.trainer.weight_sync, config.layout, config.hardware
+    sync = config.trainer.weight_sync
+    layout = config.layout
+    hardware = config.hardware
     key = "trainer.weight_sync"
     if sync in (WeightSync.nccl, WeightSync.ipc) and config.engine.kind is EngineKind.embedded:
         why = "engine=embedded has the trainer's weights in its own process"
@@ -206,10 +180,13 @@ def weight_sync(config: Config, _: Host) -> Iterator[Finding]:
         yield warning("weight_sync", key, words, "trainer.weight_sync=auto")
 
 
-@between(Part.trainer, Part.engines)
+@rule_between(Part.trainer, Part.engines)
 def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
-    """Memory that the trainer's allocator maps piece by piece, or asks a pool of the driver for, cannot be shared."""
-    setting = unshareable(host.environment)
+    """Refuses memory that cannot be shared.
+
+    That is memory which the allocator maps piece by piece, or asks a pool of the driver for.
+    """
+    setting = unshareable_allocator(host.environment)
     if config.trainer.weight_sync is WeightSync.ipc and setting:
         yield error(
             "shared_memory",
@@ -219,33 +196,10 @@ def shared_memory(config: Config, host: Host) -> Iterator[Finding]:
         )
 
 
-def weighs(config: Config) -> bool:
-    """Whether tokens are weighed or masked by the engine's log-probabilities, as algo/correction.py and losses say."""
-    return bool({config.algo.correction, config.algo.stale_correction} - {None, Correction.none}) or _masks(config)
-
-
-def _masks(config: Config) -> bool:
-    """Of fresh and stale tokens alike; a loss of somebody's own may."""
-    bounded = config.algo.mask_low is not None or config.algo.mask_high is not None
-    return bounded or bool(declared(config, ExtensionKind.loss, "needs_rollout_logprobs"))
-
-
-@about(Part.trainer)
-def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
-    """Such weights need the log-probabilities of the distribution that was sampled from."""
-    truncated = config.rollout.temperature != 1.0 or config.rollout.top_p != 1.0 or config.rollout.top_k > 0
-    if weighs(config) and config.engine.logprobs_mode == "raw" and truncated:
-        yield error(
-            "logprobs_mode",
-            "engine.logprobs_mode",
-            "log-probabilities before temperature and truncation are not those of the tokens as they were sampled",
-            "engine.logprobs_mode=processed",
-        )
-
-
-@about(Part.trainer)
-def masks(config: Config, _: Host) -> Iterator[Finding]:
-    low, high = config.algo.mask_low, config.algo.mask_high
+@rule_about(Part.trainer)
+def check_masks(config: Config, _: Host) -> Iterator[Finding]:
+    low = config.algo.mask_low
+    high = config.algo.mask_high
     if (low is None) != (high is None):
         key = "algo.mask_high" if high is None else "algo.mask_low"
         other = "algo.mask_low" if high is None else "algo.mask_high"
@@ -261,7 +215,7 @@ def masks(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def kl_used(config: Config, _: Host) -> Iterator[Finding]:
     if config.algo.kl_coef == 0 and config.algo.kl_in == "reward":
         yield warning(
@@ -272,30 +226,34 @@ def kl_used(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def kl_gradient(config: Config, _: Host) -> Iterator[Finding]:
-    """The gradient of log policy - log reference is that of log policy, whose mean over the policy's samples is 0."""
+    """Refuses k1 in the loss.
+
+    The gradient of log policy - log reference is that of log policy, whose mean over the policy's samples is 0.
+    """
     algo = config.algo
     if algo.kl_coef > 0 and algo.kl_in == KlPlace.loss and algo.kl_estimator == KlEstimator.k1:
         yield error(
             "kl_gradient",
             "algo.kl_estimator",
             "in the loss, the gradient of k1 is 0 on average: noise that holds the policy near nothing",
-            "algo.kl_estimator=k2, or k3, or algo.kl_in=reward",
+            "algo.kl_estimator=k2, k3 (of the KL the other way round), k3_grad_k2, or algo.kl_in=reward",
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
-    config = trained(config)
-    there, needed = config.hardware.disk_gb, memory.checkpoints_gb(config)
+    config = trainer_config(config)
+    there = config.hardware.disk_gb
+    needed = memory.checkpoints_gb(config)
     if 0 < there < needed:
         size_gb = memory.checkpoint_gb(config)
         keep = int(there // size_gb) - 1
         yield error(
             "checkpoint_disk",
             "trainer.keep_checkpoints",
-            f"checkpoints of {size_gb:.0f} GB, {memory.checkpoints(config)} at once, need {needed:.0f} GB; "
+            f"checkpoints of {size_gb:.0f} GB, {memory.checkpoints_on_disk(config)} at once, need {needed:.0f} GB; "
             f"hardware.disk_gb={there:g}",
             (
                 f"trainer.keep_checkpoints={keep}"
@@ -305,11 +263,12 @@ def checkpoint_disk(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
-def restarts(config: Config, _: Host) -> Iterator[Finding]:
-    allowed, trainer = config.trainer.max_restarts, trained(config).trainer
+@rule_about(Part.trainer, Part.warm_start)
+def check_restarts(config: Config, _: Host) -> Iterator[Finding]:
+    allowed = config.trainer.max_restarts
+    trainer = trainer_config(config).trainer
     if allowed > 0 and trainer.checkpoint_every_steps == 0 and trainer.steps > 1:
-        key, often = ("trainer", 1) if reads(config, "trainer.checkpoint_every_steps") else ("sft", 500)
+        key, often = ("trainer", 1) if reads_key(config, "trainer.checkpoint_every_steps") else ("sft", 500)
         yield warning(
             "restarts",
             "trainer.max_restarts",
@@ -318,7 +277,7 @@ def restarts(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.engines)
+@rule_about(Part.engines)
 def external_weights(config: Config, _: Host) -> Iterator[Finding]:
     served = config.engine.served_model
     if config.engine.kind != EngineKind.external and served:
@@ -328,7 +287,7 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
             f"nothing reads it with engine.kind={config.engine.kind}",
             "engine=external",
         )
-    shares = config.trainer.weight_sync == WeightSync.ipc and reads(config, "trainer")
+    shares = config.trainer.weight_sync == WeightSync.ipc and reads_key(config, "trainer")
     if config.engine.kind == EngineKind.external and shares:
         yield error(
             "external_sync",
@@ -338,10 +297,10 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer)
-def warmup(config: Config, _: Host) -> Iterator[Finding]:
-    critic_alone = config.algo.critic_warmup_steps if config.algo.advantage is Advantage.gae else 0
-    steps = config.trainer.steps - critic_alone  # what the warm-up counts, however many updates a step has
+@rule_about(Part.trainer)
+def check_warmup(config: Config, _: Host) -> Iterator[Finding]:
+    critic_alone = config.algo.critic_warmup_steps if config.algo.advantage is AdvantageKind.gae else 0
+    steps = config.trainer.steps - critic_alone  # the warm-up counts these, however many updates a step has
     if config.trainer.warmup_steps >= steps > 0:
         yield warning(
             "warmup",
@@ -351,10 +310,11 @@ def warmup(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.trainer, Part.warm_start)
+@rule_about(Part.trainer, Part.warm_start)
 def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
-    """Keys that the trainer of one process does not read."""
-    trainer, layout = config.trainer, config.layout
+    """Warns of keys that the trainer of one process does not read."""
+    trainer = config.trainer
+    layout = config.layout
     if layout.trainer_gpus or layout.trainer_ranks:
         return
     for key, value, default in (
@@ -371,8 +331,8 @@ def parallel_only(config: Config, _: Host) -> Iterator[Finding]:
             )
 
 
-@about(Part.trainer, Part.warm_start)
-def compiled(config: Config, _: Host) -> Iterator[Finding]:
+@rule_about(Part.trainer, Part.warm_start)
+def check_compiled(config: Config, _: Host) -> Iterator[Finding]:
     if config.trainer.compile and config.layout.trainer_gpus and not config.hardware.compiler:
         yield error(
             "compiled",
@@ -383,10 +343,11 @@ def compiled(config: Config, _: Host) -> Iterator[Finding]:
         )
 
 
-@about(Part.warm_start)
-def device(config: Config, _: Host) -> Iterator[Finding]:
-    """Ranks have devices of their own."""
-    sft, layout = config.sft, config.layout
+@rule_about(Part.warm_start)
+def check_device(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds a device that ranks do not use, because they have devices of their own."""
+    sft = config.sft
+    layout = config.layout
     if sft.device != "cpu" and layout.trainer_ranks and not layout.trainer_gpus:
         words = f"layout={layout.name} has {layout.trainer_ranks} ranks, which train on the CPU"
         yield error("sft_device", "sft.device", words, "sft.device=cpu, or a layout with trainer GPUs (layout=dp4)")
@@ -395,7 +356,7 @@ def device(config: Config, _: Host) -> Iterator[Finding]:
         yield warning("sft_device", "sft.device", words, "sft.device=cpu")
 
 
-@about(Part.trainer)
+@rule_about(Part.trainer)
 def idle_trainer(config: Config, _: Host) -> Iterator[Finding]:
     layout = config.layout
     trains_somewhere = layout.trainer_gpus or layout.trainer_ranks

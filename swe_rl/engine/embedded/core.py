@@ -1,10 +1,10 @@
-"""The scheduler of the embedded engine: continuous batching as a plain object, one `step` at a time.
+"""Schedules the embedded engine: continuous batching as a plain object, one `step` at a time.
 
 Invariants:
-- Single-threaded and without I/O: `EngineThread` drives it. Between steps every request is consistent, so aborts,
+- It is single-threaded and without I/O: `EngineThread` drives it. Between steps every request is consistent, so aborts,
   pauses and weight updates happen there and nowhere else.
 - A step is one prefill pass (at most `PREFILL_BUDGET_TOKENS`, first come first served) and one decode pass over all
-  running requests. A prompt is split between steps only at absolute multiples of `BLOCK_TOKENS`.
+  running requests. Where a prompt is split between steps changes no bit of what follows.
 - New weights send running requests back to the queue with what they have sampled: its keys are computed anew, and the
   next tokens are drawn with the next numbers of the same seed.
 - A request is touched by the engine's thread only, once it was handed over; its outcome is delivered exactly once.
@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
-from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, Slot, SlotCache
+from swe_rl.engine.embedded.decoder import Cache, Decoder, PrefillSpan, Slot
 from swe_rl.engine.protocol import Completion, EngineError, EngineStats, FinishReason, SamplingParams
-from swe_rl.engine.sampling import SamplingBatch, sample
+from swe_rl.engine.sampling import SamplingBatch, sample_tokens
 from swe_rl.model.experts import HubNamed
+from swe_rl.model.stored_names import stored_names, untrained_names
 
 Outcome = Completion | EngineError
 
@@ -47,11 +47,16 @@ class SamplingRequest:
     first_token_s: float | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # one a token
-    context: npt.NDArray[np.int64] = field(init=False)  # what is prefilled: the prompt, and what older weights sampled
-    routes: npt.NDArray[Any] | None = None  # of a mixture, where asked: of the positions before the last interruption
-    interrupted_s: float | None = None  # since new weights came, until its next token
-    lost_s: float = 0.0  # by new weights, so far
+    # There is one version a token.
+    versions: list[int] = field(default_factory=list)
+    # This is what is prefilled: the prompt, and what older weights sampled.
+    context: npt.NDArray[np.int64] = field(init=False)
+    # In a mixture, where asked, these are the routes of the positions before the last interruption.
+    routes: npt.NDArray[Any] | None = None
+    # It is set when new weights come, until the next token.
+    interrupted_s: float | None = None
+    # New weights have cost so many seconds so far.
+    lost_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.context = self.prompt
@@ -61,12 +66,17 @@ class SamplingRequest:
         return self.prefilled_tokens < len(self.context)
 
     def interrupt(self, now_s: float, written: npt.NDArray[Any] | None) -> None:
-        """Back to the queue, with what it has sampled. `written`: the routes of the positions in its slot."""
+        """Sends the request back to the queue, with what it has sampled. `written` are the routes of the positions in
+        its slot.
+        """
         if self.token_ids and written is not None:
             self.routes = self._whole_routes(written)
-        self.slot, self.prefilled_tokens = None, 0
-        if not self.token_ids:  # as if it had been waiting all the time, which is what its `queue_s` will say
-            self.admitted_s, self.cached_tokens = None, 0
+        self.slot = None
+        self.prefilled_tokens = 0
+        # A request without tokens counts as if it had been waiting all the time, which is what its `queue_s` will say.
+        if not self.token_ids:
+            self.admitted_s = None
+            self.cached_tokens = 0
             return
         self.context = np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])
         self.interrupted_s = now_s if self.interrupted_s is None else self.interrupted_s
@@ -82,21 +92,31 @@ class SamplingRequest:
         self.versions.append(self.weight_version)
 
     def finish_reason(self, max_model_len: int) -> FinishReason | None:
-        """None while there is more to sample. A stop token wins over a limit that it also reaches."""
+        """Returns why sampling ends here; None while there is more to sample. A stop token wins over a limit that it
+        reaches.
+        """
         if self.token_ids[-1] in self.stop_ids:
             return "stop"
         full = len(self.prompt) + len(self.token_ids) >= max_model_len
-        return "length" if full or len(self.token_ids) >= self.params.max_tokens else None
+        if full or len(self.token_ids) >= self.params.max_tokens:
+            return "length"
+        return None
 
     def _whole_routes(self, written: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Those with which tokens were sampled: what older weights routed stays, though its keys were computed anew."""
+        """Returns the routes with which tokens were sampled.
+
+        What older weights routed stays, though its keys were computed anew.
+        """
         kept = self.routes if self.routes is not None else written[:0]
         return np.concatenate([kept, written[len(kept) :]])
 
     def completion(
         self, reason: FinishReason, now_s: float, current_version: int, written: npt.NDArray[Any] | None = None
     ) -> Completion:
-        """`current_version` counts only for a request that has no token; `written` as in `interrupt`."""
+        """Returns what was sampled so far.
+
+        `current_version` counts only for a request that has no token; `written` is as in `interrupt`.
+        """
         admitted_s = now_s if self.admitted_s is None else self.admitted_s
         first_s = now_s if self.first_token_s is None else self.first_token_s
         lost_s = self.lost_s + (now_s - self.interrupted_s if self.interrupted_s is not None else 0.0)
@@ -114,8 +134,8 @@ class SamplingRequest:
         )
 
 
-def refusal(prompt: npt.NDArray[np.int64], params: SamplingParams, vocab_size: int) -> str | None:
-    """Why a request cannot be served at all, or None."""
+def refuse_request(prompt: npt.NDArray[np.int64], params: SamplingParams, vocab_size: int) -> str | None:
+    """Returns why a request cannot be served at all, or None."""
     if prompt.size == 0:
         return "its prompt is empty"
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
@@ -126,14 +146,20 @@ def refusal(prompt: npt.NDArray[np.int64], params: SamplingParams, vocab_size: i
         return f"temperature is {params.temperature}, not a number >= 0"
     if not 0.0 < params.top_p <= 1.0:
         return f"top_p is {params.top_p}, not within (0, 1]"
-    return f"top_k is {params.top_k}, not >= 0" if params.top_k < 0 else None
+    if not 0.0 <= params.min_p <= 1.0:
+        return f"min_p is {params.min_p}, not within [0, 1]"
+    if params.top_k < 0:
+        return f"top_k is {params.top_k}, not >= 0"
+    return None
 
 
+# One prefill pass takes at most this many tokens, so that a long prompt does not stop the other requests' tokens for
+# long.
 PREFILL_BUDGET_TOKENS = 1024
 
 
 class WeightLoader:
-    """New weights, copied in place.
+    """Copies new weights into the model, in place.
 
     - All names and shapes are checked before the first value is written: a refused update changes nothing.
     - Names are the hub's: each expert of a mixture has tensors of its own.
@@ -141,10 +167,12 @@ class WeightLoader:
     """
 
     def __init__(self, model: Any) -> None:
-        self._targets: dict[str, torch.Tensor] = dict(HubNamed(model.state_dict()))
+        layout = stored_names(model)
+        self._targets: dict[str, torch.Tensor] = dict(HubNamed(model.state_dict(), layout))
         self._names_by_storage: dict[int, list[str]] = {}
-        for name, target in self._targets.items():
-            self._names_by_storage.setdefault(target.data_ptr(), []).append(name)
+        # A trainer sends what it trains: parameters, and no buffers.
+        for name in self._targets.keys() - untrained_names(model, layout):
+            self._names_by_storage.setdefault(self._targets[name].data_ptr(), []).append(name)
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copies `weights`; raises EngineError naming the first mismatch."""
@@ -178,7 +206,7 @@ class WeightLoader:
 class EngineCore:
     def __init__(
         self,
-        decoder: PackedDecoder,
+        decoder: Decoder[Any],
         loader: WeightLoader,
         max_num_seqs: int,
         max_model_len: int,
@@ -186,7 +214,7 @@ class EngineCore:
         self._decoder = decoder
         self._loader = loader
         self._max_model_len = max_model_len
-        self._cache = SlotCache(decoder.cache_shape(max_num_seqs, max_model_len))
+        self._cache: Cache = decoder.make_cache(max_num_seqs, max_model_len)
         self._waiting: deque[SamplingRequest] = deque()
         self._running: list[SamplingRequest] = []
         self.paused = False
@@ -211,7 +239,7 @@ class EngineCore:
             self._abort(request)
 
     def fail_all(self, error: EngineError) -> None:
-        """Every pending request ends with an error of its own that says what `error` says."""
+        """Ends every pending request with an error of its own that says what `error` says."""
         pending = [*self._waiting, *self._running]
         self._waiting.clear()
         self._running.clear()
@@ -232,7 +260,7 @@ class EngineCore:
         self.weight_version = version
 
     def _interrupt_running(self) -> None:
-        """Their keys are not of the new weights."""
+        """Sends running requests back to the queue: their keys are not of the new weights."""
         now_s = time.monotonic()
         for request in reversed(self._running):
             assert request.slot is not None
@@ -247,14 +275,14 @@ class EngineCore:
             running=len(self._running),
             waiting=len(self._waiting),
             kv_used_tokens=self._cache.held_tokens(),
-            kv_capacity_tokens=self._cache.shape.slots * self._max_model_len,
+            kv_capacity_tokens=len(self._cache.slots) * self._max_model_len,
             weight_version=self.weight_version,
             sampled_tokens_total=self._sampled_tokens,
             prefill_tokens_total=self._prefill_tokens,
         )
 
     def step(self) -> None:
-        """One prefill pass and one decode pass; finished requests are delivered."""
+        """Makes one prefill pass and one decode pass, and delivers finished requests."""
         self._admit()
         decoding = [request for request in self._running if not request.prefilling]
         self._prefill()
@@ -265,7 +293,7 @@ class EngineCore:
         """Moves waiting requests to slots. One that a running prefill will save most of its own stays for a step."""
         budget = PREFILL_BUDGET_TOKENS - sum(len(r.context) - r.prefilled_tokens for r in self._running)
         kept: deque[SamplingRequest] = deque()
-        while self._waiting and budget > 0 and len(self._running) < self._cache.shape.slots:
+        while self._waiting and budget > 0 and len(self._running) < len(self._cache.slots):
             request = self._waiting.popleft()
             acquired = self._cache.acquire(request.context, request.session_id)
             if acquired is None:
@@ -274,20 +302,23 @@ class EngineCore:
             request.slot, request.prefilled_tokens = acquired
             request.weight_version = self.weight_version
             if request.admitted_s is None:
-                request.admitted_s, request.cached_tokens = time.monotonic(), request.prefilled_tokens
+                request.admitted_s = time.monotonic()
+                request.cached_tokens = request.prefilled_tokens
             self._running.append(request)
             budget -= len(request.context) - request.prefilled_tokens
         self._waiting.extendleft(reversed(kept))
 
     def _prefill(self) -> None:
-        requests, spans, budget = [], [], PREFILL_BUDGET_TOKENS
+        requests = []
+        spans = []
+        budget = PREFILL_BUDGET_TOKENS
         for request in self._running:
             if not request.prefilling:
                 continue
             end = len(request.context)
-            if end - request.prefilled_tokens > budget:
-                end = (request.prefilled_tokens + budget) // BLOCK_TOKENS * BLOCK_TOKENS
-            if end <= request.prefilled_tokens:
+            if self._decoder.cuts_prompts:
+                end = min(end, request.prefilled_tokens + budget)
+            if budget <= 0:
                 break
             assert request.slot is not None
             ids = request.context[request.prefilled_tokens : end].tolist()
@@ -322,8 +353,9 @@ class EngineCore:
             top_k=np.array([r.params.top_k for r in requests], dtype=np.int64),
             seed=np.array([r.seed for r in requests], dtype=np.uint64),
             draw=np.array([len(r.token_ids) for r in requests], dtype=np.uint64),
+            min_p=np.array([r.params.min_p for r in requests], dtype=np.float64),
         )
-        tokens, logprobs = sample(logits, batch)
+        tokens, logprobs = sample_tokens(logits, batch)
         self._sampled_tokens += len(tokens)
         now_s = time.monotonic()
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):

@@ -1,13 +1,15 @@
-"""The embedded engine: torch and transformers on the CPU, in one thread of this process, behind `Engine`.
+"""Runs torch and transformers on the CPU, in one thread of this process, behind `Engine`.
 
 - transformers' own continuous batching (5.19) was measured first, 32 prompts of 350 tokens and 31 sampled, 1.8 M
   parameters, one thread: `generate_batch` 8.1 s, start-up included (4.8 s for one token each), `generate` 1.1-1.5 s,
-  this engine 0.75 s. It offers log-probabilities, per-request temperature, cancellation and pause, but one seed for
-  all requests, set with `torch.manual_seed` on the whole process.
-- A request's tokens and log-probabilities are the same bits in any order, timing and company, for a given history of
-  its session's slot. What remains: a session whose slot was given up meanwhile is prefilled anew where it had been
-  decoded, which moves log-probabilities by float noise (about 1e-6) and a token with about that probability.
-- Every request but a session's own continuation shares prompt prefixes with others, in whole blocks.
+  this engine 0.75 s. It offers log-probabilities, per-request temperature, cancellation and pause, but one seed for all
+  requests, set with `torch.manual_seed` on the whole process.
+- A request's tokens and log-probabilities are the same bits in any order, timing and company, whatever its session's
+  slot has gone through, and in a process that was started anew (on one machine, as on another the matrix library may
+  sum in another order). So a resumed run repeats an uninterrupted one to the digit.
+- This has a price: a session's next request prefills again what the last one sampled, as decoding rounds otherwise, and
+  single tokens are summed in chunks (8 to 23 % more of the engine's time with 64 sessions of four turns).
+- Every request but a session's own continuation shares long prompt prefixes with others.
 
 Invariants:
 - All access to the core goes through `post`: commands run in the engine's thread, in order, between two steps.
@@ -30,8 +32,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.embedded.core import EngineCore, Outcome, SamplingRequest, WeightLoader, refusal
+from swe_rl.engine.embedded.any_decoder import AnyDecoder
+from swe_rl.engine.embedded.core import EngineCore, Outcome, SamplingRequest, WeightLoader, refuse_request
+from swe_rl.engine.embedded.decoder import Decoder
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.slot_cache import as_ids
 from swe_rl.engine.protocol import (
@@ -54,7 +59,7 @@ Command = Callable[[], None]
 
 class EngineThread:
     def __init__(self, core: EngineCore, name: str, num_threads: int, failed: Callable[[], None]) -> None:
-        """`failed` is called in the engine's thread when that ends by an error."""
+        """Keeps the core. `failed` is called in the engine's thread when that ends by an error."""
         self._core = core
         self._name = name
         self._num_threads = num_threads
@@ -106,7 +111,8 @@ class EngineThread:
             with torch.inference_mode():
                 self._serve()
             self._end(EngineError(f"Engine `{self._name}` was closed before this request was done."))
-        except BaseException as cause:  # whatever it is, nobody may be left waiting for this thread
+        # Whatever it is, nobody may be left waiting for this thread.
+        except BaseException as cause:
             error = EngineError(f"Engine `{self._name}` failed: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
             self._end(error, failed=True)
@@ -118,7 +124,8 @@ class EngineThread:
             self._closing = True
             late = list(self._inbox)
             self._inbox.clear()
-        for command in late:  # submissions only queue; their requests then fail below with the rest
+        # Submissions only queue; their requests then fail below with the rest.
+        for command in late:
             with contextlib.suppress(Exception):
                 command()
         self._core.fail_all(error)
@@ -152,22 +159,24 @@ class EmbeddedEngine(Engine):
         pad_token_id: int,
         routes: bool = False,
     ) -> None:
-        """Copies `model`. `routes`: completions tell the experts of each token.
+        """Copies `model`. With `routes` completions tell the experts of each token.
 
         Raises EngineError when its architecture or `config.max_model_len` cannot be served.
         """
         super().__init__(name)
         self._config = config
         copied: Any = copy.deepcopy(model).float().eval().requires_grad_(False)
-        decoder = PackedDecoder(copied, config.max_model_len, pad_token_id, routes=routes)
-        self._vocab_size = decoder.shape.vocab_size
+        decoder = _make_decoder(copied, config.max_model_len, pad_token_id, routes=routes)
+        self._vocab_size = decoder.vocab_size
         self._core = EngineCore(decoder, WeightLoader(copied), config.max_num_seqs, config.max_model_len)
         self._thread = EngineThread(self._core, name, config.num_threads, self._thread_failed)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def state(self) -> EngineState:
-        return EngineState.up if self.why_lost is None else EngineState.gone
+        if self.why_lost is None:
+            return EngineState.up
+        return EngineState.gone
 
     @property
     def why_lost(self) -> EngineError | None:
@@ -186,7 +195,7 @@ class EmbeddedEngine(Engine):
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
-        request = self._request(prompt_ids, params, request_id, session_id, _deliverer(loop, future))
+        request = self._request(prompt_ids, params, request_id, session_id, _make_deliverer(loop, future))
         self._thread.post(lambda: self._core.submit(request))
         try:
             return await future
@@ -217,7 +226,7 @@ class EmbeddedEngine(Engine):
         self._post_if_alive(lambda: self._core.release_session(session_id))
 
     def stats(self) -> EngineStats:
-        """A snapshot, at most one step old; `kv_used_tokens` counts running requests, not idle sessions."""
+        """Returns a snapshot, at most one step old. `kv_used_tokens` counts running requests, not idle sessions."""
         return self._core.stats()
 
     async def close(self) -> None:
@@ -225,9 +234,10 @@ class EmbeddedEngine(Engine):
         await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
 
     def _thread_failed(self) -> None:
-        """Nobody starts it again: whoever routes to it is told, in the event loop that started it."""
+        """Tells whoever routes to this engine that nobody starts it again, in the event loop that started it."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop was closed
+        # The loop was closed.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._tell, False)
 
     def _request(
@@ -244,7 +254,7 @@ class EmbeddedEngine(Engine):
                 f"Request `{request_id}` has a prompt of {len(prompt)} tokens, which leaves no room to sample within "
                 f"engine.max_model_len={self._config.max_model_len}."
             )
-        reason = refusal(prompt, params, self._vocab_size)
+        reason = refuse_request(prompt, params, self._vocab_size)
         if reason:
             raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: {reason}.")
         seed = secrets.randbits(64) if params.seed is None else to_seed(params.seed)
@@ -262,9 +272,10 @@ class EmbeddedEngine(Engine):
                 command()
             except Exception as error:
                 failure = error
-            _settle(loop, done, failure)
+            _settle_future(loop, done, failure)
             if failure is not None and not isinstance(failure, EngineError):
-                raise failure  # half-applied: fatal for the engine, too
+                # The update is half applied, so this is fatal for the engine, too.
+                raise failure
 
         self._thread.post(run)
         await done
@@ -274,11 +285,23 @@ class EmbeddedEngine(Engine):
             self._thread.post(command)
 
 
-def _deliverer(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Completion]") -> Callable[[Outcome], None]:
-    return lambda outcome: _settle(loop, future, outcome)
+def _make_decoder(model: Any, max_model_len: int, pad_token_id: int, *, routes: bool) -> Decoder[Any]:
+    """Returns the fast decoder for the families that it computes, else the one for all. Raises EngineError."""
+    if model.config.model_type in FAST_ARCHITECTURES:
+        return PackedDecoder(model, max_model_len, pad_token_id, routes=routes)
+    if routes:
+        raise EngineError(
+            f"The embedded engine does not tell the experts of a `{model.config.model_type}` model; set "
+            "trainer.routing_replay=none."
+        )
+    return AnyDecoder(model, max_model_len)
 
 
-def _settle(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", outcome: object) -> None:
+def _make_deliverer(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Completion]") -> Callable[[Outcome], None]:
+    return lambda outcome: _settle_future(loop, future, outcome)
+
+
+def _settle_future(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", outcome: object) -> None:
     """Settles `future` from the engine's thread; a client or a loop that has gone is no error of the engine."""
 
     def settle() -> None:
@@ -289,5 +312,6 @@ def _settle(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", outc
         else:
             future.set_result(outcome)
 
-    with contextlib.suppress(RuntimeError):  # the loop was closed
+    # The loop was closed.
+    with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(settle)

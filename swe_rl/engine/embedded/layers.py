@@ -1,4 +1,4 @@
-"""What the embedded engine reads from a transformers model: packed weights, rotary tables, and whether it can.
+"""Reads from a transformers model what the embedded engine needs: packed weights, rotary tables, whether it can.
 
 Invariants:
 - Query, key and value projections become one matrix, as do gate and up; everything else is shared, not copied.
@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from swe_rl.config.known_models import ARCHITECTURES
+from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.engine.protocol import EngineError
 
-ROW_MULTIPLE = 8  # below four rows the matrix library sums in another order
+# Below four rows the matrix library sums in another order, and a row's bits would depend on its company.
+ROW_MULTIPLE = 8
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -33,7 +34,7 @@ class DecoderShape:
 
     @property
     def group(self) -> int:
-        """Query heads per key/value head."""
+        """The number of query heads per key/value head."""
         return self.heads // self.kv_heads
 
 
@@ -50,17 +51,22 @@ class PackedMlp:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """`router` [experts, hidden], `gate_up` [experts, 2 * inner, hidden], `down` [experts, hidden, inner]."""
+    """The experts of a layer: `router` [experts, hidden], `gate_up` [experts, 2 * inner, hidden], `down`.
+
+    `down` is [experts, hidden, inner].
+    """
 
     router: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
-    active: int  # experts of one row
-    normalised: bool  # their weights sum to 1
+    # Each row passes this many experts.
+    active: int
+    # The weights of a row's experts sum to 1 then.
+    normalised: bool
     act: Callable[[torch.Tensor], torch.Tensor]
 
     def routed(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The numbers of each row's experts, and their weights: [rows, active] both."""
+        """Returns the numbers of each row's experts, and their weights: [rows, active] both."""
         shares = torch.softmax(functional.linear(rows, self.router), dim=-1, dtype=torch.float32)
         weights, chosen = torch.topk(shares, self.active, dim=-1)
         return chosen, weights / weights.sum(dim=-1, keepdim=True) if self.normalised else weights
@@ -69,15 +75,16 @@ class PackedExperts:
         mixed = torch.zeros_like(rows)
         for expert in torch.unique(chosen).tolist():
             at, place = torch.where(chosen == expert)
-            gate, up = functional.linear(padded(rows[at]), self.gate_up[expert]).chunk(2, dim=-1)
+            gate, up = functional.linear(pad_rows(rows[at]), self.gate_up[expert]).chunk(2, dim=-1)
             share = functional.linear(self.act(gate).mul_(up), self.down[expert])[: len(at)]
             mixed.index_add_(0, at, share * weights[at, place, None])
         return mixed
 
 
 def pack_experts(block: Any) -> PackedExperts:
-    """Of a `Qwen3MoeSparseMoeBlock`; nothing is copied."""
-    gate, experts = block.gate, block.experts
+    """Returns the experts of a `Qwen3MoeSparseMoeBlock`; nothing is copied."""
+    gate = block.gate
+    experts = block.experts
     return PackedExperts(
         router=gate.weight,
         gate_up=experts.gate_up_proj,
@@ -88,10 +95,12 @@ def pack_experts(block: Any) -> PackedExperts:
     )
 
 
-def padded(rows: torch.Tensor) -> torch.Tensor:
-    """With rows of zeros, up to a multiple of `ROW_MULTIPLE`."""
+def pad_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the rows with rows of zeros behind them, up to a multiple of `ROW_MULTIPLE`."""
     missing = -rows.shape[0] % ROW_MULTIPLE
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    if missing:
+        return functional.pad(rows, (0, 0, 0, missing))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,8 @@ class PackedLayer:
     input_norm: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]
+    # Its shape is [heads + kv_heads, head_dim].
+    qk_norm: torch.Tensor | None
     output: torch.Tensor
     output_bias: torch.Tensor | None
     post_norm: torch.Tensor
@@ -138,7 +148,7 @@ def _pack_mlp(mlp: Any) -> PackedMlp | PackedExperts:
 
 
 def rotary_tables(model: Any, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines, and sines with the sign of `rotate_half` folded in: [positions, 1, head_dim] each."""
+    """Returns cosines, and sines with the sign of `rotate_half` folded in: [positions, 1, head_dim] each."""
     base = model.model
     cos, sin = base.rotary_emb(base.embed_tokens.weight[:1], torch.arange(positions)[None])
     half = sin.shape[-1] // 2
@@ -152,11 +162,12 @@ def require_supported(model: Any, max_model_len: int) -> None:
     problem = None
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if config.model_type not in ARCHITECTURES or not hasattr(model, "lm_head"):
+    if config.model_type not in FAST_ARCHITECTURES or not hasattr(model, "lm_head"):
         problem = f"a `{config.model_type}` model ({type(model).__name__})"
     elif kinds != {"full_attention"}:
         problem = f"layers of type {sorted(kinds)}"
-    elif config.model_type == "qwen3_moe" and config.sliding_window:  # it has no layer_types
+    # It has no layer_types.
+    elif config.model_type == "qwen3_moe" and config.sliding_window:
         problem = "attention in a sliding window"
     elif rope_type not in _STATIC_ROPE:
         problem = f"rotary positions of type `{rope_type}`"

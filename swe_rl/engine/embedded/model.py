@@ -1,16 +1,17 @@
-"""The decoder's forward pass over a slot cache, from the weights of a transformers model.
+"""Computes the decoder's forward pass over a slot cache, from the weights of a transformers model.
 
 Invariants:
 - A token's result does not depend on the other rows of a forward pass: projections run over at least `ROW_MULTIPLE`
   rows (below four, the matrix library sums in another order); attention is `TokenAttention`'s and `PromptAttention`'s.
 - Prompt tokens but the last skip all of the last layer that does not make keys and values: nothing reads it.
 - Weights are read from the transformers model once per `pack`.
-- A row's result has the same bits whatever is computed with it: padding adds exact zeros (lengths are rounded up to
-  `BLOCK_TOKENS`, groups of query heads to a multiple of four), and a prompt's query blocks end at absolute multiples
-  of `BLOCK_TOKENS`.
+- A row's result has the same bits whatever is computed with it, and however a prompt is cut into passes: the matrix
+  library sums in an order that depends on the shapes, so shapes depend on a token's position alone. A prompt's queries
+  are blocks of `_BLOCK_TOKENS` at absolute multiples of it, and a single token's values are summed in chunks of
+  `CHUNK_TOKENS`. Padding adds exact zeros.
 - Single tokens are batched over ranges of neighbouring slots without copying keys; a range is closed when its padding
   would cost more than one more call.
-- Shapes: query [rows, heads, head_dim]; keys and values [slots, kv_heads, tokens, head_dim].
+- Shapes are query [rows, heads, head_dim]; keys and values [slots, kv_heads, tokens, head_dim].
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from swe_rl.engine.embedded.decoder import PrefillSpan
 from swe_rl.engine.embedded.layers import (
     ROW_MULTIPLE,
     DecoderShape,
@@ -29,23 +31,23 @@ from swe_rl.engine.embedded.layers import (
     PackedLayer,
     PackedMlp,
     pack_layer,
-    padded,
+    pad_rows,
     require_supported,
     rotary_tables,
     shape_of,
 )
-from swe_rl.engine.embedded.slot_cache import BLOCK_TOKENS, CacheShape, SlotCache
+from swe_rl.engine.embedded.slot_cache import CHUNK_TOKENS, CacheShape, SlotCache
 from swe_rl.model.experts import unknown_route
 
-# Padding adds exact zeros at any multiple of the vector width; 32 leaves less of it than whole blocks.
-_ROUND_TOKENS = 32
-# Measured for heads of 32: a call of its own costs as much as attending over about this many tokens.
+# A block has this many of a prompt's queries; in one that begins or ends in the middle, the rest is padding.
+_BLOCK_TOKENS = 32
+# A call of its own costs as much as attending over about this many tokens, measured for heads of 32.
 _CALL_COST_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Slots `low` .. `high`, read up to `tokens` positions; `bias` [slots * kv_heads, 1, tokens] hides the rest."""
+    """The slots `low` .. `high`, read up to `tokens` positions; `bias` [slots * kv_heads, 1, tokens] hides the rest."""
 
     low: int
     high: int
@@ -54,7 +56,10 @@ class _Range:
 
 
 class TokenAttention:
-    """One query token per slot, at the end of what the slot holds. Built once per step, used by every layer."""
+    """The attention of one query token per slot, at the end of what the slot holds.
+
+    It is built once per step, and used by every layer.
+    """
 
     def __init__(self, slots: Sequence[int], lengths: Sequence[int], num_slots: int, shape: DecoderShape) -> None:
         self._shape = shape
@@ -66,31 +71,44 @@ class TokenAttention:
         self._ranges = list(self._plan(dict(zip(slots, lengths, strict=True))))
 
     def __call__(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[rows, heads * head_dim]; the slots' keys and values must already hold the tokens' own."""
-        rows, group = query.shape[0], self._shape.group
+        """Returns [rows, heads * head_dim]; the slots' keys and values must already hold the tokens' own."""
+        rows = query.shape[0]
+        group = self._shape.group
         scaled = (query * self._shape.head_dim**-0.5).view(rows, self._shape.kv_heads, group, -1)
         self._query[:, :, :group].index_copy_(0, self._where, scaled)
         for part in self._ranges:
             chosen = slice(part.low, part.high)
             seen_keys = keys[chosen, :, : part.tokens].flatten(0, 1)
             seen_values = values[chosen, :, : part.tokens].flatten(0, 1)
-            weights = torch.bmm(self._query[chosen].flatten(0, 1), seen_keys.transpose(1, 2)).add_(part.bias)
-            torch.bmm(weights.softmax(-1), seen_values, out=self._result[chosen].flatten(0, 1))
+            scores = torch.bmm(self._query[chosen].flatten(0, 1), seen_keys.transpose(1, 2)).add_(part.bias)
+            weights = scores.softmax(-1)
+            result = self._result[chosen].flatten(0, 1)
+            torch.bmm(weights[:, :, :CHUNK_TOKENS], seen_values[:, :CHUNK_TOKENS], out=result)
+            # One product over all tokens would be split by the library at places that depend on how many there are, and
+            # so on the longest context of the batch (measured: 224 tokens, and the same padded to 256 or more).
+            for first in range(CHUNK_TOKENS, part.tokens, CHUNK_TOKENS):
+                chunk = slice(first, first + CHUNK_TOKENS)
+                result.baddbmm_(weights[:, :, chunk], seen_values[:, chunk])
         return self._result.index_select(0, self._where)[:, :, :group].reshape(rows, -1)
 
     def _plan(self, lengths: dict[int, int]) -> Iterator[_Range]:
-        """Greedy: a slot joins the range before it where that is cheaper than a call of its own."""
+        """Yields ranges of slots. It is greedy: a slot joins the range before it where that is cheaper than its own
+        call.
+        """
         ordered = sorted(lengths)
         low = high = ordered[0]
-        tokens = _rounded(lengths[low])
+        tokens = _round_up(lengths[low])
         for slot in ordered[1:]:
-            rounded_tokens = _rounded(lengths[slot])
+            rounded_tokens = _round_up(lengths[slot])
             joined = max(tokens, rounded_tokens) * (slot + 1 - low)
             if joined <= tokens * (high + 1 - low) + rounded_tokens + _CALL_COST_TOKENS:
-                high, tokens = slot, max(tokens, rounded_tokens)
+                high = slot
+                tokens = max(tokens, rounded_tokens)
             else:
                 yield self._range(low, high + 1, tokens, lengths)
-                low, high, tokens = slot, slot, rounded_tokens
+                low = slot
+                high = slot
+                tokens = rounded_tokens
         yield self._range(low, high + 1, tokens, lengths)
 
     def _range(self, low: int, high: int, tokens: int, lengths: dict[int, int]) -> _Range:
@@ -101,75 +119,76 @@ class TokenAttention:
         return _Range(low, high, tokens, bias.repeat_interleave(self._shape.kv_heads, 0)[:, None])
 
 
-def _rounded(tokens: int) -> int:
-    return -(-tokens // _ROUND_TOKENS) * _ROUND_TOKENS
+def _round_up(tokens: int) -> int:
+    return -(-tokens // CHUNK_TOKENS) * CHUNK_TOKENS
 
 
 class PromptAttention:
-    """Causal attention of consecutive prompt tokens of one slot."""
+    """The causal attention of consecutive prompt tokens of one slot."""
 
     def __init__(self, max_tokens: int, shape: DecoderShape) -> None:
         self._shape = shape
-        # All of the past, then the causal triangle of one query block, each row once per query head of a group.
-        triangle = torch.full((BLOCK_TOKENS, BLOCK_TOKENS), float("-inf")).triu(1).repeat_interleave(shape.group, 0)
-        self._mask = torch.cat([torch.zeros(BLOCK_TOKENS * shape.group, max_tokens), triangle], dim=1)
+        # The mask has all of the past, then the causal triangle of one query block, each row once per query head of a
+        # group.
+        triangle = torch.full((_BLOCK_TOKENS, _BLOCK_TOKENS), float("-inf")).triu(1).repeat_interleave(shape.group, 0)
+        self._mask = torch.cat([torch.zeros(_BLOCK_TOKENS * shape.group, max_tokens), triangle], dim=1)
         self._past = max_tokens
 
     def __call__(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int, out: torch.Tensor
     ) -> None:
         """Writes `out` [rows, heads, head_dim]; `query` row 0 is at position `start` of `keys`."""
-        done, total = 0, query.shape[0]
-        while done < total:
-            position = start + done
-            rows = min(total - done, BLOCK_TOKENS - position % BLOCK_TOKENS)
-            chosen = slice(done, done + rows)
-            self._block(query[chosen], keys, values, position, out[chosen])
-            done += rows
+        total = query.shape[0]
+        # These rows of the first block came in an earlier pass.
+        before = start % _BLOCK_TOKENS
+        for done in range(-before, total, _BLOCK_TOKENS):
+            rows = slice(max(0, done), min(total, done + _BLOCK_TOKENS))
+            padding = (0, 0, 0, 0, rows.start - done, done + _BLOCK_TOKENS - rows.stop)
+            block = functional.pad(query[rows], padding) if any(padding) else query[rows]
+            attended = self._block(block, keys, values, start + done)
+            out[rows].copy_(attended[rows.start - done : rows.stop - done])
 
-    def _block(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, out: torch.Tensor
-    ) -> None:
-        rows, shape = query.shape[0], self._shape
-        split = (rows, shape.kv_heads, shape.group, shape.head_dim)
+    def _block(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int) -> torch.Tensor:
+        """Returns the attention of a whole block of queries from `position` on.
+
+        Its shape is [block, kv_heads * group, head_dim]; it is not contiguous.
+        """
+        shape = self._shape
+        split = (_BLOCK_TOKENS, shape.kv_heads, shape.group, shape.head_dim)
         folded = query.reshape(split).transpose(0, 1).reshape(1, shape.kv_heads, -1, shape.head_dim)
-        end, first = position + rows, self._past - position
-        mask = self._mask[: rows * shape.group, first : first + end]
+        end = position + _BLOCK_TOKENS
+        first = self._past - position
+        mask = self._mask[:, first : first + end]
         attended = functional.scaled_dot_product_attention(folded, keys[None, :, :end], values[None, :, :end], mask)
-        unfolded = attended.view(shape.kv_heads, rows, shape.group, shape.head_dim).transpose(0, 1)
-        out.view(split).copy_(unfolded)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSpan:
-    """New tokens `ids` of one slot, at positions `start` .. `start + len(ids)`."""
-
-    slot: int
-    start: int
-    ids: Sequence[int]
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
+        unfolded = attended.view(shape.kv_heads, _BLOCK_TOKENS, shape.group, shape.head_dim).transpose(0, 1)
+        return unfolded.reshape(_BLOCK_TOKENS, shape.heads, shape.head_dim)
 
 
 class PackedDecoder:
-    """Logits of new tokens, given a `SlotCache`. Not thread-safe; call it under `torch.inference_mode`."""
+    """Computes logits of new tokens, given a `SlotCache`. It is not thread-safe; call it under
+    `torch.inference_mode`.
+    """
+
+    cuts_prompts = True
 
     def __init__(self, model: Any, max_model_len: int, pad_token_id: int, *, routes: bool = False) -> None:
-        """`routes`: of a mixture, the cache keeps which experts each position went to.
+        """Reads the model. With `routes` the cache keeps which experts of a mixture each position went to.
 
         Raises EngineError when the architecture is not one that this forward pass computes.
         """
         require_supported(model, max_model_len)
         self._keeps_routes = routes
         self.shape = shape_of(model.config)
+        self.vocab_size = self.shape.vocab_size
         self._model = model
         self._pad_token_id = pad_token_id
         self._attend_prompt = PromptAttention(max_model_len, self.shape)
         with torch.no_grad():
             self._cos, self._sin = rotary_tables(model, max_model_len)
         self.pack()
+
+    def make_cache(self, slots: int, max_tokens: int) -> SlotCache:
+        return SlotCache(self.cache_shape(slots, max_tokens))
 
     def cache_shape(self, slots: int, max_tokens: int) -> CacheShape:
         mixtures = [layer.mlp for layer in self._layers if isinstance(layer.mlp, PackedExperts)]
@@ -188,7 +207,7 @@ class PackedDecoder:
             self._layers = [pack_layer(layer, self.shape) for layer in base.layers]
 
     def prefill(self, spans: Sequence[PrefillSpan], cache: SlotCache) -> torch.Tensor:
-        """Writes the spans' keys and values; logits [spans, vocab] after the last token of each."""
+        """Writes the spans' keys and values. Returns logits [spans, vocab] after the last token of each."""
         hidden = self._embed([token for span in spans for token in span.ids])
         rotary = self._rotary([position for span in spans for position in range(span.start, span.end)])
         ends = list(accumulate(len(span.ids) for span in spans))
@@ -201,7 +220,7 @@ class PackedDecoder:
             qkv = self._project(layer, hidden, rotary)
             self._write_spans(qkv, spans, ends, keys, values)
             if index == len(self._layers) - 1:
-                hidden = padded(hidden[last_rows])
+                hidden = pad_rows(hidden[last_rows])
                 attended = attend_last(qkv[last_rows, : self.shape.heads], keys, values)
             else:
                 attended = self._attend_spans(qkv, spans, ends, keys, values)
@@ -213,8 +232,11 @@ class PackedDecoder:
     def decode(
         self, slots: Sequence[int], positions: Sequence[int], ids: Sequence[int], cache: SlotCache
     ) -> torch.Tensor:
-        """One token per slot: writes its key and value at its position; logits [slots, vocab]."""
-        rows, heads, kv_heads, head_dim = len(slots), self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        """Writes the key and value of one token per slot at its position. Returns logits [slots, vocab]."""
+        rows = len(slots)
+        heads = self.shape.heads
+        kv_heads = self.shape.kv_heads
+        head_dim = self.shape.head_dim
         hidden = self._embed(ids)
         rotary = self._rotary(positions)
         attend = TokenAttention(slots, [position + 1 for position in positions], cache.shape.slots, self.shape)
@@ -241,8 +263,9 @@ class PackedDecoder:
     def _project(
         self, layer: PackedLayer, hidden: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Queries, keys (both normalised and rotated) and values: [rows, heads + 2 * kv_heads, head_dim]."""
-        head_dim, eps = self.shape.head_dim, self.shape.norm_eps
+        """Returns queries, keys (both normalised and rotated) and values: [rows, heads + 2 * kv_heads, head_dim]."""
+        head_dim = self.shape.head_dim
+        eps = self.shape.norm_eps
         normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, eps)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, head_dim)
         rotated = qkv[:, : self.shape.heads + self.shape.kv_heads]
@@ -262,7 +285,8 @@ class PackedDecoder:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> None:
-        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        heads = self.shape.heads
+        kv_heads = self.shape.kv_heads
         for span, end in zip(spans, ends, strict=True):
             part = qkv[end - len(span.ids) : end].transpose(0, 1)
             keys[span.slot, :, span.start : span.end] = part[heads : heads + kv_heads]
@@ -286,11 +310,11 @@ class PackedDecoder:
     def _finish_layer(
         self, layer: PackedLayer, hidden: torch.Tensor, attended: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Output projection and MLP, both added to `hidden` in place; its padding rows have no `attended`.
+        """Adds output projection and MLP to `hidden` in place; its padding rows have no `attended`.
 
-        Returns, of a layer with experts, those of each row: [rows, active].
+        Returns the experts of each row, [rows, active], for a layer with experts.
         """
-        hidden.add_(functional.linear(padded(attended), layer.output, layer.output_bias))
+        hidden.add_(functional.linear(pad_rows(attended), layer.output, layer.output_bias))
         normed = functional.rms_norm(hidden, hidden.shape[-1:], layer.post_norm, self.shape.norm_eps)
         if isinstance(layer.mlp, PackedMlp):
             hidden.add_(layer.mlp(normed))
@@ -306,14 +330,18 @@ class PackedDecoder:
         ends: Sequence[int],
         routes: npt.NDArray[Any],
     ) -> None:
-        """The last layer looked at the spans' last tokens alone: nothing depends on what the others choose there."""
+        """Keeps the routes of a prefill.
+
+        The last layer looked at the spans' last tokens alone: nothing depends on what the others choose there, and what
+        an earlier pass has kept of its own last token is forgotten.
+        """
         cut = len(routed) - 1 if isinstance(self._layers[-1].mlp, PackedExperts) else len(routed)
         for row, (span, end) in enumerate(zip(spans, ends, strict=True)):
             place = routes[span.slot, span.start : span.end]
             for number, chosen in enumerate(routed[:cut]):
                 place[:, number] = chosen[end - len(span.ids) : end].numpy()
             if cut < len(routed):
-                place[:, cut] = unknown_route(routes.dtype)
+                routes[span.slot, : span.end, cut] = unknown_route(routes.dtype)
                 place[-1, cut] = routed[cut][row].numpy()
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:

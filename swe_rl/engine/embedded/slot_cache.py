@@ -1,10 +1,12 @@
-"""The KV cache of the embedded engine: a fixed number of slots, and who may reuse what they hold.
+"""The module is the embedded engine's KV cache: a fixed number of slots, and who may reuse what they hold.
 
 Invariants:
-- A slot is free, running or idle. Idle slots keep a finished request's keys and values, in LRU order, until the slot
-  is needed. Reuse never goes past `length`, what is written; nothing reads beyond it.
-- A session continues on its own slot, at any token, and then never copies. Others may copy a prefix, in whole blocks
-  of `BLOCK_TOKENS` that were prefilled from position 0: bit for bit what the copier would have computed itself.
+- A slot is free, running or idle. Idle slots keep a finished request's keys and values, in LRU order, until the slot is
+  needed. Reuse never goes past `length`, what is written; nothing reads beyond it.
+- Only prefilled positions are reused, never sampled ones. Prefilling computes the same bits however a prompt is cut
+  into passes, and decoding rounds otherwise. So what a request computes does not depend on what its slot went through.
+- A session continues on its own slot, and then never copies. Others copy a prefix of at least `WORTH_A_COPY_TOKENS`:
+  for the few words with which all prompts begin, nobody waits or copies.
 - After `invalidate` nothing written before is ever reused; running slots go on with what they hold.
 """
 
@@ -16,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from swe_rl.engine.embedded.decoder import Slot
 from swe_rl.model.experts import route_type, unknown_route
 
-BLOCK_TOKENS = 64
+# Keys and values are read in whole chunks.
+CHUNK_TOKENS = 128
+WORTH_A_COPY_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,35 +33,21 @@ class CacheShape:
     layers: int
     kv_heads: int
     head_dim: int
-    routed: tuple[int, int, int] | None = None  # layers with experts, experts of a token, experts in all
-
-
-@dataclass(slots=True)
-class Slot:
-    """Token counts from position 0: `known` ids, `length` of them written, `canonical` prefilled in whole blocks.
-
-    `promised` is what `canonical` will be once the running prefill is through.
-    """
-
-    index: int
-    known: int = 0
-    length: int = 0
-    canonical: int = 0
-    promised: int = 0
-    session_id: str | None = None
-    running: bool = False
-    stale: bool = False
-    last_used: int = 0
+    # These are the layers with experts, the experts of a token, and the experts in all.
+    routed: tuple[int, int, int] | None = None
 
 
 class SlotCache:
-    """`routes` [slots, tokens, layers with experts, experts of a token]: what each written position was routed to."""
+    """The slots. `routes` [slots, tokens, layers with experts, experts of a token] has each written
+    position's experts.
+    """
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.slots = [Slot(i) for i in range(shape.slots)]
-        # Whole blocks, so that readers may round lengths up; zeros, as what is read beyond a length must be finite.
-        padded = -(-shape.max_tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+        # Tokens are whole chunks, so that readers may round lengths up; they begin as zeros, as what is read beyond a
+        # length must be finite.
+        padded = -(-shape.max_tokens // CHUNK_TOKENS) * CHUNK_TOKENS
         size = (shape.slots, shape.kv_heads, padded, shape.head_dim)
         self.keys = [torch.zeros(size) for _ in range(shape.layers)]
         self.values = [torch.zeros(size) for _ in range(shape.layers)]
@@ -69,47 +60,50 @@ class SlotCache:
         self._tick = 0
 
     def acquire(self, prompt: npt.NDArray[np.int64], session_id: str | None) -> tuple[Slot, int] | None:
-        """A slot for `prompt` [tokens] and how many of its tokens the slot already holds (never all of them).
+        """Returns a slot for `prompt` [tokens] and how many of its tokens the slot already holds (never all of them).
 
-        None: no slot is free, or a running prefill is about to write a longer shared prefix, which is worth a wait.
+        Returns None where no slot is free, or a running prefill is about to write a longer shared prefix, which is
+        worth a wait.
         """
         target = self._target(session_id)
         if target is None:
             return None
         shared = self._shared_prefixes(prompt)
         limit = len(prompt) - 1
-        kept_tokens = min(int(shared[target.index]), target.length, limit) if self._owns(target, session_id) else 0
+        kept_tokens = min(int(shared[target.index]), target.reusable, limit) if self._owns(target, session_id) else 0
         source, copied = self._best_source(shared, limit)
         if source is not None and kept_tokens == 0:
-            if source.canonical < copied:
+            if source.reusable < copied:
                 return None
             self._copy(source, target, copied)
-            kept_tokens, target.canonical = copied, copied
+            kept_tokens = copied
         self._occupy(target, prompt, session_id, kept_tokens)
         return target, kept_tokens
 
     def flat_rows(self, slots: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-        """Rows of one position per slot in a layer seen as [slots * kv_heads * tokens, head_dim]; [n * kv_heads]."""
+        """Returns rows of one position per slot in a layer seen as [slots * kv_heads * tokens, head_dim]; [n *
+        kv_heads].
+        """
         kv_heads, tokens = self.keys[0].shape[1:3]
         first = torch.tensor(slots)[:, None] * kv_heads + torch.arange(kv_heads)
         return (first * tokens + torch.tensor(positions)[:, None]).flatten()
 
     def append(self, slot: Slot, token: int) -> None:
-        """The slot's next position will hold `token` (a sampled one)."""
+        """Notes that the slot's next position will hold `token` (a sampled one)."""
         self._tokens[slot.index, slot.known] = token
         slot.known += 1
 
     def prefilled(self, slot: Slot, end: int) -> None:
-        """Positions up to `end` are written; whole blocks that continue the canonical prefix extend it."""
-        slot.length = end
-        if slot.canonical < slot.promised:
-            slot.canonical = min(slot.promised, end // BLOCK_TOKENS * BLOCK_TOKENS)
+        """Notes that positions up to `end` are written."""
+        slot.length = slot.reusable = end
 
     def finish(self, slot: Slot) -> None:
-        """The request ended; the slot keeps its keys for whoever continues it."""
+        """Notes that the request ended; the slot keeps its keys for whoever continues it."""
         self._tick += 1
-        slot.running, slot.last_used = False, self._tick
-        slot.known, slot.promised = slot.length, slot.canonical
+        slot.running = False
+        slot.last_used = self._tick
+        slot.known = slot.length
+        slot.promised = slot.reusable
         if slot.stale:
             self._clear(slot)
 
@@ -123,19 +117,23 @@ class SlotCache:
             self._clear(self.slots[index])
 
     def invalidate(self) -> None:
-        """The weights changed: idle slots are cleared, running ones are cleared when they finish."""
+        """Forgets what old weights wrote: idle slots are cleared, running ones are cleared when they finish."""
         for slot in self.slots:
             if slot.running:
-                slot.stale, slot.canonical, slot.promised = True, 0, 0
+                slot.stale = True
+                slot.reusable = 0
+                slot.promised = 0
             else:
                 self._clear(slot)
 
     def routed(self, slot: Slot) -> npt.NDArray[Any] | None:
-        """The routes of what the slot has written, [length, layers, experts]; None where none are kept."""
-        return None if self.routes is None else self.routes[slot.index, : slot.length]
+        """Returns the routes of what the slot has written, [length, layers, experts]; None where none are kept."""
+        if self.routes is None:
+            return None
+        return self.routes[slot.index, : slot.length]
 
     def held_tokens(self) -> int:
-        """Tokens of running requests; idle slots do not count, as they are given up on demand."""
+        """Returns the tokens of running requests; idle slots do not count, as they are given up on demand."""
         return sum(slot.length for slot in self.slots if slot.running)
 
     def _target(self, session_id: str | None) -> Slot | None:
@@ -149,18 +147,20 @@ class SlotCache:
         return session_id is not None and slot.session_id == session_id
 
     def _shared_prefixes(self, prompt: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Length of the common prefix of `prompt` with every slot's tokens; [slots]."""
+        """Returns the length of the common prefix of `prompt` with every slot's tokens; [slots]."""
         differs = self._tokens[:, : len(prompt)] != prompt
         first: npt.NDArray[np.int64] = np.where(differs.any(axis=1), differs.argmax(axis=1), len(prompt))
         return first
 
     def _best_source(self, shared: npt.NDArray[np.int64], limit: int) -> tuple[Slot | None, int]:
-        """The slot with the longest shareable prefix, in whole blocks; it may still be being written."""
-        best, best_tokens = None, 0
+        """Returns the slot with the longest prefix that is worth a copy; it may still be being written."""
+        best = None
+        best_tokens = 0
         for slot in self.slots:
-            tokens = min(int(shared[slot.index]), slot.promised, limit) // BLOCK_TOKENS * BLOCK_TOKENS
-            if tokens > best_tokens:
-                best, best_tokens = slot, tokens
+            tokens = min(int(shared[slot.index]), slot.promised, limit)
+            if tokens > best_tokens and tokens >= WORTH_A_COPY_TOKENS:
+                best = slot
+                best_tokens = tokens
         return best, best_tokens
 
     def _copy(self, source: Slot, target: Slot, tokens: int) -> None:
@@ -179,11 +179,11 @@ class SlotCache:
             if previous is not None and previous != slot.index:
                 self.slots[previous].session_id = None
             self._sessions[session_id] = slot.index
-        slot.session_id, slot.running, slot.stale = session_id, True, False
-        slot.known, slot.length = len(prompt), reused
-        slot.canonical = min(slot.canonical, reused) // BLOCK_TOKENS * BLOCK_TOKENS
-        # A prefill that starts behind a written remainder cuts its blocks elsewhere: its keys are not canonical.
-        slot.promised = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS if reused == slot.canonical else slot.canonical
+        slot.session_id = session_id
+        slot.running = True
+        slot.stale = False
+        slot.known = slot.promised = len(prompt)
+        slot.length = slot.reusable = reused
         self._tokens[slot.index, : len(prompt)] = prompt
         self._tokens[slot.index, len(prompt) :] = -1
 
@@ -191,8 +191,9 @@ class SlotCache:
         if slot.session_id is not None:
             self._sessions.pop(slot.session_id, None)
         self._tokens[slot.index] = -1
-        slot.known = slot.length = slot.canonical = slot.promised = slot.last_used = 0
-        slot.session_id, slot.stale = None, False
+        slot.known = slot.length = slot.reusable = slot.promised = slot.last_used = 0
+        slot.session_id = None
+        slot.stale = False
 
 
 def as_ids(ids: Sequence[int]) -> npt.NDArray[np.int64]:

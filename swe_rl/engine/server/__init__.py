@@ -1,1 +1,1 @@
-"""A server that speaks vLLM's HTTP: one as an engine, whoever started it."""
+"""Treats a server that speaks vLLM's HTTP as an engine, whoever started it."""

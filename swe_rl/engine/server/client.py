@@ -1,4 +1,4 @@
-"""One keep-alive HTTP session to one server, and one error for whatever goes wrong on the way.
+"""The module is one keep-alive HTTP session to one server, with one error for whatever goes wrong on the way.
 
 Invariants:
 - A request is sent again only when its connection was refused, so no request is ever served twice.
@@ -9,8 +9,10 @@ Invariants:
 
 import asyncio
 import json
+import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,14 +20,16 @@ import aiohttp
 import orjson
 
 from swe_rl.engine.protocol import EngineError
-from swe_rl.engine.token_ids import plain
+from swe_rl.engine.token_ids import encode_plain
 from swe_rl.errors import UserError
 from swe_rl.host.addresses import base_address, is_loopback
 
 # vLLM closes idle connections after 5 s; a request that meets the closing one would be lost.
 _KEEPALIVE_S = 3.0
 _CONNECT_S = 10.0
-_SLICE_S = 0.25  # of a wait for an answer: what is later than that is our own delay
+# A wait for an answer is cut into slices of this length: what is later than that is our own delay.
+_SLICE_S = 0.25
+# A refused connection is tried again after this long: a server that is just starting to listen refuses for a moment.
 _REFUSED_PAUSE_S = 0.1
 # A host that answers slow requests by redirects to the result (Modal: one every 150 s) may need many of them.
 _MAX_REDIRECTS = 64
@@ -55,44 +59,45 @@ class EngineUrlError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class ServerAnswer:
+    """An answer of a server. It asks for no more requests before `retry_after_s`."""
+
     status: int
     body: bytes
+    retry_after_s: float | None = None
 
     @property
     def ok(self) -> bool:
         return 200 <= self.status < 300
 
     def json(self) -> Any:
-        """Raises EngineError."""
+        """Returns the answer's JSON. Raises EngineError."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
             raise EngineError(f"it answered {self.status} with something that is not JSON: {self.reason()}") from error
 
     def reason(self) -> str:
-        """What the server says about a refusal, shortened."""
+        """Returns what the server says about a refusal, shortened."""
         text = self.body.decode(errors="replace")
         try:
             answer = json.loads(text)
         except ValueError:
-            return _shorten(text)
+            return _shorten_text(text)
         error = answer.get("error", answer.get("detail", text)) if isinstance(answer, dict) else text
-        return _shorten(str(error.get("message", error)) if isinstance(error, dict) else str(error))
+        return _shorten_text(str(error.get("message", error)) if isinstance(error, dict) else str(error))
 
 
 class Carrier(Protocol):
     """Another process that has the ids of a prompt."""
 
     async def post(self, client: "HttpClient", path: str, body: Mapping[str, Any]) -> ServerAnswer:
-        """As `client.post`, from there. Raises what that raises."""
+        """Calls `client.post` in that process. Raises what that raises."""
 
 
 class HttpClient:
-    """`url` may end in `/v1`, as OpenAI clients write it; a refused connection is tried `tries` times.
+    """A client of one server. `url` may end in `/v1`; a refused connection is tried `tries` times.
 
-    `direct`: past any proxy, to another node of the same job.
-
-    Raises EngineUrlError.
+    With `direct` requests go past any proxy, to another node of the same job. Raises EngineUrlError.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, tries: int = 4, direct: bool = False) -> None:
@@ -111,12 +116,14 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            trust_env=not self._direct and not is_loopback(host),  # a cluster's proxy leads out, not to this machine
+            # A cluster's proxy leads out, not to this machine.
+            trust_env=not self._direct and not is_loopback(host),
             auto_decompress=True,
         )
 
     async def close(self) -> None:
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             await session.close()
 
@@ -126,27 +133,27 @@ class HttpClient:
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> ServerAnswer:
-        """Raises ConnectionLostError, EngineError; a status of 400 and above is an answer."""
-        return await self._request("POST", path, orjson.dumps(body or {}, default=plain), timeout_s)
+        """Returns the answer, also one of status 400 and above. Raises ConnectionLostError, EngineError."""
+        return await self._request("POST", path, orjson.dumps(body or {}, default=encode_plain), timeout_s)
 
     def settings(self) -> dict[str, Any]:
-        """To make one like it elsewhere; the key is among them."""
+        """Returns what makes a client like this one elsewhere; the key is among it."""
         return {"url": self.url, "api_key": self._api_key, "tries": self._tries, "direct": self._direct}
 
     async def _request(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> ServerAnswer:
         for attempt in range(1, self._tries + 1):
             try:
                 sending = self._send(method, path, body)
-                return await (sending if timeout_s is None else _within(sending, timeout_s))
+                return await (sending if timeout_s is None else _limit_sending(sending, timeout_s))
             except aiohttp.ClientConnectorError as error:
                 if attempt == self._tries:
-                    raise UnreachableError(f"{self.url} cannot be reached: {_cause(error)}") from error
+                    raise UnreachableError(f"{self.url} cannot be reached: {_short_cause(error)}") from error
                 await asyncio.sleep(_REFUSED_PAUSE_S * 2**attempt)
             except TimeoutError as error:
                 within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
                 raise SilentError(f"{self.url}{path} did not answer {within}") from error
             except aiohttp.ClientError as error:
-                raise ConnectionLostError(f"{self.url}{path} broke off: {_cause(error)}") from error
+                raise ConnectionLostError(f"{self.url}{path} broke off: {_short_cause(error)}") from error
         raise AssertionError("unreachable")
 
     async def _send(self, method: str, path: str, body: bytes | None) -> ServerAnswer:
@@ -159,18 +166,35 @@ class HttpClient:
             headers={"Content-Type": "application/json"} if body is not None else {},
             max_redirects=_MAX_REDIRECTS,
         ) as response:
-            return ServerAnswer(response.status, await response.read())
+            waits = _retry_after_s(response.headers.get("Retry-After", ""))
+            return ServerAnswer(response.status, await response.read(), waits)
 
 
-async def _within(sending: Coroutine[Any, Any, T], limit_s: float) -> T:
-    """Time in which our event loop stood still is not the server's: what came meanwhile is an answer. Raises
-    TimeoutError, or what `sending` raises."""
-    task, left_s, slice_s = asyncio.ensure_future(sending), limit_s, min(_SLICE_S, limit_s / 2)
+def _retry_after_s(header: str) -> float | None:
+    """Returns the seconds that a header of seconds or a date asks for; None for anything else."""
+    try:
+        seconds = (
+            float(header) if header.strip().isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
+        )
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, seconds)
+
+
+async def _limit_sending(sending: Coroutine[Any, Any, T], limit_s: float) -> T:
+    """Returns what `sending` returns. Raises TimeoutError, or what `sending` raises.
+
+    Time in which our event loop stood still is not the server's: what came meanwhile is an answer.
+    """
+    task = asyncio.ensure_future(sending)
+    left_s = limit_s
+    slice_s = min(_SLICE_S, limit_s / 2)
     try:
         while left_s > 0:
             if (await asyncio.wait({task}, timeout=slice_s))[0]:
                 return task.result()
-            left_s -= slice_s  # however late it is by now
+            # A slice counts as long as it was meant to be, however late it is by now.
+            left_s -= slice_s
         raise TimeoutError
     finally:
         if not task.done():
@@ -179,7 +203,7 @@ async def _within(sending: Coroutine[Any, Any, T], limit_s: float) -> T:
 
 
 def base_url(url: str) -> str:
-    """Scheme, host and path, without a closing `/v1`. Raises EngineUrlError."""
+    """Returns scheme, host and path, without a closing `/v1`. Raises EngineUrlError."""
     try:
         return base_address(url)
     except ValueError as problem:
@@ -188,10 +212,12 @@ def base_url(url: str) -> str:
         ) from problem
 
 
-def _cause(error: Exception) -> str:
-    return _shorten(str(error)) or type(error).__name__
+def _short_cause(error: Exception) -> str:
+    return _shorten_text(str(error)) or type(error).__name__
 
 
-def _shorten(text: str) -> str:
+def _shorten_text(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}..."
+    if len(line) <= _SHOWN_CHARS:
+        return line
+    return f"{line[:_SHOWN_CHARS]}..."

@@ -1,4 +1,4 @@
-"""What one server is held to: pausing it, putting it to sleep, and the requests that wait for it.
+"""Holds one server: pauses it, puts it to sleep, and keeps the requests that wait for it.
 
 Invariants:
 - While paused here, `passed` holds new requests back; those already there freeze in the server.
@@ -18,13 +18,18 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from swe_rl.engine.protocol import EngineError, Loss
+from swe_rl.engine.protocol import EngineError, ServerLoss
 from swe_rl.engine.server.client import HttpClient, ServerFailingError, UnreachableError
-from swe_rl.engine.server.features import Features
+from swe_rl.engine.server.monitor import ServerMetrics
+
+if TYPE_CHECKING:
+    from swe_rl.engine.server.features import Features
 
 T = TypeVar("T")
+# Where a server tells nothing of its work, a stall counts for a tenth: a long reply gives no other sign either.
+_UNTOLD_SHARE = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -43,16 +48,21 @@ class InFlight:
         self.failure: EngineError | None = None
         self._clock = clock
         self._waiting: dict[asyncio.Task[Any], _Waiting] = {}
-        self._ended: set[asyncio.Task[Any]] = set()  # of those that wait: cancelled here
+        # These are waiting tasks that were cancelled here, and why.
+        self._ended: dict[asyncio.Task[Any], EngineError | None] = {}
         self._broken_s: list[float] = []
-        self.loss = Loss()  # the latest
+        # This is the latest loss.
+        self.loss = ServerLoss()
+        # This is the sign of the server's work when it was last looked at.
+        self._sign: object = None
+        self._sign_s = clock()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def tokens(self) -> int:
-        """Of the prompts of all that wait."""
+        """The number of tokens of the prompts of all that wait."""
         return sum(request.prompt_tokens for request in self._waiting.values())
 
     def check(self) -> None:
@@ -61,22 +71,30 @@ class InFlight:
             raise EngineError(str(self.failure)) from self.failure
 
     async def run(self, request: Coroutine[Any, Any, T], prompt_tokens: int) -> T:
-        """In the caller's task. Raises EngineError when `fail` was called meanwhile, Interrupted, or what `request`
-        raises."""
+        """Runs `request` in the caller's task.
+
+        Raises EngineError when `fail` was called meanwhile, Interrupted, or what `request` raises.
+        """
         task = asyncio.current_task()
         assert task is not None, "requests are sent by tasks"
-        before, self._waiting[task] = task.cancelling(), _Waiting(prompt_tokens, self._clock())
+        before = task.cancelling()
+        self._waiting[task] = _Waiting(prompt_tokens, self._clock())
         try:
             done = await request
-        except UnreachableError:  # nothing was sent
+        # Nothing was sent, so nothing was lost.
+        except UnreachableError:
             raise
         except ServerFailingError:
             self._broken_s.append(self._clock() - self._waiting[task].since_s)
             raise
         except asyncio.CancelledError:
-            if not self._took_back(task) or task.cancelling() > before:  # it is the caller's wish, perhaps ours as well
+            reason = self._ended.get(task)
+            # The cancellation is the caller's wish, perhaps ours as well.
+            if not self._took_back(task) or task.cancelling() > before:
                 raise
             self.check()
+            if reason is not None:
+                raise EngineError(str(reason)) from reason
             raise Interrupted from None
         else:
             self._broken_s.clear()
@@ -85,11 +103,36 @@ class InFlight:
             self._took_back(task)
             del self._waiting[task]
 
+    def oldest_s(self, now_s: float) -> float:
+        """Returns when the oldest of those that wait was sent; now where none waits."""
+        return min((request.since_s for request in self._waiting.values()), default=now_s)
+
+    def stalled_s(self, sampled_tokens: int, latest: ServerMetrics | None, paused: bool) -> float:
+        """Returns for how many seconds requests wait without a sign of the server's work.
+
+        It is a tenth of that where the server tells nothing of its work, as long replies are no stall. `sampled_tokens`
+        is the number in all replies so far.
+        """
+        now_s = self._clock()
+        counts = (latest.sampled_tokens_total, latest.prompt_tokens_total) if latest is not None else None
+        sign = (counts, sampled_tokens)
+        if sign != self._sign or paused or self.failure is not None:
+            self._sign = sign
+            self._sign_s = now_s
+        stalled_s = now_s - max(self._sign_s, self.oldest_s(now_s))
+        if counts is not None:
+            return stalled_s
+        return stalled_s * _UNTOLD_SHARE
+
     def interrupt(self) -> None:
         self._end_all()
 
+    def end(self, error: EngineError) -> None:
+        """Fails what waits now, and nothing that comes."""
+        self._end_all(error)
+
     async def ended(self, timeout_s: float) -> bool:
-        """Whether all that wait now have their replies, after so long at most."""
+        """Returns whether all that wait now have their replies, after so long at most."""
         tasks = list(self._waiting)
         return not tasks or not (await asyncio.wait(tasks, timeout=timeout_s))[1]
 
@@ -97,7 +140,7 @@ class InFlight:
         if self.failure is None:
             now_s = self._clock()
             spent_s = self._broken_s + [now_s - request.since_s for request in self._waiting.values()]
-            self.loss = Loss(len(spent_s), sum(spent_s))
+            self.loss = ServerLoss(len(spent_s), sum(spent_s))
             self._broken_s = []
         self.failure = error
         self._end_all()
@@ -106,23 +149,26 @@ class InFlight:
         self.failure = None
 
     def _took_back(self, task: asyncio.Task[Any]) -> bool:
-        """The cancellation from here, if there was one: the caller's task lives on."""
+        """Takes the cancellation from here back, if there was one: the caller's task lives on."""
         if task not in self._ended:
             return False
-        self._ended.discard(task)
+        del self._ended[task]
         task.uncancel()
         return True
 
-    def _end_all(self) -> None:
-        """Once each, whatever comes together: one cancellation is taken back."""
+    def _end_all(self, error: EngineError | None = None) -> None:
+        """Ends each waiting request once, whatever comes together: one cancellation is taken back."""
         for task in self._waiting:
             if task not in self._ended:
-                self._ended.add(task)
+                self._ended[task] = error
                 task.cancel()
 
 
-WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what sleeps, as vLLM calls it
+# vLLM calls what sleeps by these names.
+WEIGHTS = "weights"
+KV_CACHE = "kv_cache"
 _TIMEOUT_S = 120.0
+# Waking maps the memory of all weights anew, which takes a minute for the largest models.
 _SLEEP_TIMEOUT_S = 300.0
 _ABORT_PATHS = ("/abort_requests", "/inference/v1/abort_requests")
 
@@ -134,7 +180,8 @@ class Control:
         self._gate.set()
         self._asleep: set[str] = set()
         self.held = False
-        self.wake_s = 0.0  # that the last waking took
+        # The last waking took this long.
+        self.wake_s = 0.0
 
     @property
     def paused(self) -> bool:
@@ -145,16 +192,16 @@ class Control:
         return bool(self._asleep)
 
     def hold(self) -> None:
-        """No request is sent before `release`."""
+        """Holds requests back: none is sent before `release`."""
         self.held = True
         self._gate.clear()
 
     def release(self) -> None:
-        """The gate stays closed until the server is resumed."""
+        """Ends the hold. The gate stays closed until the server is resumed."""
         self.held = False
 
-    async def sleep(self, features: Features) -> None:
-        """The server holds no weights and no cache when this returns, and has to be held. Raises EngineError."""
+    async def sleep(self, features: "Features") -> None:
+        """Puts the server to sleep: it holds no weights and no cache then, and has to be held. Raises EngineError."""
         self.hold()
         if not features.sleep:
             raise EngineError(
@@ -166,7 +213,7 @@ class Control:
         self.wake_s = 0.0
 
     async def wake(self, part: str) -> None:
-        """WEIGHTS or KV_CACHE gets its memory back, with anything in it, unless it is awake. Raises EngineError."""
+        """Gives WEIGHTS or KV_CACHE its memory back, with anything in it, unless it is awake. Raises EngineError."""
         if part not in self._asleep:
             return
         began_s = time.monotonic()
@@ -180,10 +227,10 @@ class Control:
             await self._gate.wait()
 
     def open_gate(self) -> None:
-        """Whatever the server's state: what waits then finds out."""
+        """Opens the gate whatever the server's state: what waits then finds out."""
         self._gate.set()
 
-    async def pause(self, features: Features) -> None:
+    async def pause(self, features: "Features") -> None:
         """Returns once the server has frozen what runs there. Raises EngineError."""
         self._gate.clear()
         try:
@@ -193,7 +240,7 @@ class Control:
                 self._gate.set()
             raise
 
-    async def resume(self, features: Features) -> None:
+    async def resume(self, features: "Features") -> None:
         """Raises EngineError; requests are sent again in any case, but to a held server."""
         if self.held:
             return
@@ -203,7 +250,7 @@ class Control:
             self._gate.set()
 
     def close_gate(self) -> None:
-        """No request is sent until the server is resumed."""
+        """Closes the gate: no request is sent until the server is resumed."""
         self._gate.clear()
 
     async def abort(self, server_ids: Sequence[str]) -> None:
@@ -214,7 +261,7 @@ class Control:
                 return
         raise EngineError(f"{self._client.url} cannot abort a request: {answer.status} {answer.reason()}")
 
-    async def _post(self, features: Features, path: str) -> None:
+    async def _post(self, features: "Features", path: str) -> None:
         if not features.pause:
             raise EngineError(
                 f"{self._client.url} cannot be paused: start the server with VLLM_SERVER_DEV_MODE=1 in its environment"
@@ -227,20 +274,23 @@ class Control:
             raise EngineError(f"{self._client.url}{path} answered {answer.status}: {answer.reason()}")
 
 
-_CUT_TRIES, _CUT_S = 20, 0.25
+# A request that was sent just now may not be known to the server yet, so the abort is repeated for five seconds.
+_CUT_TRIES = 20
+_CUT_S = 0.25
 
 
 class Cuts:
-    """Requests that new weights cut short, of one server."""
+    """The requests of one server that new weights cut short."""
 
     def __init__(self, control: Control, in_flight: InFlight) -> None:
-        self._control, self._in_flight = control, in_flight
+        self._control = control
+        self._in_flight = in_flight
         self._server_ids: dict[str, str] = {}
         self._cut: set[str] = set()
 
     @contextmanager
     def sent(self, request_id: str, server_id: str) -> Iterator[None]:
-        """The request is in flight inside the block, which the server knows by `server_id`."""
+        """Marks the request as in flight inside the block. The server knows it by `server_id`."""
         self._server_ids[request_id] = server_id
         self._cut.discard(request_id)
         try:
@@ -252,21 +302,24 @@ class Cuts:
         return self._server_ids.get(request_id)
 
     def take(self, request_id: str) -> bool:
-        """Whether its last reply was cut short here; asked once."""
+        """Tells whether its last reply was cut short here. It may be asked once."""
         was_cut = request_id in self._cut
         self._cut.discard(request_id)
         return was_cut
 
     async def cut_short(self) -> None:
-        """What is in flight is answered with what it has sampled, and what comes waits until the server is resumed. A
-        request that is not answered soon stays in flight."""
+        """Has what is in flight answered with what it has sampled; what comes waits until the server is resumed.
+
+        A request that is not answered soon stays in flight.
+        """
         self._control.close_gate()
         try:
             for _ in range(_CUT_TRIES):
                 self._cut |= self._server_ids.keys()
                 if self._server_ids:
                     await self._control.abort(list(self._server_ids.values()))
-                if await self._in_flight.ended(_CUT_S):  # else it had not come to the server yet
+                # Otherwise it had not come to the server yet.
+                if await self._in_flight.ended(_CUT_S):
                     return
         except EngineError as error:
             _log.warning("what is in flight begins anew with the next weights: %s", error)

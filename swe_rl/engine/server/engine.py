@@ -1,11 +1,11 @@
-"""One running vLLM server as an engine: whoever started it.
+"""Treats one running vLLM server as an engine, whoever started it.
 
 Invariants:
 - A request that is in flight when the weights change is aborted in the server, which answers with what it has sampled;
   the rest is asked for after the update, with those tokens at the end of its prompt. What does not answer so is sampled
   anew, and so is a reply of whose tokens the server tells two versions (spans): no reply of a server mixes versions.
-- A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One
-  that is back with other weights than it should have stays lost.
+- A lost server fails every request that waits for it, at once; requests after that fail too until it is back. One that
+  is back with other weights than it should have stays lost.
 - While paused here, no request is sent; those already there freeze in the server.
 - A server that was put to sleep, or is held, gets its next request after its next update of weights: until then
   requests wait, or fail with the reason where it is lost.
@@ -31,13 +31,14 @@ from swe_rl.engine.protocol import (
     EngineState,
     EngineStats,
     SamplingParams,
-    continued,
-    joined,
+    continue_params,
+    join_completions,
 )
+from swe_rl.engine.server import wire
 from swe_rl.engine.server.client import Carrier, ConnectionLostError, HttpClient
 from swe_rl.engine.server.control import KV_CACHE, WEIGHTS, Control, Cuts, InFlight, Interrupted
-from swe_rl.engine.server.features import Features, Needs, Patience, probe
-from swe_rl.engine.server.monitor import Monitor, Watcher
+from swe_rl.engine.server.features import Features, Needs, Patience, probe_server
+from swe_rl.engine.server.monitor import Monitor, MonitorCallbacks, ServerMetrics
 from swe_rl.engine.server.weights import (
     WeightFolders,
     forget_prefixes,
@@ -47,14 +48,14 @@ from swe_rl.engine.server.weights import (
     told_version,
     unload_adapter,
 )
-from swe_rl.engine.server.wire import MixedError, Reply, request_body, server_request_id, understood, version_of, within
+from swe_rl.engine.server.wire import MixedError, Reply, as_reply, fit_room, request_body, server_request_id, version_of
 from swe_rl.engine.token_ids import TokenIds
 
 if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-_MIXED_TRIES = 8  # of a request whose replies mix versions: somebody else updates that server all the time
+_MIXED_TRIES = 8  # A request whose replies mix versions is tried this often: somebody else updates its server.
 
 
 class UnchangedError(EngineError):
@@ -62,7 +63,7 @@ class UnchangedError(EngineError):
 
 
 class HttpEngine(Engine):
-    """`weights` None: the server's weights cannot be changed from here. `name` is the engine's for the router."""
+    """A server as an engine. `weights` None: its weights cannot be changed from here. The router knows it by `name`."""
 
     def __init__(
         self,
@@ -115,12 +116,12 @@ class HttpEngine(Engine):
         """Raises ServerRefusedError, EngineError; the session is then closed again."""
         await self.client.open()
         try:
-            self._features = await probe(self.client, self._needs, self._patience)
+            self._features = await probe_server(self.client, self._needs, self._patience)
         except BaseException:
             await self.client.close()
             raise
         _log.info("engine %s at %s: %s", self.name, self.client.url, self._features)
-        watcher = Watcher(lost=self.lose, back=self._came_back, restarted=self._was_restarted)
+        watcher = MonitorCallbacks(lost=self.lose, back=self._came_back, restarted=self._was_restarted)
         path = "/metrics" if self._features.metrics else "/v1/models"
         self._monitor = Monitor(self.client, watcher, path=path, period_s=self._stats_period_s, clock=self._clock)
         await self._monitor.look()
@@ -133,13 +134,15 @@ class HttpEngine(Engine):
 
         What an interruption by new weights has cost counts as `queue_s`.
         """
-        self._check_room(prompt_ids, self.features, request_id)
-        room = self._limit(self.features) - len(prompt_ids)
-        limited, parts = within(params, room), list[Completion]()
+        limit = min(self._needs.max_model_len, self.features.max_model_len)
+        wire.check_room(self.name, request_id, prompt_ids, limit)
+        room = limit - len(prompt_ids)
+        limited = fit_room(params, room)
+        parts = list[Completion]()
         while True:
             part = await self._part(prompt_ids, limited, request_id, parts)
             parts.append(part)
-            whole = joined(parts)
+            whole = join_completions(parts)
             if not self._cuts.take(request_id) or part.finish_reason != "abort":
                 return whole
             if len(whole.token_ids) == limited.max_tokens:  # cut at its end
@@ -148,10 +151,12 @@ class HttpEngine(Engine):
     async def _part(
         self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, before: Sequence[Completion]
     ) -> Completion:
-        """What follows what was sampled `before`, as far as one request goes."""
-        arrived_s, mixed = self._clock(), 0
+        """Returns what follows what was sampled `before`, as far as one request goes."""
+        arrived_s = self._clock()
+        mixed = 0
         sampled = [token for part in before for token in part.token_ids]
-        ids, rest = [*prompt_ids, *sampled] if sampled else prompt_ids, continued(params, len(sampled))
+        ids = [*prompt_ids, *sampled] if sampled else prompt_ids
+        rest = continue_params(params, len(sampled))
         while True:
             await self._control.passed()
             self.in_flight.check()
@@ -167,8 +172,10 @@ class HttpEngine(Engine):
     async def _generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str, arrived_s: float
     ) -> Completion:
-        """Once. Raises Interrupted, MixedError, ContextOverflowError, EngineError."""
-        features, sent_s, version = self.features, self._clock(), self.weight_version
+        """Asks once. Raises Interrupted, MixedError, ContextOverflowError, EngineError."""
+        features = self.features
+        sent_s = self._clock()
+        version = self.weight_version
         own_id = f"{self._nonce}-{next(self._numbers)}"
         server_id = server_request_id(features.token_in, own_id)
         body = request_body(
@@ -188,7 +195,7 @@ class HttpEngine(Engine):
         except EngineError as error:
             if isinstance(error, ConnectionLostError):
                 await self._broke_off()
-            raise type(error)(f"Engine `{self.name}`: {error}") from error
+            raise error.about(self.name) from error
         version = version_of(reply, version)
         completion = self._completion(reply, len(prompt_ids), version, sent_s, waited_s=sent_s - arrived_s)
         return replace(completion, routes_from=params.routes_from)
@@ -197,6 +204,13 @@ class HttpEngine(Engine):
         server_id = self._cuts.server_id(request_id)
         if server_id is not None:
             await self._control.abort([server_id])
+
+    def stalled_s(self) -> float:
+        latest = self._monitor.latest if self._monitor else None
+        return self.in_flight.stalled_s(self._sampled_total, latest, self._control.paused)
+
+    def give_up(self, reason: str) -> None:
+        self.in_flight.end(EngineError(f"Engine `{self.name}` at {self.client.url} does not answer: {reason}"))
 
     async def pause(self) -> None:
         """Returns once the server has frozen what runs there. Raises EngineError."""
@@ -208,7 +222,7 @@ class HttpEngine(Engine):
 
     @property
     def held(self) -> bool:
-        """It waits for weights, asleep or awake."""
+        """True while it waits for weights, asleep or awake."""
         return self._control.held
 
     @property
@@ -216,11 +230,11 @@ class HttpEngine(Engine):
         return self._control.wake_s
 
     def hold(self) -> None:
-        """Requests wait for the next update of weights."""
+        """Has requests wait for the next update of weights."""
         self._control.hold()
 
     async def sleep(self) -> None:
-        """The server gives its GPUs' memory back, weights included; the next update of weights wakes it.
+        """Makes the server give its GPUs' memory back, weights included; the next update of weights wakes it.
 
         Raises EngineError; a server that does not fall asleep is lost.
         """
@@ -235,7 +249,7 @@ class HttpEngine(Engine):
             raise
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Through a folder that the server reads; what is in flight goes on with them.
+        """Updates through a folder that the server reads; what is in flight goes on with the new weights.
 
         Raises EngineError; a server that fails half-way is lost.
         """
@@ -247,7 +261,7 @@ class HttpEngine(Engine):
         await self.take(await self._weights.write(weights, version), version)
 
     async def take(self, folder: Path, version: int) -> None:
-        """The server reads what `folder` holds: all weights, or an adapter. Raises EngineError."""
+        """Has the server read what `folder` holds: all weights, or an adapter. Raises EngineError."""
         is_adapter = self._weights is not None and self._weights.adapter is not None
         if is_adapter and not self.features.adapters:
             raise EngineError(
@@ -261,17 +275,18 @@ class HttpEngine(Engine):
                 await load_from_folder(client, folder)
 
     async def _change_adapter(self, client: HttpClient, folder: Path) -> None:
-        """The new one first: a server that cannot load it still has the old one. Each start of ours has names of its
-        own, as a server of somebody else's may still hold those of an earlier run."""
+        """Loads the new adapter before the old one goes: a server that cannot load it still has the old one. Each start
+        of ours has names of its own, as a server of somebody else's may still hold those of an earlier run."""
         name = f"{self.features.model}-{self._nonce}-{folder.name}"
         await load_adapter(client, name, folder)
-        old, self._adapter = self._adapter, name
+        old = self._adapter
+        self._adapter = name
         if old is not None:
             await unload_adapter(client, old)
 
     @asynccontextmanager
     async def renewing(self, version: int) -> AsyncIterator[HttpClient]:
-        """The server is paused inside of the block, which gives it the weights of `version`.
+        """Pauses the server inside of the block, which gives it the weights of `version`.
 
         One that sleeps is woken: the weights' memory before the block, the cache's after it. What is in flight goes on
         with them; a server whose block fails is lost, unless it fails with `UnchangedError`. Raises EngineError.
@@ -306,38 +321,38 @@ class HttpEngine(Engine):
         return self
 
     async def adopt(self, version: int) -> None:
-        """The server was started with the weights of `version`."""
+        """Notes that the server was started with the weights of `version`."""
         await set_version(self.client, self.features, version)
         self.stamp(version)
 
     def stamp(self, version: int) -> None:
-        """The server holds `version` from now on, and what is in flight is sent again.
+        """Notes that the server holds `version` from now on; what is in flight is sent again.
 
-        For updates that do not go through here, too: in a pause, as a reply that the server finishes between its
+        It serves updates that do not go through here, too: in a pause, as a reply that the server finishes between its
         update and this call would count for the old weights.
         """
         self.weight_version = version
         self.in_flight.interrupt()
 
     def stats(self) -> EngineStats:
-        """The server's own numbers, `stats_period_s` old at most; without /metrics what is known here."""
+        """Returns the server's own numbers, `stats_period_s` old at most; without /metrics what is known here."""
         latest = self._monitor.latest if self._monitor else None
         if latest is None:
             held = self.in_flight.tokens
             capacity = self._max_num_seqs * (self._features.max_model_len if self._features else 0)
-            running, waiting = len(self.in_flight), 0
+            latest = ServerMetrics(running=len(self.in_flight), kv_capacity_tokens=capacity)
         else:
-            held, capacity = round(latest.kv_usage * latest.kv_capacity_tokens), latest.kv_capacity_tokens
-            running, waiting = latest.running, latest.waiting
+            held = round(latest.kv_usage * latest.kv_capacity_tokens)
         return EngineStats(
-            running=running,
-            waiting=waiting,
+            running=latest.running,
+            waiting=latest.waiting,
             kv_used_tokens=held,
-            kv_capacity_tokens=capacity,
+            kv_capacity_tokens=latest.kv_capacity_tokens,
             weight_version=self.weight_version,
             sampled_tokens_total=self._sampled_total,
             prefill_tokens_total=self._prefilled_total,
-            preemptions_total=latest.preemptions_total if latest else 0,
+            preemptions_total=latest.preemptions_total,
+            host_capacity_tokens=latest.host_tokens(self._needs.token_bytes),
         )
 
     async def refresh(self) -> None:
@@ -353,7 +368,7 @@ class HttpEngine(Engine):
             self._tell(False)
 
     async def close(self) -> None:
-        """May be called twice."""
+        """Ends what is in flight. It may be called twice."""
         self.on_change = None
         self.in_flight.fail(self.in_flight.failure or EngineError(f"Engine `{self.name}` is closed."))
         self._control.open_gate()
@@ -363,20 +378,6 @@ class HttpEngine(Engine):
             await self._monitor.close()
         await self.client.close()
 
-    def _limit(self, features: Features) -> int:
-        """Tokens of prompt and reply together."""
-        return min(self._needs.max_model_len, features.max_model_len)
-
-    def _check_room(self, prompt_ids: Sequence[int], features: Features, request_id: str) -> None:
-        limit = self._limit(features)
-        if not prompt_ids:
-            raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: its prompt is empty.")
-        if len(prompt_ids) + 1 > limit:
-            raise ContextOverflowError(
-                f"Request `{request_id}` has a prompt of {len(prompt_ids)} tokens, which leaves no room to sample "
-                f"within engine.max_model_len={limit}."
-            )
-
     async def _asked(self, body: Mapping[str, object], prompt_ids: Sequence[int], params: SamplingParams) -> Reply:
         token_in = self.features.token_in
         carrier: Carrier | None = prompt_ids.carrier if isinstance(prompt_ids, TokenIds) else None
@@ -385,7 +386,7 @@ class HttpEngine(Engine):
         else:
             answer = await carrier.post(self.client, token_in.value, body)
         sizes = (self._needs.vocab_size, self._needs.num_experts, params.routes_from)
-        return understood(answer, token_in, self.client.url, len(prompt_ids), *sizes)
+        return as_reply(answer, token_in, self.client.url, len(prompt_ids), *sizes)
 
     def _completion(
         self, reply: Reply, prompt_tokens: int, version: int, sent_s: float, *, waited_s: float
@@ -395,7 +396,7 @@ class HttpEngine(Engine):
         return reply.completion(version, self._clock() - sent_s, waited_s=waited_s)
 
     async def _broke_off(self) -> None:
-        """A connection was lost; whoever started the server knows best what that means."""
+        """Does nothing: a connection was lost, and whoever started the server knows best what that means."""
 
     def _rest(self, on: bool) -> None:
         if self._monitor is not None:
@@ -410,7 +411,7 @@ class HttpEngine(Engine):
         self._came_back()
 
     async def _readmit(self) -> None:
-        """A server that came back serves again if it has the weights that it should have."""
+        """Lets a server that came back serve again if it has the weights that it should have."""
         if self.held:
             return
         try:

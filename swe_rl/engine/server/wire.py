@@ -1,4 +1,4 @@
-"""What is said to a vLLM server for one completion, and what its answer means. Pure.
+"""Says what goes to a vLLM server for one completion, and what its answer means. It is pure.
 
 Invariants:
 - Every sampling parameter that a model folder's generation_config could change is sent.
@@ -11,8 +11,8 @@ Invariants:
   completion: trained on, it would spoil the policy, and sent back with the next turn, it fails there.
 - Where experts are wanted, a reply without them, with those of another number of tokens, with one that the model does
   not have, or with the same one twice for a token is an error. (vLLM answers with zeros if its kernel chooses the
-  experts itself, and for layers without experts.) They come as base64 of NumPy's own format (vLLM's
-  `routed_experts`), and are no pickle.
+  experts itself, and for layers without experts.) They come as base64 of NumPy's own format (vLLM's `routed_experts`),
+  and are no pickle.
 """
 
 import base64
@@ -25,17 +25,24 @@ from typing import Any
 
 import numpy as np
 
-from swe_rl.algo.row import Routes
+from swe_rl.algo.row import ROUNDING_NATS, Routes, find_unsound_logprob
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, FinishReason, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.model.experts import route_type
 
+ADAPTER_ROUTE = "/v1/load_lora_adapter"
 _ROUTES_FROM = "routed_experts_prompt_start"
-_SEED_MASK = 2**63 - 1  # of a signed 64-bit integer
+# A server takes a signed 64-bit integer.
+_SEED_MASK = 2**63 - 1
+# vLLM writes -9999 for NaN and minus infinity; a float32 sampler gives nothing near it.
 _LOWEST_LOGPROB = -9000.0
-_ROUNDING_NATS = 1e-3
-_LARGEST_VOCABULARY = 2**31  # ids are 32-bit integers everywhere
+# Ids are 32-bit integers everywhere.
+_LARGEST_VOCABULARY = 2**31
+# A server refuses by these statuses what a request says.
+_OF_REQUEST = (400, 413, 422)
+# A server says by these that it has too much to do.
+_BUSY = (429, 503)
 _OVERFLOW_WORDS = ("maximum context length", "maximum model length", "max_model_len")
 
 
@@ -60,7 +67,7 @@ class TokenIn(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`version_spans`: (weight version, first token, end token); empty where the server does not tell."""
+    """A server's reply. `version_spans` are (weight version, first token, end token); empty where it does not tell."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -73,8 +80,9 @@ class Reply:
     routes: Routes | None = None
 
     def completion(self, version: int, elapsed_s: float, *, waited_s: float) -> Completion:
-        """`elapsed_s` since it was sent, for which it had waited for `waited_s` before."""
-        queue_s, prefill_s = self.queue_s or 0.0, self.prefill_s or 0.0
+        """Returns the completion. It was sent `elapsed_s` ago, and had waited for `waited_s` before."""
+        queue_s = self.queue_s or 0.0
+        prefill_s = self.prefill_s or 0.0
         return Completion(
             token_ids=self.token_ids,
             logprobs=self.logprobs,
@@ -98,9 +106,11 @@ def request_body(
     cache_salt: str | None = None,
     routes: bool = False,
 ) -> dict[str, Any]:
-    """`cache_salt` keeps cached prefixes of one weight version from being used by another. `routes`: the reply is to
-    tell of experts, and only of those that are not known."""
-    sampling = _sampling(params) | ({_ROUTES_FROM: params.routes_from} if routes and params.routes_from else {})
+    """Returns the body of a request. `cache_salt` keeps cached prefixes apart by weight version.
+
+    With `routes` the reply is to tell of experts, and only of those that are not known.
+    """
+    sampling = _sampling_fields(params) | ({_ROUTES_FROM: params.routes_from} if routes and params.routes_from else {})
     prompt = prompt_ids if isinstance(prompt_ids, list | tuple | TokenIds) else list(prompt_ids)
     body: dict[str, Any] = {"model": model, "request_id": request_id}
     if cache_salt is not None:
@@ -111,8 +121,10 @@ def request_body(
 
 
 def server_request_id(kind: TokenIn, request_id: str) -> str:
-    """The id under which vLLM can abort the request (seen in 0.26 to 0.32)."""
-    return f"generate-tokens-{request_id}" if kind is TokenIn.generate else f"cmpl-{request_id}-0"
+    """Returns the id under which vLLM can abort the request (seen in 0.26 to 0.32)."""
+    if kind is TokenIn.generate:
+        return f"generate-tokens-{request_id}"
+    return f"cmpl-{request_id}-0"
 
 
 def parse_reply(
@@ -124,17 +136,17 @@ def parse_reply(
     num_experts: int = 0,
     routes_from: int = 0,
 ) -> Reply:
-    """Raises BadReplyError for anything that is not one completion with token ids and log-probabilities.
+    """Returns the reply. Raises BadReplyError for anything that is not one completion with ids and log-probabilities.
 
-    `vocab_size` None: not known. `num_experts`: of a model whose experts the reply has to tell, of all tokens (as
-    /v1/completions of vLLM 0.26 does) or from the token `routes_from` on; 0: it need not.
+    `vocab_size` None: not known. `num_experts` is that of a model whose experts the reply has to tell, of all tokens
+    (as /v1/completions of vLLM 0.26 does) or from the token `routes_from` on; 0: it need not.
     """
     try:
-        reply = _parse(kind, payload, vocab_size or _LARGEST_VOCABULARY)
+        reply = _parse_reply(kind, payload, vocab_size or _LARGEST_VOCABULARY)
         if not num_experts or not reply.token_ids:
             return reply
         packed: Any = payload
-        routes = _routes(packed["choices"][0].get("routed_experts"), num_experts)
+        routes = _unpack_routes(packed["choices"][0].get("routed_experts"), num_experts)
         read = prompt_tokens + len(reply.token_ids) - 1
         if len(routes) not in (read, read - routes_from):
             raise BadReplyError(f"it read {read} tokens, and tells the experts of {len(routes)}")
@@ -144,30 +156,33 @@ def parse_reply(
 
 
 def weight_version(name: str) -> int | None:
-    """The number that `update_weights` gave; None for a name that somebody else gave."""
-    return int(name) if name.isdecimal() else None
+    """Returns the number that `update_weights` gave; None for a name that somebody else gave."""
+    if name.isdecimal():
+        return int(name)
+    return None
 
 
-def _sampling(params: SamplingParams) -> dict[str, Any]:
+def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
     sampling: dict[str, Any] = {
         "max_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
-        "min_p": 0.0,
+        "min_p": params.min_p,
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "stop_token_ids": list(params.stop_token_ids),
         "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token only
+        # It is that of the sampled token only.
+        "logprobs": 0,
     }
     if params.seed is not None:
         sampling["seed"] = params.seed & _SEED_MASK
     return sampling
 
 
-def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
+def _parse_reply(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
     choice = payload["choices"][0]
     token_ids = choice["token_ids"]
     if token_ids is None:
@@ -175,7 +190,8 @@ def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
     logprobs_field = choice["logprobs"]
     if logprobs_field is None and token_ids:
         raise BadReplyError("it does not return log-probabilities")
-    if not token_ids:  # aborted before its first token
+    # It was aborted before its first token.
+    if not token_ids:
         logprobs: list[float] = []
     elif kind is TokenIn.generate:
         logprobs = [entry["logprob"] for entry in logprobs_field["content"]]
@@ -189,18 +205,19 @@ def _parse(kind: TokenIn, payload: Any, vocab_size: int) -> Reply:
         token_ids=tuple(token_ids),
         logprobs=tuple(min(0.0, float(logprob)) for logprob in logprobs),
         finish_reason=_finish_reason(choice["finish_reason"]),
-        cached_tokens=_count(details.get("cached_tokens")),
-        queue_s=_seconds(times, "queue_time_ms"),
-        prefill_s=_seconds(times, "time_to_first_token_ms"),  # from the first scheduling on, despite its name
-        decode_s=_seconds(times, "generation_time_ms"),
+        cached_tokens=_valid_count(details.get("cached_tokens")),
+        queue_s=_read_seconds(times, "queue_time_ms"),
+        # This time counts from the first scheduling on, despite its name.
+        prefill_s=_read_seconds(times, "time_to_first_token_ms"),
+        decode_s=_read_seconds(times, "generation_time_ms"),
         version_spans=tuple(
             (str(span["version"]), int(span["start"]), int(span["end"])) for span in choice.get("weight_versions") or ()
         ),
     )
 
 
-def _routes(packed: Any, num_experts: int) -> Routes:
-    """Of [tokens, layers, experts]. Raises what NumPy raises, and BadReplyError."""
+def _unpack_routes(packed: Any, num_experts: int) -> Routes:
+    """Returns [tokens, layers, experts]. Raises what NumPy raises, and BadReplyError."""
     if packed is None:
         raise BadReplyError(
             "it does not tell which experts its tokens went to, which trainer.routing_replay needs: start it with "
@@ -209,7 +226,8 @@ def _routes(packed: Any, num_experts: int) -> Routes:
     numbers = np.load(io.BytesIO(base64.b64decode(packed)), allow_pickle=False)
     if numbers.ndim != 3 or numbers.dtype.kind not in "iu" or (numbers < 0).any() or (numbers >= num_experts).any():
         raise BadNumbersError(f"it tells of experts outside 0 .. {num_experts - 1} (model.num_experts)")
-    ends = numbers[:: max(1, len(numbers) - 1)]  # two tokens show it: to sort all would cost a long reply
+    # Two tokens show it; to sort all would cost a long reply time.
+    ends = numbers[:: max(1, len(numbers) - 1)]
     repeats = (np.diff(np.sort(ends)) == 0).any(axis=(0, 2))
     if repeats.any():
         why = f"{repeats.sum()} of the model's {len(repeats)} layers have no experts, and cannot be replayed: set"
@@ -232,7 +250,7 @@ def _check_tokens(token_ids: Sequence[Any], vocab_size: int) -> None:
         )
 
 
-def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
+def _check_logprobs(logprobs: Sequence[Any], num_tokens: int) -> None:
     if num_tokens != len(logprobs):
         raise BadReplyError(f"it answered with {num_tokens} tokens and {len(logprobs)} log-probabilities")
     for at, logprob in enumerate(logprobs):
@@ -240,8 +258,11 @@ def _check_logprobs(logprobs: Sequence[object], num_tokens: int) -> None:
             raise BadNumbersError(
                 f"the log-probability of its token {at} is {logprob}: the model's logits are not finite"
             )
-        if logprob > _ROUNDING_NATS:
-            raise BadNumbersError(f"the log-probability of its token {at} is {logprob}, above 0: it is none")
+    if (wrong := find_unsound_logprob([float(logprob) for logprob in logprobs])) is not None:
+        raise BadNumbersError(
+            f"the log-probability of its token {wrong} is {logprobs[wrong]}, above 0, and at most 0 was expected "
+            f"(up to {ROUNDING_NATS:g} is taken for rounding)"
+        )
 
 
 def _finish_reason(reason: object) -> FinishReason:
@@ -254,16 +275,20 @@ def _finish_reason(reason: object) -> FinishReason:
     raise BadReplyError(f"it ended the request with finish_reason {reason!r}")
 
 
-def _count(count: object) -> int | None:
-    return count if type(count) is int and count >= 0 else None
+def _valid_count(count: object) -> int | None:
+    if type(count) is int and count >= 0:
+        return count
+    return None
 
 
-def _seconds(times: Mapping[str, Any], key: str) -> float | None:
+def _read_seconds(times: Mapping[str, Any], key: str) -> float | None:
     value = times.get(key)
-    return None if value is None or not math.isfinite(value) else max(0.0, float(value)) / 1000.0
+    if value is None or not math.isfinite(value):
+        return None
+    return max(0.0, float(value)) / 1000.0
 
 
-def understood(
+def as_reply(
     answer: ServerAnswer,
     token_in: TokenIn,
     url: str,
@@ -272,7 +297,7 @@ def understood(
     num_experts: int = 0,
     routes_from: int = 0,
 ) -> Reply:
-    """Raises ContextOverflowError, ServerFailingError, EngineError."""
+    """Returns the reply of an answer. Raises ContextOverflowError, ServerFailingError, EngineError."""
     if answer.ok:
         sizes = {"prompt_tokens": prompt_tokens, "num_experts": num_experts, "routes_from": routes_from}
         return parse_reply(token_in, answer.json(), vocab_size=vocab_size, **sizes)
@@ -280,11 +305,15 @@ def understood(
     if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
         raise ContextOverflowError(f"{prompt_tokens} prompt tokens do not fit: {reason}")
     kind = ServerFailingError if answer.status >= 500 else EngineError
-    raise kind(f"{url} answered {answer.status}: {reason}")
+    error = kind(f"{url} answered {answer.status}: {reason}")
+    error.of_request = answer.status in _OF_REQUEST
+    if answer.status in _BUSY:
+        error.retry_after_s = answer.retry_after_s
+    raise error
 
 
 def version_of(reply: Reply, sent: int) -> int:
-    """What the server tells of the tokens, or else `sent`, the version that it had when the request was sent.
+    """Returns what the server tells of the tokens, or else `sent`, the version that it had when the request was sent.
 
     Raises MixedError.
     """
@@ -292,11 +321,24 @@ def version_of(reply: Reply, sent: int) -> int:
     if len(names) > 1:
         raise MixedError(f"its weights change while it replies, every time: {', '.join(names)} in one reply")
     version = weight_version(names[0]) if names else None
-    return sent if version is None else version
+    if version is None:
+        return sent
+    return version
 
 
-def within(params: SamplingParams, room: int) -> SamplingParams:
-    """`room`: tokens that may be sampled."""
+def check_room(engine: str, request_id: str, prompt_ids: Sequence[int], limit: int) -> None:
+    """Checks a prompt; `limit` is for tokens of prompt and reply together. Raises EngineError, ContextOverflowError."""
+    if not prompt_ids:
+        raise EngineError(f"Engine `{engine}` refuses request `{request_id}`: its prompt is empty.")
+    if len(prompt_ids) + 1 > limit:
+        raise ContextOverflowError(
+            f"Request `{request_id}` has a prompt of {len(prompt_ids)} tokens, which leaves no room to sample "
+            f"within engine.max_model_len={limit}."
+        )
+
+
+def fit_room(params: SamplingParams, room: int) -> SamplingParams:
+    """Returns the parameters for `room` tokens at most."""
     if params.max_tokens <= room:
         return params
     return replace(params, max_tokens=room)

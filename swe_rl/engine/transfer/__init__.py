@@ -1,1 +1,1 @@
-"""The engines' end of a weight update: which way it takes, and the parts that vLLM's workers load."""
+"""The package is the engines' end of a weight update: which way it takes, and what vLLM's workers load for it."""

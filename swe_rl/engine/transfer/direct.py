@@ -1,12 +1,11 @@
-"""New weights for all engines at once, from the trainer's memory into theirs, over a wire or through shared memory.
+"""Brings new weights to all engines at once, from the trainer's memory, over a wire or through shared memory.
 
 Invariants:
 - Tensors travel when every server is paused and waits for them; an update counts when every server has all of them.
 - The wire is opened anew whenever a server is another one than before.
 - An update that failed is tried once more, with the servers that are up by then.
 - A server that is started anew between two updates gets the weights through a folder, under the version that they have.
-- While servers load one bucket the ranks put the next one together; no rank is in a collective while a server works,
-  so a server that fails or hangs holds none of them.
+- While servers load one bucket the ranks put the next one together. No server can hold a rank in a collective.
 - A server that fails leaves the others to take all buckets: they have the new weights, and it is tried again.
 - The shared memory is there for the length of a round, and gone before a server's cache gets its own back.
 """
@@ -23,13 +22,13 @@ from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncE
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
-from swe_rl.engine.server.weights import ask
+from swe_rl.engine.server.weights import ask_http
 from swe_rl.engine.transfer.protocol import (
     BUFFERS,
     PACKED,
     Announced,
     SendsWeights,
-    Sent,
+    SentWeights,
     Staging,
     tensors_info,
     update_info,
@@ -39,17 +38,15 @@ from swe_rl.plan.weight_sync import IPC, NCCL
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
 _INSTEAD = " With trainer.weight_sync=disk they go through a folder."
-_SENDER_S = 15.0  # that the sender has to end after a server failed
-_PACKED_AT_INIT = (0, 28)  # the first vLLM that is told so when the wire is opened, not with every update
-
-
-# Inside of it the sender's weights stay as they are; their version. None: they are those that all servers have.
+_SENDER_S = 15.0  # The sender has this long to end after a server failed.
+_PACKED_AT_INIT = (0, 28)  # This vLLM is the first that is told so when the wire is opened, not with every update.
+# Inside of it the sender's weights stay as they are; it yields their version. None: all servers have the weights.
 Reading = Callable[[], AbstractAsyncContextManager[int]]
 
 
 @dataclass(slots=True)
 class Times:
-    """Of one update, in seconds, each the slowest server's; `gather` and `wire` are the sender's."""
+    """The times of one update in seconds, each the slowest server's; `gather` and `wire` are the sender's."""
 
     pause_s: float = 0.0
     gather_s: float = 0.0
@@ -60,11 +57,14 @@ class Times:
     rounds: int = 1
 
     def take_server(self, *, pause_s: float, load_s: float, resume_s: float) -> None:
-        self.pause_s, self.load_s = max(self.pause_s, pause_s), max(self.load_s, load_s)
+        self.pause_s = max(self.pause_s, pause_s)
+        self.load_s = max(self.load_s, load_s)
         self.resume_s = max(self.resume_s, resume_s)
 
-    def take_sent(self, sent: Sent) -> None:
-        self.gather_s, self.wire_s, self.sent_gb = sent.gather_s, sent.wire_s, sent.sent_bytes / 1e9
+    def take_sent(self, sent: SentWeights) -> None:
+        self.gather_s = sent.gather_s
+        self.wire_s = sent.wire_s
+        self.sent_gb = sent.sent_bytes / 1e9
 
 
 @dataclass(slots=True)
@@ -80,22 +80,26 @@ class _Attempt:
 
 class Transfer:
     def __init__(self, engines: Sequence[Engine], sender: SendsWeights, kind: str, twice: Mapping[str, str]) -> None:
-        """`twice`: second names of tensors that servers want under both."""
-        self._engines, self._sender, self._kind, self._twice = engines, sender, kind, twice
+        """Keeps both ends. `twice` has second names of tensors that servers want under both."""
+        self._engines = engines
+        self._sender = sender
+        self._kind = kind
+        self._twice = twice
         self.reading: Reading | None = None
         self._wired: tuple[HttpEngine, ...] = ()
         self._announced: Sequence[Announced] = ()
-        self._version = 0  # that all servers have, or had
+        self._version = 0  # All servers have it, or had it.
 
     async def update(self, version: int) -> Times:
-        """Every engine that will serve again has the sender's weights then. Raises WeightSyncError, TrainerError."""
+        """Gives every engine that will serve again the sender's weights. Raises WeightSyncError, TrainerError."""
         tries = 2  # a server that died since the last update is missed only now; the second try finds its successor
         for number in range(1, tries + 1):
             receivers, failures = await self._receivers()
             if not failures:
                 times, failures = await self._try(receivers, version)
                 if not failures:
-                    times.rounds, self._version = number, version
+                    times.rounds = number
+                    self._version = version
                     return times
                 failures = {
                     engine.name: engine.explained(failures[engine.name])
@@ -105,25 +109,27 @@ class Transfer:
             self._wired = ()
         raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
 
-    async def restore(self, http: HttpEngine) -> None:
-        """For a server that was started anew: what the sender holds, through a folder. Raises EngineError."""
+    async def restore(self, engine: Engine) -> None:
+        """Gives a server that was started anew what the sender holds, through a folder. Raises EngineError."""
         async with self.reading() if self.reading is not None else nullcontext(self._version) as version:
             weights = await asyncio.to_thread(self._sender.weights)
-            await http.update_weights(weights, version)
+            await engine.update_weights(weights, version)
 
     async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
-        """Those of engines that are up or come up again, by the engine's name."""
+        """Returns those of engines that are up or come up again, by the engine's name."""
         wanting = worth_asking(self._engines)
         ends = await asyncio.gather(*(engine.receiver() for engine in wanting), return_exceptions=True)
         receivers: dict[str, HttpEngine] = {}
         failures: dict[str, EngineError] = {}
         for engine, end in zip(wanting, ends, strict=True):
-            if isinstance(end, HttpEngine):
-                receivers[engine.name] = end
-            elif not isinstance(end, EngineError):
+            if isinstance(end, EngineError):
+                if engine.state is not EngineState.gone:
+                    failures[engine.name] = end
+            elif isinstance(end, BaseException):
                 raise end
-            elif engine.state is not EngineState.gone:
-                failures[engine.name] = end
+            else:
+                assert isinstance(end, HttpEngine), "only servers take weights from a trainer's memory"
+                receivers[engine.name] = end
         if not receivers and not failures:
             failures = {engine.name: EngineError("it is gone") for engine in wanting}
         return receivers, failures
@@ -136,14 +142,14 @@ class Transfer:
         count = len(receivers)
         attempt = _Attempt(version, tensors_info(self._announced), asyncio.Barrier(count), asyncio.Barrier(count + 1))
         sending = asyncio.create_task(self._send(attempt))
-        taking = [asyncio.create_task(_take(http, attempt, self._kind)) for http in receivers.values()]
+        taking = [asyncio.create_task(_take_round(http, attempt, self._kind)) for http in receivers.values()]
         sending.add_done_callback(lambda _: _give_up(sending, taking))
         ends = await asyncio.gather(*taking, return_exceptions=True)
         failures = failures_of(receivers, ends)
-        if failures:  # the sender would wait there for a server that does not come
+        if failures:  # The sender would wait there for a server that does not come.
             await attempt.ready.abort()
         await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
-        if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run
+        if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run.
             raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD)
         sent = sending.result()
         if sent.problem and not failures:
@@ -151,15 +157,15 @@ class Transfer:
         attempt.times.take_sent(sent)
         return attempt.times, failures
 
-    async def _send(self, attempt: _Attempt) -> Sent:
+    async def _send(self, attempt: _Attempt) -> SentWeights:
         try:
             await attempt.ready.wait()
         except asyncio.BrokenBarrierError:
-            return Sent(problem="a server was not ready")
+            return SentWeights(problem="a server was not ready")
         return await asyncio.to_thread(self._sender.transfer_weights, self._twice)
 
     async def _open(self, receivers: Mapping[str, HttpEngine]) -> dict[str, EngineError]:
-        """All ends meet at rank 0 of the trainer."""
+        """Opens the wire: all ends meet at rank 0 of the trainer."""
         answers = await asyncio.gather(
             *(_world_size(http.client) for http in receivers.values()), return_exceptions=True
         )
@@ -173,7 +179,7 @@ class Transfer:
         opening = asyncio.create_task(asyncio.to_thread(self._sender.open_wire, self._kind, host, port, world))
         ends = await asyncio.gather(
             *(
-                _init(http, self._kind, {"master_address": host, "master_port": port, "rank_offset": offset}, world)
+                _add_link(http, self._kind, {"master_address": host, "master_port": port, "rank_offset": offset}, world)
                 for http, offset in zip(receivers.values(), offsets, strict=True)
             ),
             return_exceptions=True,
@@ -187,21 +193,21 @@ class Transfer:
         return failures
 
 
-async def _take(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
-    """One server's part of a round. Raises EngineError."""
+async def _take_round(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
+    """Does one server's part of a round. Raises EngineError."""
     began_s = time.monotonic()
     try:
         async with http.renewing(attempt.version) as client:
-            await _meet(attempt.paused)
-            await ask(client, "/start_weight_update")
+            await _meet_servers(attempt.paused)
+            await ask_http(client, "/start_weight_update")
             paused_s = time.monotonic()
             await attempt.ready.wait()
             packed = PACKED if kind == NCCL and not _packed_at_init(http) else {}
-            await ask(client, "/update_weights", {"update_info": {**attempt.update_info, **packed}})
+            await ask_http(client, "/update_weights", {"update_info": {**attempt.update_info, **packed}})
             taken_s = time.monotonic()
-            await ask(client, "/finish_weight_update")
+            await ask_http(client, "/finish_weight_update")
             loaded_s = time.monotonic()
-    except BaseException as error:  # a cancelled one, too: the others would wait for it at a barrier for ever
+    except BaseException as error:  # A cancelled one counts, too: the others would wait for it at a barrier for ever.
         await attempt.paused.abort()
         await attempt.ready.abort()
         if isinstance(error, asyncio.BrokenBarrierError):
@@ -211,16 +217,16 @@ async def _take(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
     attempt.times.take_server(pause_s=paused_s - began_s, load_s=loaded_s - taken_s, resume_s=resume_s)
 
 
-async def _meet(servers: asyncio.Barrier) -> None:
+async def _meet_servers(servers: asyncio.Barrier) -> None:
     try:
         await servers.wait()
     except asyncio.BrokenBarrierError as error:
         raise UnchangedError(f"{_OTHER} could not be paused") from error
 
 
-async def _init(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
+async def _add_link(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
     packed = PACKED if kind == NCCL and _packed_at_init(http) else {}
-    await ask(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
+    await ask_http(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
 
 
 def _packed_at_init(http: HttpEngine) -> bool:
@@ -228,20 +234,20 @@ def _packed_at_init(http: HttpEngine) -> bool:
 
 
 async def _world_size(client: HttpClient) -> int:
-    """Workers of a server."""
+    """Returns the number of workers of a server."""
     answer = await client.get("/get_world_size")
     return int(answer.json().get("world_size", 1)) if answer.ok else 1
 
 
-def _give_up(sending: "asyncio.Task[Sent]", taking: "Sequence[asyncio.Task[None]]") -> None:
-    """Servers that still wait for what a sender cannot send learn of it by themselves, or not at all."""
+def _give_up(sending: "asyncio.Task[SentWeights]", taking: "Sequence[asyncio.Task[None]]") -> None:
+    """Cancels servers that still wait for what a sender cannot send: they learn of it late, or not at all."""
     if sending.cancelled() or sending.exception() or sending.result().problem:
         for task in taking:
             asyncio.get_running_loop().call_later(_SENDER_S, task.cancel)
 
 
 def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
-    """By engine, without those that only followed another's."""
+    """Returns failures by engine, without those that only followed another's."""
     failures: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):
         if isinstance(end, EngineError):
@@ -254,7 +260,7 @@ def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> 
 
 
 class Belt:
-    """Buckets on their way from one who fills them to several who take them.
+    """Carries buckets from one who fills them to several who take them.
 
     - Bucket k is filled when everybody who still takes has taken bucket k - `buffers`: nothing is overwritten unread.
     - Nobody waits for one who left, nor for a filler that failed.
@@ -262,7 +268,7 @@ class Belt:
     """
 
     def __init__(self, takers: Iterable[str], buffers: int) -> None:
-        self._next = dict.fromkeys(takers, 0)  # the bucket that each takes next
+        self._next = dict.fromkeys(takers, 0)  # This is the bucket that each takes next.
         self._buffers = buffers
         self._filled = 0
         self._is_clear = False
@@ -288,13 +294,13 @@ class Belt:
             await self._changed.wait_for(lambda: not self._next)
 
     async def clear(self) -> None:
-        """The buffers are put away."""
+        """Says that the buffers are put away."""
         async with self._changed:
             self._is_clear = True
             self._changed.notify_all()
 
     async def fail(self, reason: str) -> None:
-        """Nothing is filled any more."""
+        """Says that nothing is filled any more."""
         async with self._changed:
             self._failure = reason
             self._changed.notify_all()
@@ -311,7 +317,7 @@ class Belt:
             self._changed.notify_all()
 
     async def leave(self, name: str) -> None:
-        """It takes no more. May be called twice."""
+        """Lets a taker go, which takes no more. It may be called twice."""
         async with self._changed:
             self._next.pop(name, None)
             self._changed.notify_all()
@@ -332,12 +338,13 @@ class StagedTransfer(Transfer):
         super().__init__(engines, sender, IPC, twice)
 
     async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
-        """Raises TrainerError."""
+        """Makes one try. Raises TrainerError."""
         staging = await asyncio.to_thread(self._sender.open_staging, self._twice)
         if staging.problem:
             await asyncio.to_thread(self._sender.close_staging)
             return Times(), dict.fromkeys(receivers, EngineError(f"the trainer shares no memory: {staging.problem}"))
-        belt, times = Belt(receivers, BUFFERS), Times()
+        belt = Belt(receivers, BUFFERS)
+        times = Times()
         filling = asyncio.create_task(self._fill(belt, len(staging.buckets)))
         taking = (_take_staged(name, http, staging, belt, version, times) for name, http in receivers.items())
         ends = await asyncio.gather(*taking, return_exceptions=True)
@@ -345,9 +352,9 @@ class StagedTransfer(Transfer):
         times.take_sent(sent)
         return times, failures_of(receivers, ends)
 
-    async def _fill(self, belt: Belt, count: int) -> Sent:
-        """Until all is put together, or nobody takes it any more. Raises TrainerError."""
-        parts: list[Sent] = []
+    async def _fill(self, belt: Belt, count: int) -> SentWeights:
+        """Fills buckets until all is put together, or nobody takes it any more. Raises TrainerError."""
+        parts: list[SentWeights] = []
         try:
             for number in range(count):
                 if not await belt.room(number):
@@ -360,7 +367,7 @@ class StagedTransfer(Transfer):
         except BaseException as error:
             await belt.fail(str(error) or type(error).__name__)
             raise
-        return Sent(
+        return SentWeights(
             sum(part.gather_s for part in parts),
             sum(part.wire_s for part in parts),
             sum(part.sent_bytes for part in parts),
@@ -368,25 +375,26 @@ class StagedTransfer(Transfer):
 
 
 async def _take_staged(name: str, http: HttpEngine, staging: Staging, belt: Belt, version: int, times: Times) -> None:
-    """One server's part of a round. Raises EngineError."""
-    began_s, load_s = time.monotonic(), 0.0
+    """Does one server's part of a round. Raises EngineError."""
+    began_s = time.monotonic()
+    load_s = 0.0
     try:
         async with http.renewing(version) as client:
-            await ask(client, "/init_weight_transfer_engine", {"init_info": {"handles": staging.handles}})
-            await ask(client, "/start_weight_update")
+            await ask_http(client, "/init_weight_transfer_engine", {"init_info": {"handles": staging.handles}})
+            await ask_http(client, "/start_weight_update")
             started_s = time.monotonic()
             for number, bucket in enumerate(staging.buckets):
                 await belt.filled(number)
                 asked_s = time.monotonic()
-                await ask(client, "/update_weights", {"update_info": update_info(bucket, number)})
+                await ask_http(client, "/update_weights", {"update_info": update_info(bucket, number)})
                 load_s += time.monotonic() - asked_s
                 await belt.taken(name, number)
             asked_s = time.monotonic()
-            await ask(client, "/finish_weight_update")
+            await ask_http(client, "/finish_weight_update")
             loaded_s = time.monotonic()
             load_s += loaded_s - asked_s
             await belt.leave(name)
-            await belt.cleared()  # the cache wakes with the end of this block, into the memory that the buffers held
+            await belt.cleared()  # The cache wakes behind this block, into the memory that the buffers held.
     finally:
         await belt.leave(name)
     times.take_server(pause_s=started_s - began_s, load_s=load_s, resume_s=time.monotonic() - loaded_s)

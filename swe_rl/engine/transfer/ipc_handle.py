@@ -1,4 +1,4 @@
-"""Memory that two processes of a host share: one makes it and tells a handle, the other opens it by that handle.
+"""Shares memory between two processes of a host: one makes it and tells a handle, the other opens it by that.
 
 A copy of this file goes beside `vllm_worker` to the servers: nothing of swe_rl or vLLM is imported here.
 
@@ -23,7 +23,7 @@ _MEMORY = "/dev/shm"
 
 
 def device_key(device: torch.device) -> str:
-    """The same in all processes: a GPU's UUID without `GPU-` before it; `cpu` for the host."""
+    """Returns a name that is the same in all processes: a GPU's UUID without `GPU-` before it; `cpu` for the host."""
     if device.type != "cuda":
         return "cpu"
     text = str(torch.cuda.get_device_properties(device).uuid)
@@ -31,7 +31,9 @@ def device_key(device: torch.device) -> str:
 
 
 def make_shared(size_bytes: int, device: torch.device) -> tuple[Tensor, Handle]:
-    """uint8 [size_bytes], and how others open it. Raises RuntimeError with the cause where it cannot be shared."""
+    """Returns uint8 [size_bytes], and how others open it. Raises RuntimeError with the cause where it
+    cannot be shared.
+    """
     size_bytes = max(1, size_bytes)
     if device.type != "cuda":
         descriptor, path = tempfile.mkstemp(prefix="swe_rl-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
@@ -45,26 +47,31 @@ def make_shared(size_bytes: int, device: torch.device) -> tuple[Tensor, Handle]:
     # torch counts whoever opens a handle, and never frees memory of a process that died with one: not counted here.
     torch.UntypedStorage._release_ipc_counter(counter, counter_offset, device=device)
     handle = {"size": size, "offset": offset, "counter_offset": counter_offset, "waits": waits}
-    return tensor, handle | {"memory": _text(memory), "counter": _text(counter), "event": _text(event)}
+    return tensor, handle | {
+        "memory": _encode_text(memory),
+        "counter": _encode_text(counter),
+        "event": _encode_text(event),
+    }
 
 
 def open_shared(handle: Handle, device: torch.device) -> Tensor:
-    """The memory of `make_shared`, uint8, until the result is dropped. Raises RuntimeError."""
+    """Returns the memory of `make_shared`, uint8, until the result is dropped. Raises RuntimeError."""
     if "file" in handle:
-        if not Path(handle["file"]).exists():  # torch would make a new one
+        # torch would make a new file.
+        if not Path(handle["file"]).exists():
             raise RuntimeError(f"the shared memory {handle['file']} is gone")
         return torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
     index = torch.cuda.current_device() if device.index is None else device.index
-    counter = _bytes(handle["counter"]), handle["counter_offset"]
-    place = _bytes(handle["memory"]), handle["size"], handle["offset"]
+    counter = _decode_bytes(handle["counter"]), handle["counter_offset"]
+    place = _decode_bytes(handle["memory"]), handle["size"], handle["offset"]
     opened: Any = torch.UntypedStorage._new_shared_cuda(
-        index, *place, *counter, _bytes(handle["event"]), handle["waits"]
+        index, *place, *counter, _decode_bytes(handle["event"]), handle["waits"]
     )
     return torch.empty(0, dtype=torch.uint8, device=torch.device("cuda", index)).set_(opened)
 
 
 def forget_shared(handle: Handle) -> None:
-    """Nobody opens it any more. On a GPU it ends with its tensor."""
+    """Says that nobody opens it any more. On a GPU it ends with its tensor."""
     if "file" in handle:
         Path(handle["file"]).unlink(missing_ok=True)
 
@@ -79,9 +86,9 @@ def _require_shareable() -> None:
         )
 
 
-def _text(content: bytes) -> str:
+def _encode_text(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-def _bytes(text: str) -> bytes:
+def _decode_bytes(text: str) -> bytes:
     return base64.b64decode(text, validate=True)

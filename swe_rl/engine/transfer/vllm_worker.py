@@ -1,12 +1,12 @@
-"""vLLM's weight transfer in ways that it does not have itself: two back ends for its workers, beside its own ones.
+"""Adds two back ends for weight transfer to vLLM's workers, beside its own ones.
 
-`gloo`: between processes without GPUs, tensor by tensor. `swe_rl_ipc`: through memory of the GPU that a worker shares
-with a rank of the trainer; vLLM's `ipc` would need ray and pickles. A server is started with copies of this file and of
-`ipc_handle` on its path (`--worker-extension-cls swe_rl_worker.Extension`) and `--weight-transfer-config '{"backend":
-"gloo"}'`; it then speaks the same HTTP protocol as one with NCCL.
+`gloo` works between processes without GPUs, tensor by tensor. `swe_rl_ipc` goes through memory of the GPU that a worker
+shares with a rank of the trainer; vLLM's `ipc` would need ray and pickles. A server is started with copies of this file
+and of `ipc_handle` on its path (`--worker-extension-cls swe_rl_worker.Extension`) and `--weight-transfer-config
+'{"backend": "gloo"}'`; it then speaks the same HTTP protocol as one with NCCL.
 
 Invariants:
-- Imported by vLLM's workers, in their environment: nothing of swe_rl is imported here.
+- vLLM's workers import this file, in their environment: nothing of swe_rl is imported here.
 - Over gloo tensors come one by one, in the announced order, types and shapes, from rank 0.
 - Every worker finds the memory of its own GPU by the GPU's UUID, whatever number each process gives it.
 - When `update_weights` returns, nothing reads the buffer any more: tensors are copied out of it, as vLLM keeps what it
@@ -37,7 +37,7 @@ class Extension:
 
 
 class _Receiver(WeightTransferEngine):  # type: ignore[misc]
-    """One worker's end; vLLM takes the tensors layer by layer."""
+    """One worker's end. vLLM takes the tensors layer by layer."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -56,7 +56,9 @@ class _Receiver(WeightTransferEngine):  # type: ignore[misc]
 
 @dataclass(kw_only=True)
 class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """`world_size`: the sender and all workers of all servers; a server's own begin at `rank_offset`."""
+    """The place of a worker. `world_size` has the sender and all workers of all servers; a server's begin at
+    `rank_offset`.
+    """
 
     master_address: str
     master_port: int
@@ -77,7 +79,8 @@ class GlooEngine(_Receiver):
     _group: Any = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        self.shutdown()  # of an earlier wire
+        # It may be of an earlier wire.
+        self.shutdown()
         rank = self.parallel_config.data_parallel_index * self.parallel_config.world_size + self.parallel_config.rank
         limit = timedelta(seconds=_TIMEOUT_S)
         store = TCPStore(init_info.master_address, init_info.master_port, init_info.world_size, False, limit)
@@ -86,7 +89,8 @@ class GlooEngine(_Receiver):
         )
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.parse_update_info(update_info))  # the base class waits for an accelerator, too
+        # The base class would wait for an accelerator, too.
+        self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         if self._group is None:
@@ -102,14 +106,14 @@ class GlooEngine(_Receiver):
 
 @dataclass(kw_only=True)
 class IpcInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """`handles`: by a GPU's UUID those of its buffers."""
+    """The buffers. `handles` has those of each GPU, by its UUID."""
 
     handles: dict[str, list[dict[str, Any]]]
 
 
 @dataclass
 class IpcUpdateInfo(GlooUpdateInfo):
-    """One bucket of whole tensors; `offsets` are bytes in buffer number `buffer`."""
+    """One bucket of whole tensors. `offsets` are bytes in buffer number `buffer`."""
 
     buffer: int
     offsets: list[int]
@@ -121,7 +125,8 @@ class IpcEngine(_Receiver):
     _buffers: tuple[torch.Tensor, ...] = ()
 
     def init_transfer_engine(self, init_info: IpcInitInfo) -> None:
-        self.shutdown()  # of an update that failed
+        # It may be of an update that failed.
+        self.shutdown()
         key = device_key(self.device)
         if key not in init_info.handles:
             there = ", ".join(sorted(init_info.handles)) or "none"
@@ -139,14 +144,15 @@ class IpcEngine(_Receiver):
     def receive_weights(self, update_info: IpcUpdateInfo) -> None:
         if not self._buffers:
             raise RuntimeError("no weight transfer was initialised")
-        self.model.load_weights(_tensors(self._buffers[update_info.buffer], update_info))
+        self.model.load_weights(_bucket_tensors(self._buffers[update_info.buffer], update_info))
 
     def finish_weight_update(self) -> None:
         self.shutdown()
         super().finish_weight_update()
         self._settle()
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # of the copies: the cache may want its memory next
+            # The copies' memory goes back: the cache may want it next.
+            torch.cuda.empty_cache()
 
     def shutdown(self) -> None:
         self._buffers = ()
@@ -156,7 +162,7 @@ class IpcEngine(_Receiver):
             torch.cuda.synchronize(self.device)
 
 
-def _tensors(buffer: torch.Tensor, info: IpcUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+def _bucket_tensors(buffer: torch.Tensor, info: IpcUpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
     for name, dtype_name, shape, offset in zip(info.names, info.dtype_names, info.shapes, info.offsets, strict=True):
         dtype = getattr(torch, dtype_name)
         size = torch.Size(shape).numel() * dtype.itemsize

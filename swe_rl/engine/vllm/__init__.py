@@ -1,1 +1,1 @@
-"""vLLM servers that this run starts, watches and starts again."""
+"""The package has the vLLM servers that this run starts, watches and starts again."""

@@ -1,8 +1,8 @@
-"""Which GPUs a server sees: the placement's numbers, said in the names that this process was given.
+"""Says which GPUs a server sees: the placement's numbers, in the names that this process was given.
 
 Invariants:
-- Never a device outside this process's own CUDA_VISIBLE_DEVICES; one that hides all leaves none. Names (MIG-...,
-  GPU-...) are passed on as they are.
+- A server never sees a device outside this process's own CUDA_VISIBLE_DEVICES; one that hides all leaves none. Names
+  (MIG-..., GPU-...) are passed on as they are.
 - A slice of a MIG partition has no number of its own in CUDA: it is always called by its name.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from swe_rl.errors import UserError
 from swe_rl.host import gpus as host_gpus
-from swe_rl.layout.placement import Gpu
+from swe_rl.layout.placement import PlacedGpu
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _MIG = re.compile(r"\(UUID:\s*(MIG-[^)\s]+)\)")
@@ -23,11 +23,16 @@ class DeviceError(UserError):
 
 
 def visible_devices(
-    gpus: Sequence[Gpu], environ: Mapping[str, str], *, mig: bool = False, list_devices: Callable[[], str] | None = None
+    gpus: Sequence[PlacedGpu],
+    environ: Mapping[str, str],
+    *,
+    mig: bool = False,
+    list_devices: Callable[[], str] | None = None,
 ) -> str:
-    """The value of CUDA_VISIBLE_DEVICES for a server on `gpus` of this node. Raises DeviceError.
+    """Returns the value of CUDA_VISIBLE_DEVICES for a server on `gpus` of this node. Raises DeviceError.
 
-    `list_devices` gives the text of `nvidia-smi -L`; asked only for MIG slices that the environment does not name.
+    `list_devices` gives the text of `nvidia-smi -L`; it is asked only for MIG slices that the environment does not
+    name.
     """
     names = host_gpus.visible_devices(environ.get(_VARIABLE))
     if mig and names != [] and not any(name.startswith("MIG-") for name in names or ()):
@@ -49,7 +54,8 @@ def visible_devices(
 
 
 def slice_number(name: str, environ: Mapping[str, str], *, list_devices: Callable[[], str] | None = None) -> str:
-    """For programs that know GPUs by number only: `0` means the first MIG slice that CUDA lists, and no other has one.
+    """Returns `0` for the first MIG slice that CUDA lists; no other has a number. It is for programs that know no
+    names.
 
     Raises DeviceError for the others.
     """
@@ -64,7 +70,7 @@ def slice_number(name: str, environ: Mapping[str, str], *, list_devices: Callabl
 
 
 def mig_names(listing: str) -> list[str]:
-    """Of `nvidia-smi -L`, in its order."""
+    """Returns the names of MIG slices in the text of `nvidia-smi -L`, in its order."""
     return _MIG.findall(listing)
 
 

@@ -1,4 +1,4 @@
-"""A vLLM server that this run starts, watches and starts again, as an engine.
+"""Treats a vLLM server that this run starts, watches and starts again as an engine.
 
 Invariants:
 - When the server dies, what waits for it fails at once with the reason from its log; later requests wait for the
@@ -39,8 +39,9 @@ from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
 if TYPE_CHECKING:
     import torch
 
+# Between our look for a free port and the server's listening another process may take it; three times is no accident.
 _PORT_TRIES = 3
-_DEATH_S = 2.0  # between the first failure and the end of the process
+_DEATH_S = 2.0  # So much passes at most between the first failure and the end of the process.
 
 
 class WeightsGoneError(EngineError):
@@ -48,18 +49,21 @@ class WeightsGoneError(EngineError):
 
 
 class Maker(Protocol):
-    """Of a supervised engine's servers and their clients: nothing is started, every call makes a new one."""
+    """Makes the servers and clients of a supervised engine: nothing is started, every call makes a new one."""
 
     def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
-        """`by_number`: a MIG slice is called by its number. Raises DeviceError where it has none."""
+        """Returns a server. With `by_number` a MIG slice is called by its number. Raises DeviceError."""
         ...
 
     def client(self, url: str) -> HttpEngine: ...
 
 
 class VllmEngine(Engine):
-    """`say` and `record` (for `events.jsonl`, see `loss`) are told when it is lost, and when it serves again. `ledger`:
-    restarts so far of each of the run's engines that was up once, by name; those that are made later go on with it."""
+    """An engine whose server this run starts. `say` and `record` are told when it is lost, and when it serves again.
+
+    `record` is for `events.jsonl` (see `loss`). `ledger` has the restarts so far of each of the run's engines that was
+    up once, by name; those that are made later go on with it.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class VllmEngine(Engine):
         self._failure: EngineError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._before = EngineStats(0, 0, 0, 0, 0)  # totals of earlier lives of the server
+        self._before = EngineStats(0, 0, 0, 0, 0)  # These are totals of earlier lives of the server.
 
     @property
     def restarts(self) -> int:
@@ -104,7 +108,9 @@ class VllmEngine(Engine):
     def state(self) -> EngineState:
         if self._failure is not None:
             return EngineState.gone
-        return EngineState.up if self._up.is_set() else EngineState.starting
+        if self._up.is_set():
+            return EngineState.up
+        return EngineState.starting
 
     @property
     def why_lost(self) -> EngineError | None:
@@ -147,6 +153,14 @@ class VllmEngine(Engine):
         if self._http is not None and self.state is EngineState.up:
             await self._http.abort(request_id)
 
+    def stalled_s(self) -> float:
+        return self._http.stalled_s() if self._http is not None and self.state is EngineState.up else 0.0
+
+    def give_up(self, reason: str) -> None:
+        """Gives the server up, which is then started anew."""
+        if self._http is not None:
+            self._http.lose(f"it does not answer: {reason}")
+
     async def pause(self) -> None:
         await (await self._serving()).pause()
         self._paused = True
@@ -156,7 +170,7 @@ class VllmEngine(Engine):
         await (await self._serving()).resume()
 
     async def sleep(self) -> None:
-        """The server sleeps then, or has ended."""
+        """Puts the server to sleep; one that dies meanwhile has ended, which is as good."""
         http = await self._serving()
         self._may_start.clear()
         try:
@@ -166,7 +180,7 @@ class VllmEngine(Engine):
                 raise
 
     async def may_wake(self) -> None:
-        """A server that ended meanwhile is started, and one waits until it is up."""
+        """Starts a server that ended meanwhile, and waits until it is up."""
         self._may_start.set()
         await self._serving()
 
@@ -175,7 +189,7 @@ class VllmEngine(Engine):
         return self._http.wake_s if self._http is not None else 0.0
 
     async def update_weights(self, weights: "Mapping[str, torch.Tensor]", version: int) -> None:
-        """Raises EngineError; a server that dies meanwhile is given them again, once, when it is back."""
+        """Gives the weights, once more to a server that dies meanwhile and comes back. Raises EngineError."""
         for last in (False, True):
             http = await self._serving()
             try:
@@ -192,7 +206,7 @@ class VllmEngine(Engine):
         return type(error)(f"{error}; {self._server.said()}")
 
     async def receiver(self) -> HttpEngine:
-        """Of a server that was lost and has not ended yet, its successor."""
+        """Returns the client of its server, or of the successor of one that was lost and has not ended yet."""
         http = await self._serving()
         if http.in_flight.failure is not None and await self._dies():
             http = await self._serving()
@@ -212,11 +226,12 @@ class VllmEngine(Engine):
         )
 
     async def close(self) -> None:
-        """May be called twice."""
+        """Ends the server. It may be called twice."""
         if self._failure is None:
             self._failure = EngineError(f"Engine `{self.name}` is closed.")
         self._up.set()  # whoever waits learns of the failure
-        keeper, self._keeper = self._keeper, None
+        keeper = self._keeper
+        self._keeper = None
         if keeper is not None:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -236,7 +251,7 @@ class VllmEngine(Engine):
         return self._http
 
     async def _dies(self) -> bool:
-        """Whether the process ends about now, by itself or ended from here.
+        """Tells whether the process ends about now, by itself or ended from here.
 
         A request often breaks off before the end of the process is seen, and only that has the reason.
         """
@@ -248,8 +263,9 @@ class VllmEngine(Engine):
         return False
 
     async def _launch(self, model_path: str) -> None:
-        """A healthy, probed server; a lost port is tried again, a missing compiler answered with eager mode."""
-        took_s, attempt = None, 0
+        """Starts a healthy, probed server; a lost port is tried again, a missing compiler answered with eager mode."""
+        took_s = None
+        attempt = 0
         while took_s is None:
             attempt += 1
             self._server = server = self._maker.server(model_path, self._eager, self._by_number)
@@ -291,7 +307,7 @@ class VllmEngine(Engine):
         )
 
     async def _keep(self, death: EngineError | None) -> None:
-        """`death`: before it was up."""
+        """Starts the server again whenever it dies. `death` is one from before it was up."""
         while self._server is not None:
             self._death = error = death or await self._server.wait()
             death = None
@@ -313,9 +329,10 @@ class VllmEngine(Engine):
             self._tell(True)
 
     async def _start_again(self, error: EngineError) -> None:
-        """As often as restarts are left. Raises EngineError, whatever went wrong: nobody waits for this task."""
+        """Starts the server while restarts are left. Raises EngineError, whatever went wrong: nobody waits here."""
         assert self._http is not None
-        lost, failure = self._http, EngineError(f"{error}; it was restarted {self.restarts} times already")
+        lost = self._http
+        failure = EngineError(f"{error}; it was restarted {self.restarts} times already")
         while self.restarts < self._max_restarts:
             self._ledger[self.name] = self.restarts + 1
             try:
@@ -332,7 +349,8 @@ class VllmEngine(Engine):
         raise failure
 
     async def _end_attempt(self) -> None:
-        http, self._http = self._http, None
+        http = self._http
+        self._http = None
         if http is not None:
             await http.close()
         if self._server is not None:
@@ -365,7 +383,7 @@ class VllmEngine(Engine):
             await self._give_weights(version, folder, adapter)
 
     async def _give_weights(self, version: int, folder: Path | None, adapter: bool) -> None:
-        """Those of `version`, unless the server was started with them. Raises EngineError."""
+        """Gives the server the weights of `version`, unless it was started with them. Raises EngineError."""
         assert self._http is not None
         if version and folder is not None and adapter:
             await self._http.take(folder, version)
@@ -377,6 +395,6 @@ class VllmEngine(Engine):
             raise WeightsGoneError(f"nothing has the weights of step {version} for it")
 
     def _seen(self, up: bool) -> None:
-        """A server that hangs, or holds half of an update, is ended: `_keep` then starts it again."""
+        """Ends a server that hangs, or holds half of an update: `_keep` then starts it again."""
         if not up and self.state is EngineState.up and self._server is not None:
             self._ending = asyncio.get_running_loop().create_task(self._server.stop())

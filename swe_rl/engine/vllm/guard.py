@@ -1,12 +1,12 @@
 """Runs one command and ends it, with everything it started, when the process that asked for it is gone.
 
-A program of its own, `python guard.py GRACE_S COMMAND...`, with the standard library only: it must not depend on
+It is a program of its own, `python guard.py GRACE_S COMMAND...`, with the standard library only: it must not depend on
 what it guards. It leads its own process group; its standard input is a pipe whose other end the asking process holds.
 
 Invariants:
 - The end of the pipe, a new parent, SIGTERM or the command's own end: all lead to the same clean-up, after which no
   descendant is left, whatever process group or session it has moved to.
-- Ends with the command's status; 128 + n for a signal.
+- It ends with the command's status; 128 + n for a signal.
 """
 
 import contextlib
@@ -19,28 +19,35 @@ import sys
 import time
 from pathlib import Path
 
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+# Both numbers are prctl(2)'s.
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 1.0
 _ROUND_S = 0.02
+# Killing takes at most five seconds of rounds: what is still there is stuck in the kernel, and nobody can end it.
 _KILL_ROUNDS = 250
 
 
 def main(arguments: list[str]) -> int:
-    grace_s, command = float(arguments[0]), arguments[1:]
-    _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans of the command become ours
-    ask_to_end, wake = _signals()
+    grace_s = float(arguments[0])
+    command = arguments[1:]
+    # Orphans of the command become ours.
+    _call_prctl(_SET_CHILD_SUBREAPER, 1)
+    ask_to_end, wake = _collect_signals()
     parent = os.getppid()
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
-    status = _watch(child, parent, ask_to_end, wake)
+    status = _watch_child(child, parent, ask_to_end, wake)
     if status is None:
         child.terminate()
         status = _reap_until(child, time.monotonic() + grace_s)
     _kill_all()
-    return child.wait() if status is None else status
+    if status is None:
+        return child.wait()
+    return status
 
 
-def _signals() -> tuple[list[int], int]:
-    """The signals that asked this process to end, so far; and a descriptor that becomes readable with any signal."""
+def _collect_signals() -> tuple[list[int], int]:
+    """Returns the signals that asked this process to end, so far, and a descriptor that any signal makes readable."""
     asked: list[int] = []
     read, write = os.pipe()
     os.set_blocking(read, False)
@@ -55,13 +62,13 @@ def _signals() -> tuple[list[int], int]:
 
 
 def _die_with_parent() -> None:
-    _prctl(_SET_PDEATHSIG, signal.SIGKILL)
+    _call_prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _watch(child: "subprocess.Popen[bytes]", parent: int, asked: list[int], wake: int) -> int | None:
-    """The command's status, or None when it should end."""
+def _watch_child(child: "subprocess.Popen[bytes]", parent: int, asked: list[int], wake: int) -> int | None:
+    """Returns the command's status, or None when it should end."""
     while True:
-        status = _reap(child)
+        status = _reap_child(child)
         if status is not None:
             return status
         if asked or os.getppid() != parent:
@@ -75,26 +82,28 @@ def _watch(child: "subprocess.Popen[bytes]", parent: int, asked: list[int], wake
 
 def _reap_until(child: "subprocess.Popen[bytes]", deadline_s: float) -> int | None:
     while time.monotonic() < deadline_s:
-        status = _reap(child)
+        status = _reap_child(child)
         if status is not None:
             return status
         time.sleep(_ROUND_S)
     return None
 
 
-def _reap(child: "subprocess.Popen[bytes]") -> int | None:
-    """The command's status once it has ended."""
+def _reap_child(child: "subprocess.Popen[bytes]") -> int | None:
+    """Returns the command's status once it has ended, or None."""
     status = child.poll()
     if status is not None:
-        return 128 - status if status < 0 else status
+        if status < 0:
+            return 128 - status
+        return status
     return None
 
 
 def _kill_all() -> None:
-    """SIGKILL to every descendant until none is left; processes in the kernel are waited for, within reason."""
+    """Sends SIGKILL to every descendant until none is left; processes in the kernel are waited for, within reason."""
     for _ in range(_KILL_ROUNDS):
-        _collect()
-        pids = descendants(os.getpid())
+        _collect_zombies()
+        pids = list_descendants(os.getpid())
         if not pids:
             return
         for pid in pids:
@@ -103,14 +112,14 @@ def _kill_all() -> None:
         time.sleep(_ROUND_S)
 
 
-def _collect() -> None:
+def _collect_zombies() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def descendants(root: int) -> list[int]:
-    """Pids below `root`, from /proc; zombies are left out."""
+def list_descendants(root: int) -> list[int]:
+    """Returns the pids below `root`, from /proc; zombies are left out."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -130,7 +139,7 @@ def descendants(root: int) -> list[int]:
     return below
 
 
-def _prctl(option: int, value: int) -> None:
+def _call_prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

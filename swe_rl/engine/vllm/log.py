@@ -1,4 +1,4 @@
-"""What a vLLM server's log says about why it ended, or how far it has come. Pure.
+"""Reads in a vLLM server's log why it ended, or how far it has come. It is pure.
 
 Invariants:
 - The cause is the first error of the innermost process, not the wrappers that follow ("see root cause above").
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from swe_rl.host.lines import printed_lines
+
 _TAIL_BYTES = 256 * 1024
 _SHOWN_CHARS = 300
 _SHOWN_LINES = 4
 _PREFIX = re.compile(
     r"^(\(\w[\w .:-]* pid=\d+\)\s*)?((INFO|WARNING|ERROR|DEBUG|CRITICAL) [\d-]+ [\d:.]+ )?(\[[\w./]+:\d+\]\s?)?"
 )
-_OF_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")  # behind its reasons
+# pydantic writes this behind its reasons.
+_OF_PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ERROR = re.compile(
     r"^[\w.]*(Error|Exception|Interrupt|NotFound|Failure)\b(: .*)?$|^\w*[Ee]rror: |^Killed$|Segmentation fault"
@@ -32,7 +35,8 @@ class Cause(StrEnum):
     out_of_memory = "out_of_memory"
     no_compiler = "no_compiler"
     port_in_use = "port_in_use"
-    mig_name = "mig_name"  # a release that takes GPUs by number only
+    # A release of vLLM takes GPUs by number only.
+    mig_name = "mig_name"
     unknown = "unknown"
 
 
@@ -66,12 +70,14 @@ class Diagnosis:
     def __str__(self) -> str:
         last_words = " | ".join(self.lines) or "its log says nothing"
         way_out = _WAY_OUT.get(self.cause)
-        return f"{last_words}; {way_out}" if way_out else last_words
+        if way_out:
+            return f"{last_words}; {way_out}"
+        return last_words
 
 
-def diagnose(text: str) -> Diagnosis:
-    """Of the last start whose log `text` ends with."""
-    lines = [_plain(line) for line in text.splitlines()]
+def diagnose_start(text: str) -> Diagnosis:
+    """Returns the diagnosis of the last start, whose log `text` ends with."""
+    lines = [_plain_line(line) for line in printed_lines(text)]
     cause = next((cause for cause, sign in _SIGNS.items() if sign.search(text)), Cause.unknown)
     sign = _SIGNS.get(cause)
     shown = [line for line in lines if sign is not None and sign.search(line)][:1]
@@ -79,16 +85,18 @@ def diagnose(text: str) -> Diagnosis:
     shown += [line for line in dict.fromkeys(errors) if line not in shown]
     if not shown:
         shown = [line for line in lines if line][-_SHOWN_LINES:]
-    return Diagnosis(cause, tuple(_shorten(line) for line in shown[:_SHOWN_LINES]))
+    return Diagnosis(cause, tuple(_shorten_line(line) for line in shown[:_SHOWN_LINES]))
 
 
 def last_line(text: str) -> str:
-    """For progress: the last line that says anything, as far as a terminal shows it."""
-    return next((_shorten(line, 100) for line in map(_plain, reversed(text.splitlines())) if line), "no output")
+    """Returns the last line that says anything, as far as a terminal shows it; it is for progress."""
+    return next(
+        (_shorten_line(line, 100) for line in map(_plain_line, reversed(printed_lines(text))) if line), "no output"
+    )
 
 
 def read_tail(path: Path, since_bytes: int = 0) -> str:
-    """At most 256 KiB from the end of the log, not before `since_bytes`; empty when there is none."""
+    """Returns at most 256 KiB from the end of the log, not before `since_bytes`; empty when there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -98,11 +106,13 @@ def read_tail(path: Path, since_bytes: int = 0) -> str:
         return ""
 
 
-def _plain(line: str) -> str:
+def _plain_line(line: str) -> str:
     line = _ANSI.sub("", line.rpartition("\r")[2] if not line.endswith("\r") else line)
     return _PREFIX.sub("", line).strip()
 
 
-def _shorten(line: str, limit: int = _SHOWN_CHARS) -> str:
+def _shorten_line(line: str, limit: int = _SHOWN_CHARS) -> str:
     line = _OF_PYDANTIC.sub("", line)
-    return line if len(line) <= limit else f"{line[:limit]}..."
+    if len(line) <= limit:
+        return line
+    return f"{line[:limit]}..."

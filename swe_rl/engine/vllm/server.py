@@ -1,8 +1,8 @@
-"""One `vllm serve` process: started, waited for, ended.
+"""Runs one `vllm serve` process: starts it, waits for it, ends it.
 
 Invariants:
-- It runs below a guard (`guard`), which ends it with all its children when this process dies, however it dies.
-  What a guard that was killed has left is found by its marker.
+- It runs below a guard (`guard`), which ends it with all its children when this process dies, however it dies. What a
+  guard that was killed has left is found by its marker.
 - `stop` returns once nothing of it is left; it may be called at any time, and again.
 - Its output goes to a log file of its own; what it says about its end is in the error.
 """
@@ -20,13 +20,14 @@ from pathlib import Path
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.vllm import guard as vllm_guard
-from swe_rl.engine.vllm.log import Cause, Diagnosis, diagnose, last_line, read_tail
+from swe_rl.engine.vllm.log import Cause, Diagnosis, diagnose_start, last_line, read_tail
 from swe_rl.logger.disk import disk_error
 from swe_rl.sandbox.process_tree import MARKER, kill_marked
 
 _LOOK_S = 0.5
 _TELL_EVERY_S = 15.0
-_KILL_AFTER_S = 10.0  # for the guard to finish after its grace
+# The guard has this long to finish after its grace.
+_KILL_AFTER_S = 10.0
 
 
 class ServerDiedError(EngineError):
@@ -38,9 +39,11 @@ class ServerDiedError(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """`step`: what comes before the command where the server runs on another node (see `step`), else nothing.
-    `api_key`: for the look at its health."""
+class ServerLaunch:
+    """How a server is started. `step` comes before the command where it runs on another node (see `step`).
+
+    `api_key` is for the look at its health.
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -52,7 +55,7 @@ class Launch:
 class VllmServer:
     def __init__(
         self,
-        launch: Launch,
+        launch: ServerLaunch,
         log: Path,
         *,
         name: str,
@@ -72,11 +75,13 @@ class VllmServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the guard, which leads the server's process group."""
-        return self._process.pid if self._process else None
+        """The pid of the guard, which leads the server's process group."""
+        if self._process:
+            return self._process.pid
+        return None
 
     async def start(self) -> float:
-        """Returns when the server is healthy, with the seconds it took; raises ServerDiedError, EngineError, DiskError.
+        """Starts the server. Returns the seconds it took to be healthy. Raises ServerDiedError, EngineError, DiskError.
 
         Nothing is left running when it raises.
         """
@@ -96,7 +101,7 @@ class VllmServer:
         return self._died(status)
 
     def said(self) -> str:
-        """The errors in its log since its start."""
+        """Returns the errors in its log since its start."""
         return f"{self._diagnosis()} (log: {self.log})"
 
     async def stop(self) -> None:
@@ -104,19 +109,22 @@ class VllmServer:
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()  # the guard then ends everything
+            # The guard then ends everything.
+            process.stdin.close()
         try:
             await asyncio.wait_for(process.wait(), self._stop_timeout_s + _KILL_AFTER_S)
         except TimeoutError:
             _kill_tree(process.pid)
             await process.wait()
         marker = self._launch.environment.get(MARKER)
-        if process.returncode == -signal.SIGKILL and marker:  # the guard itself was killed, and ended nothing
+        # The guard itself was killed, and ended nothing.
+        if process.returncode == -signal.SIGKILL and marker:
             await asyncio.to_thread(kill_marked, marker)
 
     async def _spawn(self) -> None:
         guard = (sys.executable, "-I", vllm_guard.__file__, str(self._stop_timeout_s))
-        command = [*(self._launch.step or guard), *self._launch.arguments]  # a step has a guard of its own
+        # A step has a guard of its own.
+        command = [*(self._launch.step or guard), *self._launch.arguments]
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             output = self.log.open("ab")
@@ -172,7 +180,7 @@ class VllmServer:
         )
 
     def _diagnosis(self) -> Diagnosis:
-        return diagnose(self._tail())
+        return diagnose_start(self._tail())
 
     def _tail(self) -> str:
         return read_tail(self.log, self._log_start)
@@ -189,7 +197,7 @@ async def _is_healthy(client: HttpClient) -> bool:
 
 
 def _kill_tree(pid: int) -> None:
-    pids: Sequence[int] = [*vllm_guard.descendants(pid), pid]
+    pids: Sequence[int] = [*vllm_guard.list_descendants(pid), pid]
     for pid_below in pids:
         with contextlib.suppress(OSError):
             os.kill(pid_below, signal.SIGKILL)

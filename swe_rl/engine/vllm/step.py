@@ -1,13 +1,13 @@
-"""Runs one server on another node of the job, as a step of SLURM's: picks its GPUs there, and lets nobody else in.
+"""Runs one server on another node of the job, as a SLURM step: picks its GPUs there, and lets nobody else in.
 
-A program of its own, `python -I step.py SPEC COMMAND...`; SPEC is JSON (`StepSpec`), the key is VLLM_API_KEY. The
+It is a program of its own, `python -I step.py SPEC COMMAND...`; SPEC is JSON (`StepSpec`), the key is VLLM_API_KEY. The
 server listens on loopback, as on the first node; a relay before it is what the node's address shows. vLLM asks for a
 key on some of its paths only, so the relay asks for it on every connection.
 
 Invariants:
 - The end of standard input, SIGTERM or the server's own end: all lead to the same end, after which nothing is left.
 - The first request of a connection has the key or is answered 401; whoever had it there is trusted on it.
-- Ends with the server's status.
+- It ends with the server's status.
 """
 
 import asyncio
@@ -31,15 +31,18 @@ _NOT_UP = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection:
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """`gpus`: their numbers among those that SLURM gave this node, None without GPUs; `port` is the relay's, `inner`
-    the server's."""
+    """The work of a step. `gpus` are numbers among those that SLURM gave this node, None without GPUs.
+
+    `port` is the relay's, `inner` the server's.
+    """
 
     port: int
     inner: int
     grace_s: float
     gpus: tuple[int, ...] | None = None
     mig: bool = False
-    by_number: bool = False  # a MIG slice is called by its number
+    # A MIG slice is called by its number.
+    by_number: bool = False
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -52,43 +55,47 @@ def main(arguments: list[str]) -> int:
         from swe_rl.errors import UserError
 
         try:
-            environ["CUDA_VISIBLE_DEVICES"] = _devices(spec, environ)
+            environ["CUDA_VISIBLE_DEVICES"] = _visible_devices(spec, environ)
         except UserError as error:
             print(f"DeviceError: {error}", file=sys.stderr)
             return 2
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    return asyncio.run(_serve(spec, arguments[1:], environ))
+    return asyncio.run(_serve_relay(spec, arguments[1:], environ))
 
 
-def _devices(spec: StepSpec, environ: dict[str, str]) -> str:
-    """Raises DeviceError."""
+def _visible_devices(spec: StepSpec, environ: dict[str, str]) -> str:
+    """Returns CUDA_VISIBLE_DEVICES. Raises DeviceError."""
     from swe_rl.engine.vllm.devices import slice_number, visible_devices
-    from swe_rl.layout.placement import Gpu
+    from swe_rl.layout.placement import PlacedGpu
 
-    devices = visible_devices([Gpu(0, index) for index in spec.gpus or ()], environ, mig=spec.mig)
-    return slice_number(devices, environ) if spec.by_number else devices
+    devices = visible_devices([PlacedGpu(0, index) for index in spec.gpus or ()], environ, mig=spec.mig)
+    if spec.by_number:
+        return slice_number(devices, environ)
+    return devices
 
 
-async def _serve(spec: StepSpec, command: list[str], environ: dict[str, str]) -> int:
-    """The server below its guard, the relay before it."""
+async def _serve_relay(spec: StepSpec, command: list[str], environ: dict[str, str]) -> int:
+    """Runs the server below its guard, and the relay before it."""
     gate = Gate(spec.inner, environ.get("VLLM_API_KEY", ""))
     try:
         relay = await asyncio.start_server(gate.connected, None, spec.port, limit=_HEAD_BYTES)
     except OSError as error:
         print(f"the relay cannot listen on port {spec.port}: {error}", file=sys.stderr)
         return 1
-    child = _guarded(spec, command, environ)
+    child = _start_guarded(spec, command, environ)
     assert child.stdin is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, child.stdin.close)
     threading.Thread(target=_until_input_ends, args=(child,), daemon=True).start()
     status = await asyncio.to_thread(child.wait)
     relay.close()
     gate.close()
-    return status if status >= 0 else 128 - status
+    if status >= 0:
+        return status
+    return 128 - status
 
 
-def _guarded(spec: StepSpec, command: list[str], environ: dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start_guarded(spec: StepSpec, command: list[str], environ: dict[str, str]) -> "subprocess.Popen[bytes]":
     guard = str(Path(__file__).with_name("guard.py"))
     whole = [sys.executable, "-I", guard, str(spec.grace_s), *command]
     return subprocess.Popen(whole, stdin=subprocess.PIPE, env=environ)
@@ -103,7 +110,7 @@ def _until_input_ends(child: "subprocess.Popen[bytes]") -> None:
 
 
 class Gate:
-    """Connections with the key are passed on, byte for byte."""
+    """Passes connections with the key on, byte for byte."""
 
     def __init__(self, inner: int, key: str) -> None:
         self._inner = inner
@@ -143,10 +150,11 @@ class Gate:
             return
         try:
             inner_writer.write(head)
-            ways = [_pump(reader, inner_writer), _pump(inner_reader, writer)]
+            ways = [_pump_bytes(reader, inner_writer), _pump_bytes(inner_reader, writer)]
             tasks = [asyncio.ensure_future(way) for way in ways]
             try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)  # either side's end is the connection's
+                # The end of either side is the connection's.
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -156,7 +164,7 @@ class Gate:
 
 
 def has_key(head: bytes, key: str) -> bool:
-    """Of the head of an HTTP request. An empty key opens nothing."""
+    """Tells whether the head of an HTTP request has the key. An empty key opens nothing."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"authorization":
@@ -164,7 +172,7 @@ def has_key(head: bytes, key: str) -> bool:
     return False
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump_bytes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while chunk := await reader.read(_CHUNK_BYTES):
         writer.write(chunk)
         await writer.drain()

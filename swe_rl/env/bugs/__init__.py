@@ -1,1 +1,1 @@
-"""The embedded instances: small packages with injected bugs, in SWE-bench's record format."""
+"""This package holds the embedded instances: small packages with injected bugs, in SWE-bench's record format."""

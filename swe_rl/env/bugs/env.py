@@ -1,58 +1,78 @@
-"""The embedded environment: instances that ship with the package, or a file of the same kind."""
+"""Offers the embedded instances, which ship with the package, or a file of instances of the same kind."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from swe_rl.config.choices import GradingKind
+from swe_rl.config.choices import GradingKind, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
 from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.proof.record import Standing
 from swe_rl.env.protocol import Grade, Grading
-from swe_rl.env.records import narrowed, read_instances, select_instances
+from swe_rl.env.records import narrow_instances, read_instances, select_instances
+from swe_rl.env.swe.proven import ProvenEnv
+from swe_rl.env.swe.read import read_split
 from swe_rl.logger.disk import disk_error
+from swe_rl.logger.names import folder_name
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 DATA = Path(__file__).parent / "data"
 SPLITS = ("train", "heldout")
 
 
-class BugsEnv:
-    """Instances of `conf/env/bugs.yaml`; workspaces are prepared below `cache` when first asked for."""
+class BugsEnv(ProvenEnv):
+    """Offers the instances of `conf/env/bugs.yaml`. Workspaces are prepared below `cache` when first asked for."""
 
-    def __init__(self, config: EnvConfig, cache: Path, grader: Grading | None = None) -> None:
-        self.name = config.name
-        self._config = config
-        self._cache = cache
+    def __init__(
+        self,
+        config: EnvConfig,
+        cache: Path,
+        grader: Grading | None = None,
+        sandbox: SandboxKind = SandboxKind.process,
+    ) -> None:
+        super().__init__(config, cache, sandbox, read_split)
         self._lock = threading.Lock()
         self._grade = grader or (VerdictCache().grade if config.cache_verdicts else GRADERS[GradingKind.pytest])
 
-    def instances(self, split: str) -> Sequence[Instance]:
-        """`env.instances` narrows the training split; the held-out split only where it names some of it. One list may
-        name instances of both."""
+    def _chosen(self, split: str) -> tuple[list[Instance], int | None]:
+        """Returns the chosen instances of a split, and how many it has. Raises InstanceError.
+
+        `env.instances` narrows the training split. It narrows the held-out split only where it names some of its
+        instances. One list may name instances of both.
+        """
         instances = read_instances(self._file(split))
         for instance in instances:
-            package_folder(instance.repo)  # refuses what cannot be run before anything was started
+            package_folder(instance.repo)  # A package that is not there is refused before anything is started.
+        left = instances
         if self._config.instances and split == self._config.split:
-            return select_instances(instances, self._config.instances, self._all_ids)
-        if self._config.instances:
-            return narrowed(instances, self._config.instances, self._all_ids)
-        return instances
+            left = select_instances(instances, self._config.instances, self._all_ids)
+        elif self._config.instances:
+            left = narrow_instances(instances, self._config.instances, self._all_ids)
+        return left, len(instances)
+
+    def _check_apart(self, split: str, instances: Sequence[Instance]) -> None:
+        """Accepts splits that share instances, because one file may be every split."""
+
+    def standing(self, instance: Instance) -> tuple[Standing, str]:
+        """Returns that the instance is proven: each was proven when it was made."""
+        del instance
+        return Standing.proven, ""
+
+    def _as_proven(self, instance: Instance) -> Instance:
+        return instance  # No proof mends one of these instances.
 
     def _all_ids(self) -> frozenset[str]:
+        """Returns the ids of all instances of both splits. Raises InstanceError."""
         files = {self._file(split) for split in (self._config.split, self._config.eval_split)}
         return frozenset(instance.instance_id for file in files for instance in read_instances(file))
 
-    def split_instances(self, split: str) -> int | None:
-        return len(read_instances(self._file(split)))
-
-    def left_out(self, split: str) -> Mapping[str, str]:
-        del split
-        return {}  # proven when they were made
-
     def _file(self, split: str) -> Path:
-        """A dataset is a folder with one file a split, or one file that is every split."""
+        """Returns the file of a split. Raises InstanceError.
+
+        A data set is a folder with one file a split, or one file that is every split.
+        """
         dataset = Path(self._config.dataset)
         if self._config.dataset.startswith("builtin:"):
             if split not in SPLITS:
@@ -61,8 +81,11 @@ class BugsEnv:
         return dataset / f"{split}.jsonl" if dataset.is_dir() else dataset
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking (git); about 50 ms the first time, then free. Raises InstanceError, DiskError."""
-        folder = self._cache / f"{instance.instance_id}-{instance.base_commit[:12]}"
+        """Returns the folder that an agent starts from. Raises InstanceError, DiskError.
+
+        It blocks (git) for about 50 ms the first time, then it is free.
+        """
+        folder = self._cache / folder_name(f"{instance.instance_id}-{instance.base_commit[:12]}")
         with self._lock:
             if not folder.is_dir():
                 try:
@@ -76,5 +99,5 @@ class BugsEnv:
         return instance.problem_statement
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """Raises GradeError."""
+        """Returns the verdict of the instance's tests. Raises GradeError."""
         return await self._grade(instance, patch, self.workspace(instance), sandboxes, timeout_s)

@@ -1,8 +1,8 @@
 """Makes the embedded instances and proves each of them.
 
 Invariants:
-- Same packages and seed: same records, byte for byte.
-- FAIL_TO_PASS fails before and passes after the gold patch; PASS_TO_PASS passes both times; at least one of each.
+- The same packages and seed give the same records, byte for byte.
+- FAIL_TO_PASS fails before and passes after the gold patch; PASS_TO_PASS passes both times. Each has at least one test.
 - The FAIL_TO_PASS tests are not in the tree that the agent sees.
 """
 
@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.env.bugs.edit import usable_sites
-from swe_rl.env.bugs.mutation import Site, split_swaps
+from swe_rl.env.bugs.mutation import MutationSite, split_swaps
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.session import ENVIRONMENT
 from swe_rl.env.instance import Instance
+from swe_rl.host.lines import lines_of
 
 VERSION = "1"
+# A bug that makes more tests fail is not taken.
 MAX_FAILING_TESTS = 6
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S+)")
 _HEADER = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
@@ -33,13 +35,15 @@ _HEADER = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
+    """Names a place in a package where a bug can be injected."""
+
     repo: str
-    module: str  # path inside the package
-    site: Site
+    module: str  # The path is relative to the package.
+    site: MutationSite
 
 
-def candidates(split: str) -> list[Candidate]:
-    """Every usable site of the split's packages and variants, in a fixed order."""
+def list_candidates(split: str) -> list[Candidate]:
+    """Returns every usable site of the split's packages and variants, in a fixed order."""
     usable = []
     for path in sorted((PACKAGES / split).glob("*/*/*.py")):
         if path.parent.name == "tests":
@@ -51,16 +55,21 @@ def candidates(split: str) -> list[Candidate]:
     return usable
 
 
-def generate(split: str, count: int, seed: int, progress: Callable[[Instance], None] | None = None) -> list[Instance]:
-    """`count` proven instances, spread over packages and families. Raises ValueError when there are not enough."""
+def generate_instances(
+    split: str, count: int, seed: int, progress: Callable[[Instance], None] | None = None
+) -> list[Instance]:
+    """Returns `count` proven instances, spread over packages and families.
+
+    Raises ValueError when there are not enough.
+    """
     rng = random.Random(f"{split}/{seed}")
     kept: list[Instance] = []
     functions: set[tuple[str, str, str]] = set()
-    for candidate in _spread(candidates(split), rng):
+    for candidate in _take_by_family(list_candidates(split), rng):
         key = (candidate.repo, candidate.module, candidate.site.function)
         if key in functions:
             continue
-        instance = build(candidate, number=len(kept), seed=seed)
+        instance = build_instance(candidate, number=len(kept), seed=seed)
         if instance is None:
             continue
         functions.add(key)
@@ -72,8 +81,11 @@ def generate(split: str, count: int, seed: int, progress: Callable[[Instance], N
     raise ValueError(f"split {split!r}: only {len(kept)} of {count} instances could be proven")
 
 
-def _spread(usable: list[Candidate], rng: random.Random) -> Iterator[Candidate]:
-    """Round robin over families, each family's candidates shuffled, so that no family and no package dominates."""
+def _take_by_family(usable: list[Candidate], rng: random.Random) -> Iterator[Candidate]:
+    """Yields candidates of each family in turn, shuffled within a family.
+
+    So no family and no package dominates.
+    """
     by_family: dict[str, list[Candidate]] = {}
     for candidate in usable:
         by_family.setdefault(candidate.site.swap.family, []).append(candidate)
@@ -87,22 +99,23 @@ def _spread(usable: list[Candidate], rng: random.Random) -> Iterator[Candidate]:
                 queue.remove(family)
 
 
-def build(candidate: Candidate, number: int, seed: int) -> Instance | None:
-    """The proven instance of a candidate, or None where the tests do not tell the bug from sound code."""
+def build_instance(candidate: Candidate, number: int, seed: int) -> Instance | None:
+    """Returns the proven instance of a candidate, or None where the tests do not tell the bug from sound code."""
     with tempfile.TemporaryDirectory(prefix="swe_rl_bugs_") as scratch:
         tree = Path(scratch) / "tree"
         copy_package(candidate.repo, tree)
         module = tree / candidate.module
         sound = module.read_text(encoding="utf-8")
         buggy = candidate.site.mutate(sound)
-        before_fix, after_fix = _verdicts(tree, module, buggy), _verdicts(tree, module, sound)
+        before_fix = _verdicts_of_source(tree, module, buggy)
+        after_fix = _verdicts_of_source(tree, module, sound)
         failing = sorted(test for test, passed in after_fix.items() if passed and not before_fix.get(test, False))
         passing = sorted(test for test, passed in after_fix.items() if passed and before_fix.get(test, False))
         if not 1 <= len(failing) <= MAX_FAILING_TESTS or not passing or not all(after_fix.values()):
             return None
         test_patch = _hide_tests(tree, failing)
         module.write_text(buggy, encoding="utf-8")
-        kept = set(_run(tree))
+        kept = set(_run_suite(tree))
         if not kept or not kept.issuperset(passing):
             return None
         name = candidate.repo.split("/")[-1]
@@ -127,13 +140,13 @@ def build(candidate: Candidate, number: int, seed: int) -> Instance | None:
         )
 
 
-def _verdicts(tree: Path, module: Path, source: str) -> dict[str, bool]:
+def _verdicts_of_source(tree: Path, module: Path, source: str) -> dict[str, bool]:
     module.write_text(source, encoding="utf-8")
-    return _run(tree)
+    return _run_suite(tree)
 
 
-def _run(tree: Path) -> dict[str, bool]:
-    """The suite's verdicts; empty when it did not finish within 20 s (an endless loop, say)."""
+def _run_suite(tree: Path) -> dict[str, bool]:
+    """Returns the suite's verdicts, and none when it did not finish within 20 s (an endless loop, say)."""
     environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(tree.parent), **ENVIRONMENT}
     try:
         done = subprocess.run(
@@ -151,17 +164,17 @@ def _run(tree: Path) -> dict[str, bool]:
 
 
 def passed_tests(output: str, exit_code: int) -> dict[str, bool]:
-    """Test id -> passed, from the last summary of `output`; empty when the session did not finish."""
+    """Returns whether each test passed, from the last summary of `output`, and nothing for an unfinished session."""
     headers = list(_HEADER.finditer(output))
-    if exit_code not in (0, 1) or not headers:  # 0: all passed, 1: some failed
+    if exit_code not in (0, 1) or not headers:  # With 0 all tests passed, with 1 some failed.
         return {}
-    matches = [_LINE.match(line) for line in output[headers[-1].end() :].splitlines()]
+    matches = [_LINE.match(line) for line in lines_of(output[headers[-1].end() :], ends=False)]
     verdicts = {match[2]: match[1] in ("PASSED", "XFAIL") for match in matches if match}
     return {} if exit_code == 0 and not all(verdicts.values()) else verdicts
 
 
 def _hide_tests(tree: Path, failing: list[str]) -> str:
-    """Takes the failing test functions out of the tree; returns the patch that puts them back."""
+    """Takes the failing test functions out of the tree. Returns the patch that puts them back."""
     patch = ""
     for name in sorted({test.split("::")[0] for test in failing}):
         path = tree / name

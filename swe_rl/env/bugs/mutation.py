@@ -1,4 +1,4 @@
-"""Bug families: swaps of one token for its partner on one line.
+"""Defines the families of bugs: swaps of one token for its partner on one line.
 
 Invariants:
 - A swap is its own way back: what turns `right` into `wrong` turns `wrong` into `right`.
@@ -15,7 +15,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """`right` is what sound code says; `wrong` is what the bug makes of it. Texts carry the spaces around them."""
+    """Holds what sound code says (`right`) and what the bug makes of it (`wrong`).
+
+    The texts carry the spaces around them.
+    """
 
     family: str
     right: str
@@ -26,13 +29,16 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """One place where a swap can be injected: `line` counts from 1, `function` is the innermost function's name."""
+class MutationSite:
+    """Names one place where a swap can be injected.
+
+    `line` counts from 1, and `function` is the innermost function's name.
+    """
 
     swap: Swap
     function: str
     line: int
-    first_line: int  # of the function
+    first_line: int  # This is the first line of the function.
     last_line: int
 
     def mutate(self, source: str) -> str:
@@ -41,8 +47,8 @@ class Site:
         return "\n".join(lines)
 
 
-# family -> pairs; the first way round of the first pair of a family is injected in the training split, and so on
-# alternately, see TRAIN and HELDOUT below.
+# Each family has pairs of texts. Of each pair one way round is injected in the training split and the other one in the
+# held-out split, in turns: `split_swaps` says which.
 PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "boundary": ((" < ", " <= "), (" >= ", " > ")),
     "direction": ((" > ", " < "), (" <= ", " >= ")),
@@ -66,7 +72,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
     "start_value": ((" = 0", " = 1"),),
 }
 
-# Where a text alone would also match something else of Python's grammar.
+# In these families a text alone would also match something else of Python's grammar, so the line has to match, too.
 _LINE_RULES: dict[str, re.Pattern[str]] = {
     "membership": re.compile(r"^\s*(if|elif|return|while|assert)\b(?!.*\bfor\b)"),
     "negation": re.compile(r"^\s*if "),
@@ -79,14 +85,18 @@ _LINE_RULES: dict[str, re.Pattern[str]] = {
 
 
 def all_swaps() -> list[Swap]:
-    """Every variant, both ways round."""
+    """Returns every variant, both ways round."""
     forward = [Swap(family, right, wrong) for family, pairs in PAIRS.items() for right, wrong in pairs]
     return [swap for pair in forward for swap in (pair, pair.reversed())]
 
 
 def split_swaps(split: str) -> list[Swap]:
-    """The variants of a split: one way round of each pair goes to `train`, the other to `heldout`, alternately."""
-    chosen, turn = [], 0
+    """Returns the variants of a split.
+
+    One way round of each pair goes to `train` and the other to `heldout`, in turns.
+    """
+    chosen = []
+    turn = 0
     for family, pairs in PAIRS.items():
         for right, wrong in pairs:
             swap = Swap(family, right, wrong)
@@ -95,14 +105,14 @@ def split_swaps(split: str) -> list[Swap]:
     return chosen
 
 
-def _functions(source: str) -> Iterator[ast.FunctionDef]:
+def _iter_functions(source: str) -> Iterator[ast.FunctionDef]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):
             yield node
 
 
-def matches(swap: Swap, line: str) -> bool:
-    """Whether the swap applies to this line of sound code and is undone by the first match of `wrong`."""
+def matches_line(swap: Swap, line: str) -> bool:
+    """Tells whether the swap applies to this line of sound code, and the first match of `wrong` undoes it."""
     at = line.find(swap.right)
     rule = _LINE_RULES.get(swap.family)
     if at < 0 or line.lstrip().startswith(("#", '"', "'", "def ", "@")) or (rule and not rule.search(line)):
@@ -115,16 +125,16 @@ def matches(swap: Swap, line: str) -> bool:
     return mutated.find(swap.wrong) == at and mutated != line
 
 
-def sites(source: str, swaps: Sequence[Swap]) -> list[Site]:
-    """All sites of `swaps` in functions of `source`, in order of line."""
+def find_sites(source: str, swaps: Sequence[Swap]) -> list[MutationSite]:
+    """Returns all sites of `swaps` in functions of `source`, in order of line."""
     lines = source.split("\n")
     places = []
-    for function in _functions(source):
+    for function in _iter_functions(source):
         last = function.end_lineno or function.lineno
         for number in range(function.lineno + 1, last + 1):
             places += [
-                Site(swap, function.name, number, function.lineno, last)
+                MutationSite(swap, function.name, number, function.lineno, last)
                 for swap in swaps
-                if matches(swap, lines[number - 1])
+                if matches_line(swap, lines[number - 1])
             ]
     return sorted(places, key=lambda site: (site.line, site.swap.family, site.swap.right))

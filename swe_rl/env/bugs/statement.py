@@ -1,7 +1,7 @@
-"""What a reporter writes: the problem statement of an injected bug.
+"""Writes the problem statement of an injected bug, as a reporter would.
 
 Invariants:
-- It names the function and its file and describes the symptom, never the fix, the line or the right token.
+- The statement names the function and its file and describes the symptom, never the fix, the line or the right token.
 - The wording depends on the family only; which way round the bug goes has to be read from the code.
 """
 
@@ -97,21 +97,22 @@ _OPENINGS = (
     "See {function} in {path} please.",
 )
 _HINTS = ("I think it has to do with {hint} there.", "Look for {hint} there.")
+# These words are on lines of any code, so they are no hint.
 _PLAIN = frozenset({"self", "True", "False", "None", *keyword.kwlist})
 
 
-def families() -> tuple[str, ...]:
+def swap_families() -> tuple[str, ...]:
     return tuple(_SYMPTOMS)
 
 
 def hint_words(line: str) -> list[str]:
-    """Identifiers of a line that a reporter could name, each once, in order."""
+    """Returns the identifiers of a line that a reporter could name, each once, in order."""
     without_strings = re.sub(r"(\"[^\"]*\"|'[^']*')", "", line)
     return [word for word in dict.fromkeys(re.findall(r"[A-Za-z_]\w+", without_strings)) if word not in _PLAIN]
 
 
 def problem_statement(rng: random.Random, *, family: str, function: str, path: str, line: str) -> str:
-    """`line` is the buggy line; only an identifier of it may be named."""
+    """Returns the problem statement of a bug. `line` is the buggy line; only an identifier of it may be named."""
     parts = [rng.choice(_OPENINGS).format(function=function, path=path), rng.choice(_SYMPTOMS[family])]
     words = hint_words(line)
     if words:

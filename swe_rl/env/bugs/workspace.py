@@ -1,4 +1,4 @@
-"""The working tree of an embedded instance: a git repository with exactly one commit.
+"""Makes the working tree of an embedded instance: a git repository with exactly one commit.
 
 Invariants:
 - The tree is the shipped package with the gold patch and the test patch taken back; neither can be found in it.
@@ -16,6 +16,7 @@ from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.sandbox.lease import made_aside
 
 PACKAGES = Path(__file__).parent / "packages"
+# The hash of a commit depends on names and dates, so they are fixed, and no configuration of this machine counts.
 _IDENTITY = {
     "GIT_AUTHOR_NAME": "bugs",
     "GIT_AUTHOR_EMAIL": "bugs@localhost",
@@ -29,15 +30,18 @@ _IDENTITY = {
 
 
 def package_folder(repo: str) -> Path:
-    """`bugs/train/shelf` -> the shipped package. Raises InstanceError for a name that is not shipped."""
+    """Returns the shipped package of a repository such as `bugs/train/shelf`.
+
+    Raises InstanceError for a name that is not shipped.
+    """
     folder = PACKAGES.joinpath(*repo.split("/")[1:])
     if not repo.startswith("bugs/") or ".." in repo or not folder.is_dir():
         raise InstanceError(f"repo {repo!r} is not one of the embedded packages in {PACKAGES}")
     return folder
 
 
-def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
-    """Runs git without the user's configuration; raises InstanceError with git's own words."""
+def run_git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
+    """Returns what git prints, without the user's configuration. Raises InstanceError with git's own words."""
     environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", ""), **_IDENTITY}
     done = subprocess.run(
         ["git", "-c", "init.defaultBranch=main", "-c", "core.autocrlf=false", "-C", str(folder), *arguments],
@@ -53,7 +57,10 @@ def git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
 
 
 def copy_package(repo: str, destination: Path) -> None:
-    """Raises OSError: of the first file alone, where shutil would list all that a full disk did not take."""
+    """Copies a shipped package.
+
+    Raises OSError for the first file alone, where shutil would list all that a full disk did not take.
+    """
     ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
     try:
         shutil.copytree(package_folder(repo), destination, ignore=ignored)
@@ -65,20 +72,23 @@ def copy_package(repo: str, destination: Path) -> None:
 
 
 def commit_tree(folder: Path) -> str:
-    """Makes `folder` a repository with one commit and returns its hash."""
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--no-gpg-sign", "-m", "Import")
+    """Makes `folder` a repository with one commit. Returns the commit's hash."""
+    run_git(folder, "init", "--quiet")
+    run_git(folder, "add", "--all")
+    run_git(folder, "commit", "--quiet", "--no-gpg-sign", "-m", "Import")
     shutil.rmtree(folder / ".git" / "hooks", ignore_errors=True)
-    return git(folder, "rev-parse", "HEAD")
+    return run_git(folder, "rev-parse", "HEAD")
 
 
 def prepare_workspace(instance: Instance, destination: Path) -> None:
-    """Builds the tree aside and renames it to `destination`. Raises InstanceError when it is not the recorded one."""
+    """Builds the tree aside and renames it to `destination`.
+
+    Raises InstanceError when the tree is not the recorded one.
+    """
     with made_aside(destination) as aside:
         copy_package(instance.repo, aside)
         for patch in (instance.test_patch, instance.patch):
-            git(aside, "apply", "--reverse", stdin=patch)
+            run_git(aside, "apply", "--reverse", stdin=patch)
         commit = commit_tree(aside)
         if commit != instance.base_commit:
             raise InstanceError(

@@ -1,1 +1,1 @@
-"""What an agent tried that would win a reward without solving its task."""
+"""Finds what an agent tried that would win a reward without solving its task."""

@@ -1,4 +1,4 @@
-"""A shell command taken apart far enough to say what it ran: programs, their arguments, and files written to.
+"""Takes a shell command apart far enough to say what it ran: programs, their arguments, and files written to.
 
 Invariants:
 - Nothing is run or expanded. What the shell's grammar makes hard to read is read roughly, and never raises.
@@ -13,22 +13,23 @@ from dataclasses import dataclass
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 _REDIRECT = re.compile(r"&?[<>]+&?\|?")
+# The program that a command really runs stands behind these words.
 _WRAPPERS = frozenset({"sudo", "env", "time", "command", "exec", "nice", "then", "do", "else", "!", "{", "("})
 _WITH_VALUE = frozenset({"timeout"})  # its first argument is a time
 _SHELLS = re.compile(r"^(?:\S*/)?(?:ba|da|z)?sh$")
 _INTERPRETERS = re.compile(r"^(?:\S*/)?(?:python[\d.]*|perl|ruby|node|(?:ba|da|z)?sh)$")
 _SEPARATORS = frozenset({";", "&&", "||", "|", "|&", "&", "\n", ";;"})
-_MAX_CHARS = 100_000
+_MAX_CHARS = 100_000  # the rest of a longer command is not read, because this runs on the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One simple command; `code` is what an interpreter in it was given to run."""
+    """Holds one simple command. `code` is what an interpreter in it was given to run."""
 
-    program: str  # without its folder
+    program: str  # this is its name without its folder
     arguments: tuple[str, ...]
-    written: tuple[str, ...] = ()  # targets of > and >>
-    assigned: tuple[str, ...] = ()  # NAME=value before it
+    written: tuple[str, ...] = ()  # these are targets of > and >>
+    assigned: tuple[str, ...] = ()  # these stand before it as NAME=value
     code: str = ""
 
     @property
@@ -37,11 +38,11 @@ class Call:
 
 
 def calls_of(command: str, depth: int = 0) -> list[Call]:
-    """Every simple command in `command`, those that a nested `bash -c` runs included."""
+    """Returns every simple command in `command`, also those that a nested `bash -c` runs."""
     calls: list[Call] = []
     text, documents = _without_documents(command[:_MAX_CHARS])
     for words in _simple_commands(text):
-        call = _call(words, documents)
+        call = _parse_call(words, documents)
         if call is None:
             continue
         calls.append(call)
@@ -51,8 +52,10 @@ def calls_of(command: str, depth: int = 0) -> list[Call]:
 
 
 def _without_documents(command: str) -> tuple[str, list[str]]:
-    """The command without the lines of its here-documents, and those."""
-    kept, documents, lines = list[str](), list[str](), command.split("\n")
+    """Returns the command without the lines of its here-documents, and these documents."""
+    kept = list[str]()
+    documents = list[str]()
+    lines = command.split("\n")
     index = 0
     while index < len(lines):
         line = lines[index]
@@ -69,10 +72,11 @@ def _without_documents(command: str) -> tuple[str, list[str]]:
 
 
 def _simple_commands(text: str) -> Iterator[list[str]]:
+    """Yields the words of each simple command of a text."""
     text = re.sub(r"\$\(|`|\)", " ; ", re.sub(r"\\\n", " ", text))
     for line in text.split("\n") if text.count("'") % 2 == 0 and text.count('"') % 2 == 0 else [text]:
         words: list[str] = []
-        for token in _tokens(line):
+        for token in _split_tokens(line):
             if token in _SEPARATORS:
                 yield words
                 words = []
@@ -81,17 +85,24 @@ def _simple_commands(text: str) -> Iterator[list[str]]:
         yield words
 
 
-def _tokens(line: str) -> list[str]:
+def _split_tokens(line: str) -> list[str]:
+    """Returns the tokens of a line, read roughly where a quote stays open."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
     reader.whitespace_split = True
     try:
         return list(reader)
-    except ValueError:  # an open quote: a text of several lines
+    except ValueError:  # a quote is open in a text of several lines
         return re.findall(r"&&|\|\||[;|&<>]+|[^\s;|&<>]+", line)
 
 
-def _call(words: list[str], documents: list[str]) -> Call | None:
-    assigned, written, rest = list[str](), list[str](), list[str]()
+def _parse_call(words: list[str], documents: list[str]) -> Call | None:
+    """Returns what a simple command runs and writes, or None where it does nothing.
+
+    A command that reads a here-document takes the first of `documents`.
+    """
+    assigned = list[str]()
+    written = list[str]()
+    rest = list[str]()
     reads_document = False
     skip = iter(words)
     for word in skip:
@@ -117,11 +128,12 @@ def _call(words: list[str], documents: list[str]) -> Call | None:
         arguments=tuple(rest[1:]),
         written=tuple(written),
         assigned=tuple(assigned),
-        code=_code(program, rest[1:], documents.pop(0) if reads_document and documents else ""),
+        code=_code_of_interpreter(program, rest[1:], documents.pop(0) if reads_document and documents else ""),
     )
 
 
-def _code(program: str, arguments: list[str], document: str) -> str:
+def _code_of_interpreter(program: str, arguments: list[str], document: str) -> str:
+    """Returns the code that an interpreter gets by an option or a here-document, and nothing for other programs."""
     if not _INTERPRETERS.match(program):
         return ""
     for option, value in zip(arguments, arguments[1:], strict=False):

@@ -1,1 +1,1 @@
-"""Was it solved: the graders, and what they run in a fresh sandbox."""
+"""Decides whether an instance was solved: the graders are here, and what they run in a fresh sandbox."""

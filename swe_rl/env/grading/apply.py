@@ -1,4 +1,4 @@
-"""A patch into a fresh sandbox, as the official harness does it, and the tests' own files put back.
+"""Applies a patch in a fresh sandbox, as the official harness does it, and puts the tests' own files back.
 
 Invariants:
 - No code of the patch runs before or while it is applied: git and its output can be trusted in here.
@@ -11,22 +11,25 @@ Invariants:
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from swe_rl.env.grading.pinned import IMPORT_ROOTS, hiding_names
 from swe_rl.env.instance import Instance
+from swe_rl.env.patch_files import bytes_of, touched_paths
+from swe_rl.env.pinning.pinned import IMPORT_ROOTS, hiding_names, is_installed
 from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox.protocol import Sandbox, run_whole
 
-# Ways of the official harness (run_evaluation.GIT_APPLY_CMDS), used where a grading does not ask the harness itself.
+# The official harness applies patches so (run_evaluation.GIT_APPLY_CMDS). Gradings that do not ask it use these.
 APPLY_COMMANDS = (
     "git apply --verbose",
     "git apply --verbose --3way",
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-_APPLIED, _NOT_APPLIED = 0, 97
+# The script exits with one of these, unless git itself does not work in the sandbox.
+_APPLIED = 0
+_NOT_APPLIED = 97
 _SETUP_S = 600.0
 _MAX_LISTED_BYTES = 200_000
 _RESTORED = re.compile(r"^swe_rl restored (.*)$", re.MULTILINE)
@@ -34,6 +37,8 @@ _RESTORED = re.compile(r"^swe_rl restored (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
+    """Says whether a patch was applied. `restored` are the files that were put back afterwards."""
+
     ok: bool
     restored: tuple[str, ...]
     output: str
@@ -41,23 +46,39 @@ class Applied:
 
 
 async def set_up(sandbox: Sandbox, instance: Instance) -> None:
-    """The instance's own preparation of its tree, before anything of the agent is there. Raises GradeError."""
+    """Runs the instance's own preparation of its tree, before anything of the agent is there.
+
+    Raises GradeError where the script fails.
+    """
     if instance.setup_script:
         done = await run_whole(sandbox, instance.setup_script, _SETUP_S)
         if done.exit_code:
             raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
 
 
-def files_to_apply(patch: str, specs: Sequence[str]) -> dict[str, bytes]:
-    """What `apply_patch` reads. `specs` of what is put back may be thousands: more than a command can hold."""
-    texts = {"model.patch": patch, "protected": "".join(f"{spec}\0" for spec in specs)}
-    return {name: text.encode("utf-8", "surrogateescape") for name, text in texts.items()}
+def files_to_apply(patch: str, specs: Sequence[str], own_names: Collection[str] = ()) -> dict[str, bytes]:
+    """Returns the files that `apply_patch` reads.
+
+    The pathspecs `specs` of what is put back may be thousands, more than a command can hold. `own_names` are names of
+    the tested package, which may be installed: a patch may add modules of these names.
+    """
+    installed = [f":(top,literal){path}" for path in touched_paths(patch) if is_installed(path)]
+    texts = {
+        "model.patch": patch,
+        "protected": "".join(f"{spec}\0" for spec in specs),
+        "packages": "".join(f"{spec}\0" for spec in installed),
+        "own": "".join(f"{name.removesuffix('.py')}\n" for name in own_names),
+    }
+    return {name: bytes_of(text) for name, text in texts.items()}
 
 
 async def apply_patch(
-    sandbox: Sandbox, folder: str, timeout_s: float, commands: Sequence[str] = APPLY_COMMANDS
+    sandbox: Sandbox, folder: str, timeout_s: float, commands: Sequence[str] = APPLY_COMMANDS, afterwards: str = ""
 ) -> Applied:
-    """`folder`, with `files_to_apply`, into the tree; each further way starts from a clean tree, as the harness does.
+    """Applies the patch in `folder`, which holds `files_to_apply`, and returns whether it was applied.
+
+    The commands are tried in turn. Each further one starts from a clean tree, as the harness does it. `afterwards` are
+    lines of bash for the end, in which `snapshot` is git with the files that are put back.
 
     Raises GradeError when git itself does not work in the fresh sandbox.
     """
@@ -66,6 +87,7 @@ async def apply_patch(
         tries="\n".join(_TRY.format(command=_with_git_kept(command)) for command in commands),
         roots=" ".join(shlex.quote(root or "./") for root in IMPORT_ROOTS),
         hiding="|".join(hiding_names()),
+        afterwards=afterwards,
     )
     done = await sandbox.exec(script, timeout_s=timeout_s, max_output_bytes=_MAX_LISTED_BYTES)
     if done.exit_code not in (_APPLIED, _NOT_APPLIED):
@@ -76,23 +98,32 @@ async def apply_patch(
 
 
 def _with_git_kept(command: str) -> str:
+    """Returns a command that fails if a program other than git changes the repository."""
     return command if command.startswith("git ") else f"with_git_kept {command}"
 
 
-# Every try after the first starts from a clean tree; `applied` also when the tries left it applied but complained.
+# Every try after the first starts from a clean tree. The script also takes a patch that failing tries left applied.
 _TRY = """
 if [ "$applied" = no ]; then
   [ "$first" = yes ] || {{ git checkout -- . ; git clean -fdq; }} >/dev/null 2>&1
   first=no
   {command} "$patch" && applied=yes
 fi"""
+# Where the attributes of a file call it text and the commit has a CR in it, git would make its line ends equal before
+# it looks for what the patch changes. The patch was taken from the file's bytes, so it is put to the file's bytes.
+# Attributes are patterns in quotes: hence the backslashes.
 # The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
 # image changed in them without a commit stays. It reads the repository's objects, and has a folder for
 # its own: those may be another user's. Its attributes come before a patch's: it holds bytes, and compares them.
-_SCRIPT = """
+_SCRIPT = r"""
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; own="$d/kept/.git"; patch=$d/model.patch; applied=no; first=yes; specs=()
 while IFS= read -r -d '' spec; do specs+=("$spec"); done < "$d/protected"
+packages=(); while IFS= read -r -d '' spec; do packages+=("$spec"); done < "$d/packages"
+others() {{
+  snapshot ls-files -o -z -- "${{specs[@]}}" || exit 98
+  [ ${{#packages[@]}} -eq 0 ] || snapshot ls-files -o -z -- "${{packages[@]}}" || exit 98
+}}
 snapshot() {{ GIT_DIR="$own" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$own/objects" git "$@"; }}
 git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
 git init -q --template= "$d/kept" && mkdir -p "$own/info" || exit 98
@@ -100,18 +131,40 @@ readlink -f "$objects" > "$own/objects/info/alternates" || exit 98
 echo '* -text -ident -filter !working-tree-encoding' > "$own/info/attributes"
 roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
 roots > "$d/roots"
-repository() {{ find . \\( -name .git -o -path '*/.git/*' \\) -exec ls -ldic --full-time {{}} + | sort; }}
+installed() {{
+  ls -A "$(dirname "$(command -v python || command -v python3)")"/../lib/python*/site-packages \
+    /opt/miniconda3/envs/*/lib/python*/site-packages .venv/lib/python*/site-packages \
+    /usr/lib/python3/dist-packages /usr/local/lib/python3*/dist-packages 2>/dev/null
+}}
+installed | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)\([.]py\|[.].*so\)\?$/\1/p' | grep -Fxvi -f "$d/own" > "$d/installed"
+repository() {{ find . \( -name .git -o -path '*/.git/*' \) -exec ls -ldic --full-time {{}} + | sort; }}
 with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$before" ] || exit 97; return $status; }}
-snapshot ls-files -o -z -- "${{specs[@]}}" | snapshot update-index --add -z --stdin || exit 98
+others > "$d/others"
+snapshot update-index --add -z --stdin < "$d/others" || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
+attributes=$(git rev-parse --git-path info/attributes); mkdir -p "${{attributes%/*}}"
+[ ! -e "$attributes" ] || cp "$attributes" "$d/attributes"
+git apply --numstat -z "$patch" 2>/dev/null | sed -z 's/^[^\t]*\t[^\t]*\t//' |
+  xargs -0 -r git --literal-pathspecs ls-files --eol -z -- | sed -z -n '/^i\/\(crlf\|mixed\) /p' > "$d/ends"
+sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text@' < "$d/ends" | tr '\r\n\0' '??\n' > "$d/raw"
+[ ! -s "$d/raw" ] || cat "$d/raw" >> "$attributes"
+# A checkout has made these other than they are in the commit.
+sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p' < "$d/ends" | git checkout-index -f -z --stdin
 {tries}
 [ "$applied" = yes ] || git apply --check --reverse "$patch" >/dev/null 2>&1 || exit 97
+if [ -e "$d/attributes" ]; then cp "$d/attributes" "$attributes"; elif [ -s "$d/raw" ]; then rm "$attributes"; fi
 [ -e "$own/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
-snapshot ls-files -o -z -- "${{specs[@]}}" > "$d/made" || exit 98
-roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\\n' '\\0' >> "$d/made"
+others > "$d/made"
+roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\n' '\0' >> "$d/made"
+roots | grep -Fxv -f "$d/roots" | while IFS= read -r path; do
+  name=${{path##*/}}
+  case $name in *.py | *.pyc | *.so) name=${{name%%.*}} ;; esac
+  if grep -Fxq -e "$name" "$d/installed"; then printf '%s\0' "$path"; fi
+done >> "$d/made"
 xargs -0 -r rm -rf -- < "$d/made" || exit 98
 snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
-cat "$d/changed" "$d/made" | tr '\\n\\0' '?\\n' | sed 's/^/swe_rl restored /'
+cat "$d/changed" "$d/made" | tr '\n\0' '?\n' | sed 's/^/swe_rl restored /'
+{afterwards}
 exit 0
 """

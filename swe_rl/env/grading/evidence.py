@@ -1,73 +1,49 @@
-"""From what a run shows to what it is worth: tests that never started, tests that failed, and forged results.
+"""Judges what a run shows: whether its tests started, whether they failed, and whether its results are forged.
 
 Invariants:
 - Nothing that a patch prints or does makes its own run an infrastructure failure: that is decided by a run without it.
 - A finding that the run without the patch shows as well says nothing about the patch.
-- A test that only the log calls passed counts where it is so without the patch, or with the known fix.
+- A run whose exit status contradicts its tests counts where it is so without the patch, or with the known fix: some
+  suites end so.
 - The runs without a patch and with the known fix are made when needed, once for an instance; failed ones are not kept.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swe_rl.env.grading.log_check import DECISIVE
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, NotStartedError
 from swe_rl.sandbox.protocol import Workspace
 
-if TYPE_CHECKING:
-    from swe_rl.env.grading.script_run import ScriptRun
-
-_WORDS = 300
+_WORDS = 300  # so many characters of a log are quoted
+# The known fix may show these as well. The other findings are what no fix causes by itself.
+_ALSO_OF_THE_FIX = frozenset({"status_unexplained", "failures_unreported"})
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the tests of an instance do without any patch, or with the known fix."""
+    """Says what the tests of an instance do without any patch, or with the known fix."""
 
     started: bool
-    witnessed: bool  # the witness was there and had the last word
     findings: frozenset[str]
-    changed: frozenset[str]
-    written: frozenset[str]
-    unsigned: frozenset[str]
     words: str
+    tests_s: float = 0.0
 
     @classmethod
-    def of(cls, run: "ScriptRun", grade: Grade) -> "Evidence":
-        heard = run.testimony
+    def of(cls, grade: Grade) -> "Evidence":
+        """Returns the evidence that a grade holds."""
         return cls(
             started=grade.started and not grade.timed_out,
-            witnessed=heard.started and heard.finished,
             findings=frozenset(grade.findings),
-            changed=heard.changed,
-            written=heard.written,
-            unsigned=grade.unsigned,
             words=grade.infra_hint or grade.log_tail[-_WORDS:],
+            tests_s=grade.tests_s,
         )
 
 
-def findings_of(
-    in_log: Iterable[str], run: "ScriptRun", said: Iterable[str], signed: frozenset[str] | None
-) -> tuple[str, ...]:
-    """`said`: tests that the log calls passed; `signed`: those that the witness calls so."""
-    heard, claims = run.testimony, frozenset(said)
-    wrong = {
-        "witness_missing": run.witnessed and not heard.started and bool(claims),
-        "results_forged": heard.forged,
-        "results_unsigned": signed is not None and bool(claims - signed),
-        "runner_changed": bool(heard.changed),
-        "environment_changed": bool(heard.written),
-        "ended_early": heard.started and not heard.finished,
-    }
-    names = [name for name in in_log if not (name == "no_closing_line" and wrong["ended_early"])]
-    return (*names, *(name for name, is_so in wrong.items() if is_so))
-
-
 class Evidences:
-    """By instance and workspace."""
+    """Keeps evidence by instance and workspace."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Evidence] = {}
@@ -77,46 +53,52 @@ class Evidences:
         self,
         instance: Instance,
         workspace: Workspace,
-        run: "ScriptRun",
         grade: Grade,
         once: Callable[[str | None], Awaitable[Evidence]],
     ) -> Grade:
-        """`once` runs the tests with another patch, or none. Raises NotStartedError where they do not start then."""
-        if run.result is None or grade.timed_out:
+        """Returns the grade for what it is worth.
+
+        `once` runs the tests with another patch, or none. Raises NotStartedError where they do not start then either.
+        """
+        if not grade.patch_applied or grade.timed_out:
             return grade
         suspicious = DECISIVE.intersection(grade.findings)
         if grade.started and not suspicious:
             return grade
         evidence = await self._asked(instance, workspace, None, once)
         if not grade.started:
+            if not evidence.started and await self._passes_with_the_fix(instance, workspace, once):
+                return grade.worthless()
             if not evidence.started:
                 raise NotStartedError(
                     f"the tests of {instance.instance_id} did not start, and without the patch they do not either: "
                     f"{evidence.words}",
                     grade.log,
                 )
-            # A runner that crashed while it collected is not as it was, and has called nothing passed.
-            left = tuple(name for name in grade.findings if name != "runner_changed")
-            return replace(grade, findings=left).worthless("not_started")
-        comparable = evidence.started  # else there is nothing that could excuse anything
-        left = tuple(name for name in grade.findings if not (comparable and excused(name, run, grade, evidence)))
-        if "results_unsigned" in left and not await self.unexplained(instance, workspace, grade.unsigned, once):
-            left = tuple(name for name in left if name != "results_unsigned")
+            return grade.worthless("not_started")
+        left = tuple(name for name in grade.findings if not excuses_finding(name, evidence))
+        if _ALSO_OF_THE_FIX.intersection(left) and instance.patch.strip():
+            fix = await self._asked(instance, workspace, instance.patch, once)
+            left = tuple(name for name in left if name not in _ALSO_OF_THE_FIX or not excuses_finding(name, fix))
         grade = replace(grade, findings=left)
         return grade.worthless() if DECISIVE.intersection(left) else grade
 
-    async def unexplained(
-        self,
-        instance: Instance,
-        workspace: Workspace,
-        unsigned: frozenset[str],
-        once: Callable[[str | None], Awaitable[Evidence]],
-    ) -> frozenset[str]:
-        """Those of `unsigned` that the tests show neither with the known fix nor without a patch."""
-        for change in (instance.patch, None):  # most rows need the first alone
-            if unsigned and (change is None or change.strip()):
-                unsigned -= (await self._asked(instance, workspace, change, once)).unsigned
-        return unsigned
+    async def seconds_of_the_fix(
+        self, instance: Instance, workspace: Workspace, once: Callable[[str | None], Awaitable[Evidence]]
+    ) -> float:
+        """Returns how long the tests take with the known fix. `once` is as `judge` has it. Raises GradeError."""
+        return (await self._asked(instance, workspace, instance.patch, once)).tests_s
+
+    async def _passes_with_the_fix(
+        self, instance: Instance, workspace: Workspace, once: Callable[[str | None], Awaitable[Evidence]]
+    ) -> bool:
+        """Tells whether the tests of a row without a log reader start with the known fix.
+
+        Where nothing but an exit status tells of the tests, tests that fail look as if they had not started.
+        """
+        if instance.log_parser or not instance.patch.strip():
+            return False
+        return (await self._asked(instance, workspace, instance.patch, once)).started
 
     async def _asked(
         self,
@@ -125,6 +107,10 @@ class Evidences:
         change: str | None,
         once: Callable[[str | None], Awaitable[Evidence]],
     ) -> Evidence:
+        """Returns the evidence of a run with a change, which is made once for an instance and workspace.
+
+        Evidence of tests that did not start is not kept.
+        """
         environment = workspace.toolchain.folder if workspace.toolchain else ""
         key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}", "fix" if change else "")
         lock = self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
@@ -135,14 +121,9 @@ class Evidences:
             return evidence
 
 
-def excused(finding: str, run: "ScriptRun", grade: Grade, evidence: Evidence) -> bool:
-    """True where the tests show the same without the patch."""
-    if finding == "runner_changed":
-        return run.testimony.changed <= evidence.changed
-    if finding == "environment_changed":
-        return run.testimony.written <= evidence.written
-    if finding == "results_unsigned":
-        return grade.unsigned <= evidence.unsigned
-    if finding in ("witness_missing", "ended_early"):
-        return not evidence.witnessed
-    return finding in evidence.findings
+def excuses_finding(finding: str, evidence: Evidence) -> bool:
+    """Tells whether the tests show the same finding without the patch, or with the known fix.
+
+    A run in which none of them started excuses nothing.
+    """
+    return evidence.started and finding in evidence.findings

@@ -1,7 +1,7 @@
-"""Graders of somebody's own: what judges a change in place of `env.grading`.
+"""Runs a user's own grader, which judges a change in place of `env.grading`.
 
 Invariants:
-- One that raises, hangs or returns no Grade is a GradeError: the attempt is tried again, then masked.
+- A grader that raises, hangs or returns no Grade causes a GradeError: the attempt is tried again, then masked.
 - Its verdicts are not remembered: only a suite of ours is known to say the same again.
 """
 
@@ -17,30 +17,33 @@ from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, Grading
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import failure, make
+from swe_rl.extension.make import describe_failure, make_extension
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
-_PATIENCE = 3.0  # times what a grading may take: a sandbox for it is waited for, and started
+# A grading may take so many times its limit, because its sandbox is waited for and started first.
+_PATIENCE = 3.0
 GRACE_S = 60.0
 
 
 class Grader(Protocol):
-    """The verdict on a change, of every environment that is part of swe_rl."""
+    """Gives the verdict on a change, in every environment that is part of swe_rl."""
 
     @abstractmethod
     async def grade(
         self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
     ) -> Grade:
-        """`patch`: what the agent changed since the base commit, as git writes it; nothing in it is to be trusted.
+        """Returns the verdict on `patch`: what the agent changed since the base commit, as git writes it.
 
-        Runs what it runs in a fresh sandbox of `workspace`, which it closes. `timeout_s`: seconds for the tests
-        themselves. Whatever it raises is a failure of infrastructure, and so is to take three times as long and a
-        minute.
+        Nothing in the patch is to be trusted. The grader runs what it runs in a fresh sandbox of `workspace`, which it
+        closes. `timeout_s` is the time for the tests themselves. Whatever it raises is a failure of infrastructure, and
+        so is to take three times as long and a minute.
         """
         ...
 
 
 class ForeignGrader:
+    """Calls a user's own grader within a time limit."""
+
     def __init__(self, grader: Grader, maker: Foreign, *, grace_s: float = GRACE_S) -> None:
         self._grader = grader
         self._maker = maker
@@ -49,15 +52,18 @@ class ForeignGrader:
     async def grade(
         self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
     ) -> Grade:
-        """Raises GradeError."""
+        """Returns the verdict of the grader. Raises GradeError where it gives none."""
         verdict = self._grader.grade(instance, patch, workspace, sandboxes, timeout_s)
-        return await graded(verdict, instance, self._maker, timeout_s, self._grace_s)
+        return await await_grade(verdict, instance, self._maker, timeout_s, self._grace_s)
 
 
-async def graded(
+async def await_grade(
     verdict: Awaitable[Grade], instance: Instance, maker: Foreign, timeout_s: float, grace_s: float = GRACE_S
 ) -> Grade:
-    """What a method `grade` of somebody's own comes to. Raises GradeError; errors of ours keep their type."""
+    """Returns what a user's own method `grade` comes to.
+
+    Raises GradeError where it raises, takes too long or returns no Grade. Errors of ours keep their type.
+    """
     limit_s = _PATIENCE * timeout_s + grace_s
     try:
         grade = await asyncio.wait_for(verdict, limit_s)
@@ -67,7 +73,7 @@ async def graded(
         said = f"{maker}: its method grade did not end within {limit_s:g} s"
         raise GradeError(f"{instance.instance_id}: {said}") from error
     except Exception as error:
-        raise GradeError(f"{instance.instance_id}: {failure(maker, 'grade', error)}") from error
+        raise GradeError(f"{instance.instance_id}: {describe_failure(maker, 'grade', error)}") from error
     if not isinstance(grade, Grade):
         raise GradeError(f"{maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
     if grade.score is not None and not math.isfinite(grade.score):
@@ -78,11 +84,14 @@ async def graded(
 
 
 def make_grader(config: GraderConfig, env: EnvConfig) -> Grading | None:
-    """None where `env.grading` says who grades. Raises ExtensionError, and UserError for a name that nobody has."""
+    """Returns the user's own grader, or None where `env.grading` says who grades.
+
+    Raises ExtensionError, and UserError for a name that nobody has.
+    """
     ours = {"default": "swe_rl.env.grading.foreign.no_grader"}
-    grader, maker = make(ExtensionKind.grader, config, {"config": env}, ours)
+    grader, maker = make_extension(ExtensionKind.grader, config, {"config": env}, ours)
     return None if maker is None else ForeignGrader(grader, maker).grade
 
 
 def no_grader() -> None:
-    """`grader=default`: who `env.grading` names."""
+    """Stands for `grader=default`: the grader that `env.grading` names."""

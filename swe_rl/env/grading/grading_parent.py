@@ -1,7 +1,8 @@
-"""Starts pytest's process in a grading sandbox, checks what it tells and prints the verdict; never runs tested code.
+"""Starts pytest's process in a grading sandbox, checks what it tells and prints the verdict. It runs no tested code.
 
 Invariants:
-- Stands alone (Python 3.6 and later): its text is put into sandboxes, with grading_child's.
+- This file stands alone (Python 3.6 and later): its text is put into sandboxes, with the texts of grading_child and
+  runner_process.
 - The verdict's line begins with a secret that only this process knows: it is read from a file that is gone before the
   tested process starts, and other processes cannot look into this one.
 - The session's end counts only if the tested process says so, signed, and then ends with that status.
@@ -20,13 +21,15 @@ import sys
 import threading
 from pathlib import Path
 
-TAIL_BYTES = 20000
-PR_SET_DUMPABLE = 4
-DRAIN_S = 2.0
+from swe_rl.env.grading.runner_process import outcome_of_both, outcome_of_phases
+
+TAIL_BYTES = 20000  # so much of the end of the output is kept
+PR_SET_DUMPABLE = 4  # linux/prctl.h has this number
+DRAIN_S = 2.0  # the readers get so long to read what is left in the pipes
 
 
 class Channel:
-    """Signed records, in order."""
+    """Reads signed records in their order, and counts those that are forged."""
 
     def __init__(self, key: bytes) -> None:
         self._sign = hashlib.blake2b(key=key)
@@ -34,11 +37,11 @@ class Channel:
         self.forged = 0
         self.ready = None  # type: str | None
         self.finished = None  # type: int | None
-        self.changed = []  # type: list[str]
         self.broken = []  # type: list[str]
         self.tests = {}  # type: dict[str, dict[str, str]]
 
     def take(self, line: bytes) -> None:
+        """Reads one record. A line whose signature is wrong, or that comes after the end, counts as forged."""
         text, _, mark = line.rstrip(b"\n").rpartition(b" ")
         sign = self._sign.copy()
         sign.update(str(self._count + 1).encode() + b" " + text)
@@ -55,33 +58,25 @@ class Channel:
         elif "ready" in record:
             self.ready = record["ready"]
         else:
-            self.finished, self.changed = record["finished"], record["changed"]
+            self.finished = record["finished"]
 
     def _phase(self, test: str, when: str, outcome: str) -> None:
-        """A test's word is its call's, unless its set-up or its end did not pass."""
         phases = self.tests.setdefault(test, {})
-        phases[when] = "failed" if phases.get(when, outcome) != outcome else outcome
+        phases[when] = outcome_of_both(phases.get(when, outcome), outcome)
 
     def outcomes(self) -> "dict[str, str]":
-        return {test: self._outcome(phases) for test, phases in self.tests.items()}
-
-    @staticmethod
-    def _outcome(phases: "dict[str, str]") -> str:
-        words = list(phases.values())
-        if "failed" in words:
-            return "failed"
-        if set(phases) == {"setup", "call", "teardown"}:
-            return phases["call"]
-        return next((word for word in words if word != "passed"), "failed")
+        """Returns the outcome of each test."""
+        return {test: outcome_of_phases(phases) for test, phases in self.tests.items()}
 
 
-def hide() -> None:
-    """No other process of this user may read this one's memory, descriptors or environment."""
+def hide_process() -> None:
+    """Keeps other processes of this user from reading this one's memory, descriptors or environment."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def keep_tail(stream: int, tail: "list[bytes]") -> None:
+    """Reads a stream to its end and keeps its last bytes."""
     while True:
         data = os.read(stream, 65536)
         if not data:
@@ -90,19 +85,23 @@ def keep_tail(stream: int, tail: "list[bytes]") -> None:
 
 
 def take_all(stream: int, channel: Channel) -> None:
+    """Reads the records of a stream to its end."""
     with os.fdopen(stream, "rb") as lines:
         for line in lines:
             channel.take(line)
 
 
 def main() -> None:
-    hide()
-    folder, arguments = Path(sys.argv[1]), sys.argv[2:]
+    """Runs the tested process and prints the verdict behind the secret."""
+    hide_process()
+    folder = Path(sys.argv[1])
+    arguments = sys.argv[2:]
     secret = (folder / "secret").read_text().strip()
     (folder / "secret").unlink()
     key = os.urandom(32)
-    channel, tail = Channel(key), [b""]
-    said, say = os.pipe()  # signed records, from the tested process to this one
+    channel = Channel(key)
+    tail = [b""]
+    said, say = os.pipe()  # these carry signed records from the tested process to this one
     os.set_inheritable(say, True)
     process = subprocess.Popen(
         [sys.executable, str(folder / "grading_child.py"), str(say)] + arguments,
@@ -125,7 +124,7 @@ def main() -> None:
         process.stdin.write(key)
         process.stdin.close()
     status = process.wait()
-    with contextlib.suppress(OSError):  # what it left behind would keep the pipes open
+    with contextlib.suppress(OSError):  # processes that it left behind would keep the pipes open
         os.killpg(process.pid, signal.SIGKILL)
     for reader in readers:
         reader.join(DRAIN_S)
@@ -134,7 +133,6 @@ def main() -> None:
         "status": status,
         "ready": channel.ready,
         "finished": channel.finished,
-        "changed": channel.changed[:20],
         "broken": channel.broken[:20],
         "forged": channel.forged,
         "tests": channel.outcomes(),

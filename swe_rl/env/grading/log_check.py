@@ -1,44 +1,45 @@
-"""What in an evaluation log cannot come from an honest test run.
+"""Finds what in an evaluation log cannot come from an honest test run.
 
 Invariants:
-- Pure; the official reader's verdict is not changed here, the findings are named and the grader draws the conclusion.
+- The official reader's verdict is not changed here. The findings are named, and the grader draws the conclusion.
 - No pattern takes more time than the log is long: tested code writes the log.
 - After a finding of `DECISIVE` nothing counts as passed: the words of such a run prove nothing. The others are hints.
+- The exit status of the tests and their results must tell of the same run: `status_unexplained` (it says that something
+  failed, and no test did) and `failures_unreported` (the reverse).
 """
 
 import re
 from collections.abc import Mapping
 
-START, END, EXIT = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Test Exit Code"
+from swe_rl.env.grading.log_text import FAILING, failing_lines
+from swe_rl.host.lines import lines_of
+
+START = ">>>>> Start Test Output"
+END = ">>>>> End Test Output"
+EXIT = ">>>>> Test Exit Code"
+# After one of these findings nothing counts as passed.
 DECISIVE = frozenset(
     {
-        *("marker_repeated", "marker_missing", "status_contradicted", "no_closing_line"),
-        *("witness_missing", "results_forged", "results_unsigned", "runner_changed", "environment_changed"),
-        *("ended_early", "log_unreadable"),
+        "marker_repeated",
+        "marker_missing",
+        "log_unreadable",
+        "status_unexplained",
+        "failures_unreported",
     }
 )
 PASSING = frozenset({"PASSED", "XFAIL"})
-_PYTEST_END = re.compile(
-    r"^=* ?\d+ (?:passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b.* in [\d.:]+",
-    re.MULTILINE,
-)
-_ENDS = {
-    "parse_log_django": re.compile(r"^Ran \d+ tests? in [\d.]+s", re.MULTILINE),
-    "parse_log_sympy": re.compile(r"^[^\w\n]{0,300}tests finished: .*, in [\d.]+ seconds", re.MULTILINE),
-}
-_PYTEST = re.compile(
-    r"^(?:\++ )?(?:\S{0,300}python\S{0,300} -m |\S{0,300}/)?pytest\b|short test summary info|test session starts",
-    re.MULTILINE,
-)
 _SUMMARY = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
-_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S+)", re.MULTILINE)
-_PYTEST_LINE = re.compile(r"^(PASSED|FAILED) (\S+)", re.MULTILINE)
-_TRACED_ECHO = re.compile(r"\++ echo ")  # what `set -x` writes before the echo's own line
-_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
+_LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S[^\r\n]*)", re.MULTILINE)
+# `set -x` writes this before the echo's own line.
+_TRACED_ECHO = re.compile(r"\++ echo ")
+_HARNESS_STATUS = re.compile(rf"^{EXIT}: (-?\d{{1,9}})$", re.MULTILINE)
 
 
 def mark_script(script: str, nonce: str) -> str:
-    """`script` with a line of the grader's before the tests and two after them; unchanged without the markers."""
+    """Returns `script` with a line of the grader's before the tests and two after them.
+
+    A script without the harness's markers stays as it is.
+    """
     # The harness's markers are known to everybody, so tested code may print them; the nonce it cannot know.
     lines = script.split("\n")
     starts = [index for index, line in enumerate(lines) if START in line]
@@ -52,33 +53,65 @@ def mark_script(script: str, nonce: str) -> str:
     return "\n".join(lines)
 
 
-def status_of_tests(log: str, nonce: str, otherwise: int) -> int:
-    """The exit status of what ran between the markers of a script by `mark_script`; without markers `otherwise`."""
+def status_of_tests(log: str, nonce: str, otherwise: int | None) -> int | None:
+    """Returns the exit status of what ran between the markers of a script by `mark_script`, or else `otherwise`."""
     statuses = re.findall(rf"^swe_rl {re.escape(nonce)} status (\d+)$", log, re.MULTILINE)
+    statuses = statuses or _HARNESS_STATUS.findall(log)  # the harness's own line says it
     return int(statuses[-1]) if statuses else otherwise
 
 
-def check_log(log: str, statuses: Mapping[str, str], parser: str, nonce: str) -> list[str]:
-    """The names of what is wrong with `log`, whose tests its reader saw as `statuses`."""
-    findings = _markers(log, nonce)
-    region = _ESCAPES.sub("", log.split(START, 1)[-1].split(END, 1)[0])
-    closing = _ENDS.get(parser, _PYTEST_END if _PYTEST.search(region) else None)
-    passes = any(status in PASSING for status in statuses.values())  # a crash that left no result claims nothing
-    if passes and closing is not None and not closing.search(region):
-        findings.append("no_closing_line")
-    if _contradicted(region, statuses):
-        findings.append("status_contradicted")
-    return findings
+def check_status(status: int | None, log: str, statuses: Mapping[str, str]) -> list[str]:
+    """Returns the names of contradictions between the tests' exit status and the tests that the log names."""
+    passes = any(word in PASSING for word in statuses.values())
+    if status is None or not passes:
+        return []
+    region = region_of(log)
+    if status and not failing_lines(region) and FAILING.isdisjoint(statuses.values()):
+        return ["status_unexplained"]
+    # A name alone may be a line of the program's own log, which begins with the same word: ERROR.
+    return ["failures_unreported"] if not status and failing_lines(region) else []
+
+
+def commands_of_tests(script: str) -> str:
+    """Returns what an evaluation script runs between its markers, or all of a script without markers."""
+    return script.split(START, 1)[-1].split(END, 1)[0]
+
+
+def region_of(log: str) -> str:
+    """Returns what the tests printed: all of it after their beginning, also where they never came to their end."""
+    return log.split(START, 1)[-1].split(END, 1)[0]
+
+
+def with_failures(log: str) -> str:
+    """Returns `log` with each failure of its tests said once more at their end.
+
+    Readers believe the last line of a test.
+    """
+    lines = failing_lines(region_of(log))
+    start = log.find(START)
+    end = log.find(END, start + 1)
+    if not lines or start < 0 or end < 0:
+        return "\n".join([log, *lines]) if lines else log
+    place = log.rfind("\n", 0, end) + 1
+    return "".join([log[:place], *(f"{line}\n" for line in lines), log[place:]])
 
 
 def pytest_statuses(log: str) -> dict[str, str]:
-    """Test id -> status, from the last closing summary that pytest printed."""
+    """Returns the status of each test id, from the last closing summary that pytest printed.
+
+    An id that holds blanks is there as it is, and cut at the first one, as SWE-bench's rows have it.
+    """
     headers = list(_SUMMARY.finditer(log))
-    return {name: status for status, name in _LINE.findall(log[headers[-1].end() :])} if headers else {}
+    lines = _LINE.findall(log[headers[-1].end() :]) if headers else []
+    ids = [(status, words if status == "PASSED" else words.split(" - ", 1)[0]) for status, words in lines]
+    return {name: status for status, words in ids for name in (words.rstrip(), words.split(None, 1)[0])}
 
 
-def _markers(log: str, nonce: str) -> list[str]:
-    """Between the grader's own two lines each marker once and in order, and none outside of them."""
+def check_markers(log: str, nonce: str) -> list[str]:
+    """Returns the name of a finding unless the markers are as an honest run prints them.
+
+    Each is there once and in order between the grader's own two lines, and none is outside of them.
+    """
     text = "\n" + log.replace("\r\n", "\n")
     before, begin, rest = text.partition(f"\nswe_rl {nonce} begin\n")
     if not begin:  # the tests were not reached, or the script has no markers
@@ -86,7 +119,7 @@ def _markers(log: str, nonce: str) -> list[str]:
     inside, end, after = rest.partition(f"\nswe_rl {nonce} end\n")
     if any(marker in outside for marker in (START, END) for outside in (before, after)):
         return ["marker_repeated"]
-    lines = [line for line in inside.splitlines() if not _TRACED_ECHO.match(line)]
+    lines = [line for line in lines_of(inside, ends=False) if not _TRACED_ECHO.match(line)]
     starts = [index for index, line in enumerate(lines) if START in line]
     ends = [index for index, line in enumerate(lines) if END in line]
     exits = [index for index, line in enumerate(lines) if line.startswith(EXIT)]
@@ -94,9 +127,3 @@ def _markers(log: str, nonce: str) -> list[str]:
         return ["marker_repeated"]
     whole = bool(end and starts and ends) and starts < ends and (not exits or ends < exits)
     return [] if whole else ["marker_missing"]
-
-
-def _contradicted(region: str, statuses: Mapping[str, str]) -> bool:
-    """A test that pytest's lines call failed, and that the last line about it calls passed."""
-    failed = {name for status, name in _PYTEST_LINE.findall(region) if status == "FAILED"}
-    return any(statuses.get(name) in PASSING for name in failed)

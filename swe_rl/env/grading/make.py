@@ -1,76 +1,74 @@
-"""Which grader `env.grading` means, and verdicts that are asked once.
+"""Holds the graders that `env.grading` can name, and a cache that asks for each verdict once.
 
 Invariants:
 - Every grader has the same signature, runs in a fresh sandbox and raises GradeError where it has no verdict, whatever
-  went wrong in it.
+  went wrong in it. Whose fault that is, `blame.py` decides.
 """
 
 import asyncio
-import logging
 from dataclasses import replace
 
 from swe_rl.config.choices import GradingKind
+from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import Grade, GradeError, Grading
-from swe_rl.errors import SweRlError
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
-_log = logging.getLogger(__name__)
 
-
-# Grading by an instance's own test file: the data set gives pytest source, not a list of test names.
-# - Without names every test of the file counts, and there must be at least one.
+# This grades by an instance's own test file: the data set gives pytest source, not a list of test names.
+# - Where a row names files, or nothing, every test that pytest finds in them counts, and there must be at least one.
+# - A test that is skipped with the known solution, too, says nothing.
 # - An instance that comes with a script of its own is graded by that script.
+@blames_the_attempt
 async def grade_by_tests(
     instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
 ) -> Grade:
-    """Raises GradeError."""
+    """Returns the verdict of an instance's own test file. Raises GradeError."""
     if instance.eval_script:
         return await grade_by_eval_script(instance, patch, workspace, sandboxes, timeout_s)
-    if instance.fail_to_pass:
+    named = (*instance.fail_to_pass, *instance.pass_to_pass)
+    if any("::" in test for test in named):
         return await grade_by_pytest(instance, patch, workspace, sandboxes, timeout_s)
-    files = [path for path in touched_paths(instance.test_patch) if path.endswith(".py")]
+    files = list(named) or [path for path in touched_paths(instance.test_patch) if path.endswith(".py")]
     if not files:
         raise GradeError(f"{instance.instance_id} has neither names of tests nor a test file to grade by")
-    verdict = await grade_session(instance, patch, workspace, sandboxes, timeout_s, files)
+
+    async def graded(change: str) -> Grade:
+        whole = replace(instance, fail_to_pass=(), pass_to_pass=())
+        return await grade_session(whole, change, workspace, sandboxes, timeout_s, files)
+
+    verdict = await graded(patch)
     tests = {test: verdict.session.passed(test) for test in verdict.session.tests}
-    return replace(verdict, fail_to_pass=tests, resolved=bool(tests) and all(tests.values()))
+    skipped = _skipped_tests(verdict)
+    if skipped and all(passed for test, passed in tests.items() if test not in skipped):
+        skipped &= _skipped_tests(await graded(instance.patch))
+        tests = {test: passed for test, passed in tests.items() if test not in skipped}
+    resolved = bool(tests) and all(tests.values())
+    return replace(verdict, fail_to_pass=tests or dict.fromkeys(named, False), resolved=resolved)
 
 
-def _no_crash(grader: Grading) -> Grading:
-    """A patch may lead to what nobody has thought of: that is no verdict on it, and ends no run."""
-
-    async def grade(
-        instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
-    ) -> Grade:
-        try:
-            return await grader(instance, patch, workspace, sandboxes, timeout_s)
-        except (SweRlError, OSError):  # a full disk is the run's affair
-            raise
-        except Exception as error:
-            _log.warning("grading %s", instance.instance_id, exc_info=True)
-            words = f"{type(error).__name__}: {error!s:.300}"
-            raise GradeError(f"grading {instance.instance_id} failed: {words}") from error
-
-    return grade
+def _skipped_tests(verdict: Grade) -> frozenset[str]:
+    """Returns the tests that a session skipped."""
+    return frozenset(test for test, outcome in verdict.session.tests.items() if outcome == "skipped")
 
 
 GRADERS: dict[GradingKind, Grading] = {
-    GradingKind.pytest: _no_crash(grade_by_pytest),
-    GradingKind.swebench: _no_crash(grade_by_swebench),
-    GradingKind.eval_script: _no_crash(grade_by_eval_script),
-    GradingKind.tests: _no_crash(grade_by_tests),
+    GradingKind.pytest: grade_by_pytest,
+    GradingKind.swebench: grade_by_swebench,
+    GradingKind.eval_script: grade_by_eval_script,
+    GradingKind.tests: grade_by_tests,
 }
 
 
 class VerdictCache:
-    """Same instance and same patch: same verdict, asked once, also by trajectories that wait at the same time.
+    """Gives the same verdict for the same instance and patch, which is asked for once.
 
-    For suites without randomness, clock or network only (`env.cache_verdicts`). A GradeError is not kept.
+    Trajectories that wait at the same time share it. This is for suites without randomness, clock or network only
+    (`env.cache_verdicts`). A GradeError is not kept.
     """
 
     def __init__(self, grader: Grading = GRADERS[GradingKind.pytest]) -> None:
@@ -81,6 +79,7 @@ class VerdictCache:
     async def grade(
         self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
     ) -> Grade:
+        """Returns the verdict, which has `cached` where it was known before. Raises GradeError."""
         key = (instance.instance_id, patch)
         task = self._known.get(key)
         fresh = task is None or (task.done() and (task.cancelled() or task.exception() is not None))
@@ -97,5 +96,8 @@ class VerdictCache:
 
 
 def _is_of_the_moment(grade: Grade, timeout_s: float) -> bool:
-    """A slow machine, or a kill that may have come from outside: nothing to remember."""
+    """Tells whether a slow machine, or a kill that may have come from outside, may have caused a verdict.
+
+    Such a verdict is not kept.
+    """
     return grade.timed_out or grade.duration_s >= timeout_s or "grader_killed" in grade.findings

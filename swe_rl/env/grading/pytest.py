@@ -1,4 +1,4 @@
-"""Grading by one pytest session over an instance's test files, in a fresh sandbox.
+"""Grades by one pytest session over an instance's test files, in a fresh sandbox.
 
 Invariants:
 - The sandbox starts from the pristine workspace; only the agent's patch comes in, and its changes to tests and to files
@@ -6,18 +6,17 @@ Invariants:
 - A patch that does not apply is a verdict (unresolved); a sandbox that fails is a GradeError and no verdict.
 - A session that was killed from outside looks like a patch that kills its grader. It is run once more: what is killed
   twice is the patch's own doing.
-- An expected failure of tested code's making passes where the tree shows it without the patch or with the known fix.
 """
 
 import hashlib
+import random
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
-from swe_rl.env.grading.evidence import Evidence, Evidences
-from swe_rl.env.grading.pinned import protected
-from swe_rl.env.grading.runner_process import ELSEWHERE
+from swe_rl.env.grading.blame import blames_the_attempt, with_the_attempt_inside
+from swe_rl.env.grading.second_look import Sessions, with_more_sessions
 from swe_rl.env.grading.session import (
     MAX_OUTPUT_BYTES,
     SESSION_ENVIRONMENT,
@@ -25,21 +24,31 @@ from swe_rl.env.grading.session import (
     session_command,
     session_files,
 )
+from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, sample_of
 from swe_rl.env.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError, Session, end_of
+from swe_rl.env.patch_files import bytes_of
+from swe_rl.env.pinning.pinned import own_packages, protected_paths
+from swe_rl.env.pinning.runner_files import data_patterns
+from swe_rl.env.protocol import Grade, GradeError, PytestSession, end_of
+from swe_rl.env.twins.make import TwinnedTests
+from swe_rl.env.twins.poisoned_files import doctest_files, poison_files
+from swe_rl.env.twins.session import Counted, log_without_twins, put_twins, without_twins
 from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
-_ODD = f"xfailed{ELSEWHERE}"
-_EVIDENCES = Evidences()
+_MAX_SAMPLED = 40  # at most so many PASS_TO_PASS tests get twins: a twin takes about as long as its test
 _STRICT = ("git apply --whitespace=nowarn",)
 
 
+@blames_the_attempt
 async def grade_by_pytest(
     instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
 ) -> Grade:
-    """The files of FAIL_TO_PASS and PASS_TO_PASS, each run whole. Raises GradeError."""
+    """Returns the verdict of one session over the files of FAIL_TO_PASS and PASS_TO_PASS, each run whole.
+
+    Raises GradeError.
+    """
     files = sorted({test.split("::")[0] for test in instance.fail_to_pass + instance.pass_to_pass})
     return await grade_session(instance, patch, workspace, sandboxes, timeout_s, files)
 
@@ -52,80 +61,125 @@ async def grade_session(
     timeout_s: float,
     files: Sequence[str],
 ) -> Grade:
-    """One session over `files`; a second one where the first was killed, others where a test that counts is odd."""
-    verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
-    if verdict.session.killed:
-        verdict = await _in_a_sandbox(instance, patch, workspace, sandboxes, timeout_s, files)
-    counted = {*instance.fail_to_pass, *instance.pass_to_pass}
-    odd = frozenset(t for t in _odd(verdict) if not counted or counted & {t, t.split(" ", 1)[0]})
-    if not odd:
-        return verdict
+    """Returns the verdict of one session over `files`.
 
-    async def once(change: str | None) -> Evidence:
-        shown = await _in_a_sandbox(instance, change or "", workspace, sandboxes, timeout_s, files)
-        nothing, started = frozenset[str](), not (shown.session.killed or shown.timed_out)
-        return Evidence(started, started, nothing, nothing, nothing, _odd(shown), "")
+    Others follow where the first was killed, and where a twin did not fail. Raises GradeError.
+    """
+    sessions = _Sessions(instance, workspace, sandboxes, timeout_s, files)
+    seed = draw_seed()
 
-    unexplained = await _EVIDENCES.unexplained(instance, workspace, odd, once)
-    tests = dict(verdict.session.tests) | dict.fromkeys(odd - unexplained, "xfailed")
-    verdict = _counted(verdict, instance, replace(verdict.session, tests=tests))
-    return verdict.worthless("results_unsigned") if unexplained else verdict
+    async def with_twins(change: str, weak: frozenset[str]) -> Grade:
+        verdict = await sessions.run(change, seed, weak)
+        if verdict.session.killed:
+            verdict = await sessions.run(change, seed, weak)
+        if verdict.session.twinned or not doctest_files(instance):
+            return verdict
+
+        async def plain(plain_change: str | None) -> Grade:
+            return await sessions.run(plain_change or "", seed, weak)
+
+        async def poisoned(poisoned_change: str, look_seed: str) -> tuple[str, Grade]:
+            shown = await sessions.run(poisoned_change, look_seed, weak, is_poisoned=True)
+            return " ".join(shown.session.twinned), shown
+
+        return await with_more_sessions(instance, workspace, verdict, change, Sessions(plain, poisoned), seed)
+
+    return await judge_with_twins(instance, patch, with_twins)
 
 
-def _odd(verdict: Grade) -> frozenset[str]:
-    """Expected failures that no test's own text explains."""
-    return frozenset(test for test, outcome in verdict.session.tests.items() if outcome == _ODD)
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """Runs the test files of one instance with one patch or another, each time in a fresh sandbox."""
 
+    instance: Instance
+    workspace: Workspace
+    sandboxes: SandboxProvider
+    timeout_s: float
+    files: Sequence[str]
 
-async def _in_a_sandbox(
-    instance: Instance,
-    patch: str,
-    workspace: Workspace,
-    sandboxes: SandboxProvider,
-    timeout_s: float,
-    files: Sequence[str],
-) -> Grade:
-    digest = hashlib.sha256(patch.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    try:
-        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{digest}")
+    async def run(self, patch: str, seed: str, weak: frozenset[str], is_poisoned: bool = False) -> Grade:
+        """Returns the grade of one session with a patch.
+
+        `seed` decides about the twins. Tests of the names in `weak` get none. With `is_poisoned` doctests expect
+        something else in place, and the names of their files are the session's `twinned`. Raises GradeError.
+        """
+        digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
         try:
-            return await _run(sandbox, instance, patch, timeout_s, files)
-        finally:
-            await sandbox.close()
-    except SandboxError as error:
-        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
+            sandbox = await self.sandboxes.create(self.workspace, owner=f"grade-{self.instance.instance_id}-{digest}")
+            try:
+                return await self._run_in(sandbox, patch, seed, weak, is_poisoned)
+            finally:
+                await sandbox.close()
+        except SandboxError as error:
+            raise GradeError(f"grading {self.instance.instance_id} failed: {error}") from error
+
+    async def _run_in(self, sandbox: Sandbox, patch: str, seed: str, weak: frozenset[str], is_poisoned: bool) -> Grade:
+        instance = self.instance
+        await set_up(sandbox, instance)
+        programs, secret = session_files()
+        folder = await put_files(
+            sandbox,
+            {
+                **programs,
+                **files_to_apply(patch, self._protected(), own_packages(instance)),
+                "test.patch": bytes_of(instance.test_patch),
+            },
+        )
+        with with_the_attempt_inside(instance):
+            return await self._run_with_patch(sandbox, folder, secret, seed, weak, is_poisoned)
+
+    def _protected(self) -> list[str]:
+        return protected_paths(self.instance, _TEST_FOLDERS, data_patterns(self.instance.test_patch))
+
+    async def _run_with_patch(
+        self, sandbox: Sandbox, folder: str, secret: str, seed: str, weak: frozenset[str], is_poisoned: bool
+    ) -> Grade:
+        instance = self.instance
+        applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
+        if not applied.ok:
+            return _grade_of_session(instance, PytestSession(log=applied.output), applied, 0.0)
+        await _apply_tests(sandbox, instance, folder)
+        # Each test counts in a row that names none to be fixed.
+        limit = _MAX_SAMPLED if instance.fail_to_pass else None
+        counted = Counted(instance.fail_to_pass, instance.pass_to_pass, max_sampled=limit, sample=sample_of(instance))
+        names = TwinnedTests()
+        poisoned_names = frozenset[str]()
+        rng = random.Random(seed)
+        if is_poisoned:
+            poisoned_names = frozenset(filter(None, [await poison_files(sandbox, instance, rng, weak)]))
+        else:
+            names = await put_twins(sandbox, self.files, rng, weak, counted)
+        result = await sandbox.exec(
+            session_command(folder, self.files),
+            timeout_s=self.timeout_s,
+            env=SESSION_ENVIRONMENT,
+            max_output_bytes=MAX_OUTPUT_BYTES,
+        )
+        session = read_session(result, secret)
+        results = without_twins(session.tests, names)
+        log = log_without_twins(session.log, names)
+        session = replace(
+            session,
+            tests=results.tests,
+            twinned=results.passed | poisoned_names,
+            twinned_failed=results.failed,
+            passed_twins=results.unfailed,
+            log=log,
+        )
+        return _grade_of_session(instance, session, applied, result.duration_s)
 
 
-async def _run(sandbox: Sandbox, instance: Instance, patch: str, timeout_s: float, files: Sequence[str]) -> Grade:
-    await set_up(sandbox, instance)
-    programs, secret = session_files()
-    folder = await put_files(
-        sandbox,
-        {
-            **programs,
-            **files_to_apply(patch, protected(instance, _TEST_FOLDERS)),
-            "test.patch": instance.test_patch.encode("utf-8", "surrogateescape"),
-        },
-    )
-    applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
-    if not applied.ok:
-        return _verdict(instance, Session(log=applied.output), applied, 0.0)
+async def _apply_tests(sandbox: Sandbox, instance: Instance, folder: str) -> None:
+    """Applies the instance's test patch. Raises GradeError where it does not apply."""
     if instance.test_patch.strip():
         command = f"git apply --whitespace=nowarn {shlex.quote(folder)}/test.patch"
         tests = await sandbox.exec(command, timeout_s=_APPLY_S)
         if tests.exit_code:
             words = end_of(tests.output)
             raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")
-    result = await sandbox.exec(
-        session_command(folder, files),
-        timeout_s=timeout_s,
-        env=SESSION_ENVIRONMENT,
-        max_output_bytes=MAX_OUTPUT_BYTES,
-    )
-    return _verdict(instance, read_session(result, secret), applied, result.duration_s)
 
 
-def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: float) -> Grade:
+def _grade_of_session(instance: Instance, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
     verdict = Grade(
         resolved=False,
         patch_applied=applied.ok,
@@ -136,10 +190,10 @@ def _verdict(instance: Instance, session: Session, applied: Applied, tests_s: fl
         restored=applied.restored,
         tests_s=tests_s,
     )
-    return _counted(verdict, instance, session)
+    return _count_tests(verdict, instance, session)
 
 
-def _counted(verdict: Grade, instance: Instance, session: Session) -> Grade:
+def _count_tests(verdict: Grade, instance: Instance, session: PytestSession) -> Grade:
     fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
     pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
     resolved = bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values())

@@ -1,7 +1,7 @@
 """Asks the official harness's process, which is started when first needed and ended with this one.
 
 Invariants:
-- One process for all gradings; it sees none of this process's environment.
+- All gradings ask one process. It sees none of this process's environment.
 - An answer that does not come in time ends the process; the next question starts a new one.
 """
 
@@ -21,12 +21,19 @@ from swe_rl.errors import UserError
 _START_AND_ANSWER_S = 300.0  # a cold import of the harness from a network file system takes a minute
 
 
-class HarnessTimeoutError(GradeError):
-    """The harness's log reader did not come to an end."""
+class UnreadableLogError(GradeError):
+    """Says that a reader of the harness came to no end with a log.
+
+    It raised, took too long, or its process died of it.
+    """
+
+
+class HarnessDiedError(GradeError):
+    """Says that the harness's process ended before it had answered."""
 
 
 class OfficialHarness:
-    """Thread-safe and blocking; call it off the event loop."""
+    """Asks the official harness. It is thread-safe and blocks, so it is called off the event loop."""
 
     def __init__(self, timeout_s: float = _START_AND_ANSWER_S) -> None:
         self._timeout_s = timeout_s
@@ -34,7 +41,11 @@ class OfficialHarness:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises UserError when `swebench` is not installed, GradeError in the harness's own words."""
+        """Returns the harness's answer to a request.
+
+        Raises UserError when `swebench` is not installed, UnreadableLogError for a log that a reader cannot read, and
+        GradeError in the harness's own words.
+        """
         line = json.dumps(request)
         with self._lock:
             answer = self._exchange(line)
@@ -43,6 +54,8 @@ class OfficialHarness:
                 f"env.grading=swebench needs the official harness, and it cannot be imported ({answer['missing']}): "
                 "pip install 'swe_rl[swebench]'"
             )
+        if "unreadable" in answer:
+            raise UnreadableLogError(f"the official harness cannot read the log of the tests: {answer['unreadable']}")
         if "error" in answer:
             raise GradeError(f"the official harness refuses this instance: {answer['error']}")
         return answer
@@ -71,8 +84,8 @@ class OfficialHarness:
             return answer
         self._stop()
         if late.is_set():
-            raise HarnessTimeoutError(f"the official harness gave no answer within {self._timeout_s:.0f} s")
-        raise GradeError("the official harness's process died; was it killed for memory?")
+            raise UnreadableLogError(f"the official harness gave no answer within {self._timeout_s:.0f} s")
+        raise HarnessDiedError("the official harness's process died; was it killed for memory?")
 
     def _running(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:
@@ -82,7 +95,7 @@ class OfficialHarness:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=_environment(),
+                env=_worker_environment(),
                 text=True,
                 encoding="utf-8",
                 start_new_session=True,  # Ctrl-C is for the run, which still may want a verdict while it stops
@@ -91,11 +104,13 @@ class OfficialHarness:
         return self._process
 
     def close(self) -> None:
+        """Ends the harness's process."""
         with self._lock:
             self._stop()
 
     def _stop(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         atexit.unregister(self._stop)
@@ -106,7 +121,7 @@ class OfficialHarness:
                 stream.close()
 
 
-def _environment() -> dict[str, str]:
+def _worker_environment() -> dict[str, str]:
     return {
         "PATH": os.environ.get("PATH", ""),
         "HOME": os.environ.get("HOME", "/"),

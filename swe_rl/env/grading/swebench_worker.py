@@ -1,40 +1,58 @@
-"""The official harness's own code in a process of its own: reads requests as JSON lines, answers as JSON lines.
+"""Runs the official harness's own code in a process of its own: reads requests and answers them as JSON lines.
 
 Invariants:
 - Nothing of `swebench` is re-implemented here: the script, the ways to apply a patch, the log readers and the verdict
   are its functions' and constants'.
 - It runs no command and opens no connection; what it reads is a record and the text of a log.
-- Started by `swebench_grading`; its imports (docker, datasets, modal) and a log that makes a reader slow stay in here.
+- What a reader of logs raises is said as such (`unreadable`): tested code wrote the log, and chose what it raises.
+- `swebench_process` starts it. Its imports (docker, datasets, modal) and a log that makes a reader slow stay in here.
 """
 
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from swe_rl.env.grading.log_check import END, START, check_log
+from swe_rl.env.grading.log_check import check_markers, check_status, region_of, status_of_tests, with_failures
 
 
 def main() -> None:
+    """Answers requests from the standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what an import prints is no answer
+    os.dup2(2, 1)  # text that an import prints is no answer
     for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        answers.write(json.dumps(_answer_request(json.loads(line))) + "\n")
         answers.flush()
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _answer_request(request: dict[str, Any]) -> dict[str, Any]:
     try:
         return _ANSWERS[request["ask"]](request)
+    except UnreadableError as error:
+        return {"unreadable": str(error)}
     except ImportError as error:
         return {"missing": str(error)}
-    except Exception as error:  # of a foreign package: its words go to whoever asked
+    except Exception as error:  # a foreign package raised it, and its words go to whoever asked
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _spec(request: dict[str, Any]) -> dict[str, Any]:
+class UnreadableError(Exception):
+    """Says that a reader of logs came to no end with this one."""
+
+
+@contextmanager
+def _raise_unreadable() -> Iterator[None]:
+    """Raises UnreadableError for whatever is raised in this block."""
+    try:
+        yield
+    except Exception as error:
+        raise UnreadableError(f"{type(error).__name__}: {error!s:.300}") from error
+
+
+def _make_spec(request: dict[str, Any]) -> dict[str, Any]:
     import swebench
     from swebench.harness.constants import CONTAINER_PATCH_FILE
     from swebench.harness.log_parsers import PARSER_REGISTRY
@@ -52,57 +70,63 @@ def _spec(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _report(request: dict[str, Any]) -> dict[str, Any]:
-    from swebench.harness.grading import get_logs_eval, get_resolution_status
+def _make_report(request: dict[str, Any]) -> dict[str, Any]:
+    from swebench.harness.grading import get_resolution_status
     from swebench.harness.log_parsers import PARSER_REGISTRY
     from swebench.harness.utils import make_test_spec
 
     spec = make_test_spec(request["record"])
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as log:
-        report = _read(spec, request["log"], log)
-        statuses = get_logs_eval(spec, log.name)[0]
-    tests = report.get("tests_status")
-    answer: dict[str, Any] = {
-        "report": report,
-        "num_results": len(PARSER_REGISTRY[spec.log_parser](_region(request["log"]), spec)),
-        "resolution": get_resolution_status(tests) if tests else "RESOLVED_NO",
-        "findings": check_log(request["log"], statuses, spec.log_parser, request["nonce"]),
-    }
-    if "signed" in request:
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as log:
-            signed = _read(spec, request["signed"], log).get("tests_status") or {}
-        answer["signed"] = [test for status in signed.values() for test in status["success"]]
+    log = request["log"]
+    with _raise_unreadable():
+        # `without_twins` is the same log as the harness expects it.
+        report = _read_report(spec, with_failures(request.get("without_twins", log)))
+        statuses = PARSER_REGISTRY[spec.log_parser](region_of(with_failures(log)), spec)
+        tests = report.get("tests_status")
+        status = status_of_tests(log, request["nonce"], None)
+        findings = check_markers(log, request["nonce"])
+        findings += check_status(status, log, statuses)
+        answer: dict[str, Any] = {
+            "report": report,
+            "num_results": len(statuses),
+            "tests": statuses,
+            "resolution": get_resolution_status(tests) if tests else "RESOLVED_NO",
+            "findings": findings,
+        }
     return answer
 
 
-def _tests(request: dict[str, Any]) -> dict[str, Any]:
-    """Every test that the log names, with its status."""
+def _list_tests(request: dict[str, Any]) -> dict[str, Any]:
+    """Returns every test that the log names, with its status."""
     from swebench.harness.log_parsers import PARSER_REGISTRY
     from swebench.harness.utils import make_test_spec
 
     spec = make_test_spec(request["record"])
-    return {"tests": PARSER_REGISTRY[spec.log_parser](_region(request["log"]), spec)}
+    with _raise_unreadable():
+        return {"tests": PARSER_REGISTRY[spec.log_parser](region_of(with_failures(request["log"])), spec)}
 
 
-def _read(spec: Any, text: str, log: Any) -> dict[str, Any]:
+def _read_report(spec: Any, text: str) -> dict[str, Any]:
+    """Returns the harness's own report on a log."""
     from swebench.harness.grading import get_eval_report
 
-    log.write(text)
-    log.flush()
     prediction = {"instance_id": spec.instance_id, "model_name_or_path": "swe_rl", "model_patch": "patch"}
-    report: dict[str, Any] = get_eval_report(spec, prediction, log.name, include_tests_status=True)[spec.instance_id]
-    return report
+    with _file_of(text) as path:
+        reports: dict[str, dict[str, Any]] = get_eval_report(spec, prediction, path, include_tests_status=True)
+    return reports[spec.instance_id]
 
 
-def _region(log: str) -> str:
-    """What the tests printed: all of it after their beginning, also where they never came to their end."""
-    return log.split(START, 1)[-1].split(END, 1)[0]
+@contextmanager
+def _file_of(text: str) -> Iterator[str]:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="replace", suffix=".txt") as file:
+        file.write(text)
+        file.flush()
+        yield file.name
 
 
 _ANSWERS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "spec": _spec,
-    "report": _report,
-    "tests": _tests,
+    "spec": _make_spec,
+    "report": _make_report,
+    "tests": _list_tests,
 }
 
 if __name__ == "__main__":

@@ -1,1 +1,4 @@
-"""Task folders in the Harbor format: a sandbox in, and what its files look like afterwards is the answer."""
+"""This package reads task folders in the Harbor format.
+
+Their answer is what the sandbox's files look like afterwards.
+"""

@@ -1,4 +1,4 @@
-"""Reading a task folder: instruction.md, task.toml, environment/, tests/, solution/.
+"""Reads a task folder: instruction.md, task.toml, environment/, tests/, solution/.
 
 Invariants:
 - What a task asks for and this environment does not give is refused by its name, before anything is started.
@@ -14,61 +14,70 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.env.instance import InstanceError
+from swe_rl.host.lines import lines_of
 
 DEFAULT_WORKDIR = "/app"
+# A task that names no time limit has this one.
 _DEFAULT_S = 600.0
 _NEEDED = ("instruction.md", "task.toml", "tests/test.sh")
+# This environment does not give these sections' keys, so a task that sets one is refused.
 _NOT_GIVEN = {
     "environment": ("env", "gpus", "tpu", "mcp_servers", "healthcheck"),
     "solution": ("env",),
     "agent": ("user",),
     "verifier": ("user", "environment", "collect"),
 }
+# A prepared folder can stand for these instructions of a Dockerfile.
 _BY_FOLDER = ("FROM", "WORKDIR", "COPY")
-_OF_A_START = ("CMD", "EXPOSE", "LABEL")  # a sandbox starts in its own way
+_OF_A_START = ("CMD", "EXPOSE", "LABEL")  # These instructions are skipped, because a sandbox starts in its own way.
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class HarborTask:
     folder: Path
     instruction: str
     agent_timeout_s: float
     verifier_timeout_s: float
     verifier_env: tuple[tuple[str, str], ...]
-    docker_image: str  # of task.toml, else what its Dockerfile was built as
+    docker_image: str  # The image is task.toml's, else the one that its Dockerfile was built as.
     workdir: str
-    copies: tuple[tuple[str, str], ...]  # of the Dockerfile: a path below environment/, and where it goes
-    needs_build: str  # the first instruction of the Dockerfile that only a build can do; empty: there is none
+    # Each copy of the Dockerfile has a path below environment/, and the place where it goes.
+    copies: tuple[tuple[str, str], ...]
+    # This is the first instruction of the Dockerfile that only a build can do; it is empty if there is none.
+    needs_build: str
 
     @property
     def name(self) -> str:
         return self.folder.name
 
 
-def read_task(folder: Path) -> Task:
-    """Raises InstanceError."""
+def read_task(folder: Path) -> HarborTask:
+    """Returns the task of a folder.
+
+    Raises InstanceError for a task that is incomplete or asks for what is not given.
+    """
     missing = [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         raise InstanceError(
             f"{folder}: {', '.join(missing)} missing; a task in the Harbor format has {', '.join(_NEEDED)}, and "
             "environment/Dockerfile or an image in task.toml"
         )
-    config = _toml(folder / "task.toml")
-    _refuse(config, folder)
-    environment = _section(config, "environment", folder)
+    config = _read_toml(folder / "task.toml")
+    _refuse_unsupported(config, folder)
+    environment = _read_section(config, "environment", folder)
     image = str(environment.get("docker_image") or "")
     dockerfile = folder / "environment" / "Dockerfile"
     if not image and not dockerfile.is_file():
         raise InstanceError(
             f"{folder}: it has neither environment/Dockerfile nor environment.docker_image in task.toml"
         )
-    workdir, copies, needs_build = _dockerfile(dockerfile) if dockerfile.is_file() else (DEFAULT_WORKDIR, (), "")
-    return Task(
+    workdir, copies, needs_build = _read_dockerfile(dockerfile) if dockerfile.is_file() else (DEFAULT_WORKDIR, (), "")
+    return HarborTask(
         folder=folder.resolve(),
-        instruction=_text(folder / "instruction.md"),
-        agent_timeout_s=_seconds(config, "agent", folder),
-        verifier_timeout_s=_seconds(config, "verifier", folder),
-        verifier_env=_variables(config, folder),
+        instruction=_read_text(folder / "instruction.md"),
+        agent_timeout_s=_read_timeout(config, "agent", folder),
+        verifier_timeout_s=_read_timeout(config, "verifier", folder),
+        verifier_env=_read_variables(config, folder),
         docker_image=image or built_image(folder),
         workdir=str(environment.get("workdir") or workdir),
         copies=copies,
@@ -77,61 +86,64 @@ def read_task(folder: Path) -> Task:
 
 
 def built_image(folder: Path) -> str:
-    """What the image of environment/Dockerfile has to be called where task.toml names none: hb__TASK."""
+    """Returns the name that the image of environment/Dockerfile has to have where task.toml names none: hb__TASK."""
     return "hb__" + re.sub(r"[^a-z0-9._-]", "-", folder.name.lower())
 
 
 def digest_of(folder: Path) -> str:
-    """Of all files of a task, and whether they can be executed: another one where any changed. Raises InstanceError."""
+    """Returns a hash of all files of a task, and of whether they can be executed.
+
+    It is another one where any file changed. Raises InstanceError.
+    """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = _bytes(path)
+        content = _read_bytes(path)
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_mode & 0o100}\0".encode())
         digest.update(hashlib.sha256(content).digest())
     return digest.hexdigest()
 
 
-def _toml(path: Path) -> Mapping[str, Any]:
+def _read_toml(path: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(_text(path))
+        return tomllib.loads(_read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise InstanceError(f"{path} is not TOML: {error}; correct it, or leave the folder out") from error
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
         raise InstanceError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
-        return _bytes(path).decode()
+        return _read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise InstanceError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def _section(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+def _read_section(config: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
     value = config.get(name, {})
     if not isinstance(value, Mapping):
         raise InstanceError(f"{folder}/task.toml: {name} must be a table")
     return value
 
 
-def _refuse(config: Mapping[str, Any], folder: Path) -> None:
-    """What a verdict would be wrong without. Raises InstanceError."""
+def _refuse_unsupported(config: Mapping[str, Any], folder: Path) -> None:
+    """Refuses a task that asks for something without which its verdict would be wrong. Raises InstanceError."""
     asked = [
         f"{section}.{key}"
         for section, keys in _NOT_GIVEN.items()
         for key in keys
-        if _section(config, section, folder).get(key)
+        if _read_section(config, section, folder).get(key)
     ]
-    if _section(config, "environment", folder).get("os", "linux") != "linux":
+    if _read_section(config, "environment", folder).get("os", "linux") != "linux":
         asked.append("environment.os")
     if config.get("steps"):
         asked.append("steps")
-    if _section(config, "verifier", folder).get("environment_mode", "shared") != "shared":
+    if _read_section(config, "verifier", folder).get("environment_mode", "shared") != "shared":
         asked.append("verifier.environment_mode")
     if any((folder / "environment").glob("docker-compose.y*ml")):
         asked.append("environment/docker-compose.yaml")
@@ -142,15 +154,15 @@ def _refuse(config: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _seconds(config: Mapping[str, Any], section: str, folder: Path) -> float:
-    value = _section(config, section, folder).get("timeout_sec", _DEFAULT_S)
+def _read_timeout(config: Mapping[str, Any], section: str, folder: Path) -> float:
+    value = _read_section(config, section, folder).get("timeout_sec", _DEFAULT_S)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise InstanceError(f"{folder}/task.toml: {section}.timeout_sec={value!r} must be a number of seconds above 0")
     return float(value)
 
 
-def _variables(config: Mapping[str, Any], folder: Path) -> tuple[tuple[str, str], ...]:
-    value = _section(config, "verifier", folder).get("env", {})
+def _read_variables(config: Mapping[str, Any], folder: Path) -> tuple[tuple[str, str], ...]:
+    value = _read_section(config, "verifier", folder).get("env", {})
     if not isinstance(value, Mapping) or not all(isinstance(text, str) and "$" not in text for text in value.values()):
         raise InstanceError(
             f"{folder}/task.toml: verifier.env must be a table of plain texts; a variable of this machine is not given "
@@ -159,14 +171,17 @@ def _variables(config: Mapping[str, Any], folder: Path) -> tuple[tuple[str, str]
     return tuple((str(name), text) for name, text in value.items())
 
 
-def _dockerfile(path: Path) -> tuple[str, tuple[tuple[str, str], ...], str]:
-    """The working directory, what is copied, and the first line that a folder cannot stand for."""
-    workdir, copies, needs_build = "", list[tuple[str, str]](), ""
-    for line in _text(path).replace("\\\n", " ").splitlines():
+def _read_dockerfile(path: Path) -> tuple[str, tuple[tuple[str, str], ...], str]:
+    """Returns the working directory, what is copied, and the first line that a folder cannot stand for."""
+    workdir = ""
+    copies = list[tuple[str, str]]()
+    needs_build = ""
+    for line in lines_of(_read_text(path).replace("\\\n", " "), ends=False):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
-        kind, given = words[0].upper(), words[1:]
+        kind = words[0].upper()
+        given = words[1:]
         simple = kind in _BY_FOLDER and not any(word.startswith(("--", "[")) or "$" in word for word in given)
         if kind == "WORKDIR" and simple and given:
             workdir = given[0] if given[0].startswith("/") else f"{workdir}/{given[0]}"

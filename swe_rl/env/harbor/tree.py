@@ -1,4 +1,4 @@
-"""What a sandbox of a task starts from, and the archives that go into it.
+"""Makes what a sandbox of a task starts from, and the archives that go into it.
 
 Invariants:
 - A folder stands for an image only where the Dockerfile says FROM, WORKDIR and COPY below WORKDIR, and nothing else.
@@ -8,25 +8,38 @@ import base64
 import io
 import shutil
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
-from swe_rl.env.harbor.task import Task
+from swe_rl.env.harbor.task import HarborTask
 from swe_rl.env.instance import InstanceError
 from swe_rl.sandbox.lease import made_aside
 
+# The gold script of a task begins so, which tells it apart from other patches.
 SCRIPT = "#!/bin/bash\n"
 
 
-def packed(folder: Path) -> bytes:
-    """A tar archive of a folder's files, without owners, times and umask of this machine. Raises OSError."""
+def pack_folder(folder: Path, changed: Mapping[str, bytes] = MappingProxyType({})) -> bytes:
+    """Returns a tar archive of a folder's files. Raises OSError.
+
+    `changed` has other contents by the paths of files. The archive leaves out owners, times and the umask of this
+    machine.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for path in sorted(folder.rglob("*")):
-            archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_plain)
+            name = str(path.relative_to(folder))
+            if name in changed:
+                entry = _plain_entry(archive.gettarinfo(path, name))
+                entry.size = len(changed[name])
+                archive.addfile(entry, io.BytesIO(changed[name]))
+            else:
+                archive.add(path, name, recursive=False, filter=_plain_entry)
     return buffer.getvalue()
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _plain_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = 0
@@ -34,18 +47,21 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def gold_script(task: Task) -> str:
-    """A script that unpacks solution/ and runs it: what a gold patch is elsewhere. Empty where there is none."""
+def gold_script(task: HarborTask) -> str:
+    """Returns a script that unpacks solution/ and runs it, and an empty text where there is no solution.
+
+    It has the place of a gold patch.
+    """
     if not (task.folder / "solution" / "solve.sh").is_file():
         return ""
-    archive = base64.encodebytes(packed(task.folder / "solution")).decode()
+    archive = base64.encodebytes(pack_folder(task.folder / "solution")).decode()
     return (
         f"{SCRIPT}set -e\nmkdir -p /solution\nbase64 -d <<'END_OF_SOLUTION' | tar -xf - -C /solution\n"
         f"{archive}END_OF_SOLUTION\nexec bash /solution/solve.sh\n"
     )
 
 
-def check_folder(task: Task) -> None:
+def check_folder(task: HarborTask) -> None:
     """Raises InstanceError where no folder can stand for the task's image."""
     outside = [target for _, target in task.copies if not _is_below(target, task.workdir)]
     asks = task.needs_build or (f"COPY to {outside[0]}" if outside else "")
@@ -58,17 +74,20 @@ def check_folder(task: Task) -> None:
     )
 
 
-def make_folder(task: Task, destination: Path) -> None:
-    """Built aside, then renamed. Raises InstanceError, OSError."""
+def make_folder(task: HarborTask, destination: Path) -> None:
+    """Makes the folder that stands for the task's image: aside, then renamed. Raises InstanceError, OSError."""
     context = (task.folder / "environment").resolve()
     with made_aside(destination) as aside:
         aside.mkdir()
         for source, target in task.copies:
-            for path in _sources(context, source, task):
-                _copy(path, aside / PurePosixPath(target).relative_to(task.workdir), is_folder=target.endswith("/"))
+            for path in _source_files(context, source, task):
+                _copy_into(
+                    path, aside / PurePosixPath(target).relative_to(task.workdir), is_folder=target.endswith("/")
+                )
 
 
-def _sources(context: Path, source: str, task: Task) -> list[Path]:
+def _source_files(context: Path, source: str, task: HarborTask) -> list[Path]:
+    """Returns the files that a COPY means. Raises InstanceError where there are none in environment/."""
     pattern = source.strip("/").removeprefix("./")
     paths = [context] if pattern in ("", ".") else sorted(context.glob(pattern))
     if not paths or any(not path.resolve().is_relative_to(context) for path in paths):
@@ -76,8 +95,11 @@ def _sources(context: Path, source: str, task: Task) -> list[Path]:
     return paths
 
 
-def _copy(source: Path, target: Path, *, is_folder: bool) -> None:
-    """As COPY does it: of a folder its content, a file into a folder that ends in a slash or is there."""
+def _copy_into(source: Path, target: Path, *, is_folder: bool) -> None:
+    """Copies as COPY does.
+
+    Of a folder it takes the content. A file goes into a target that ends in a slash or is a folder.
+    """
     if source.is_dir():
         ignored = shutil.ignore_patterns("Dockerfile", ".dockerignore")
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=ignored)

@@ -1,1 +1,1 @@
-"""KodCode: functions to be written, each with a pytest file."""
+"""This package reads KodCode: functions to be written, each with a pytest file."""

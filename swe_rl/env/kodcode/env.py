@@ -1,26 +1,29 @@
-"""The environment of KodCode: a folder with stubs, graded by the row's own test file.
+"""Offers the tasks of KodCode: a folder with stubs, graded by the row's own test file.
 
 Invariants:
+- Every test that pytest runs in the row's file counts.
 - Instances need no container: workspaces are folders, which container sandboxes get as copies.
 """
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.kodcode.read import read_split, tree_of
+from swe_rl.env.kodcode.read import TESTS, read_split, tree_of
 from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.logger.disk import disk_error
+from swe_rl.logger.names import folder_name
 from swe_rl.sandbox.lease import made_aside
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 
 class KodcodeEnv(DatasetEnv):
-    """Instances of `conf/env/kodcode.yaml`; see the protocol."""
+    """Offers the instances of `conf/env/kodcode.yaml`. The protocol says what each method does."""
 
     def __init__(self, config: EnvConfig, cache: Path, grader: Grading | None = None) -> None:
         super().__init__(config, cache, read_split)
@@ -29,8 +32,11 @@ class KodcodeEnv(DatasetEnv):
         self._grade = grader or (VerdictCache(ours).grade if config.cache_verdicts else ours)
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking (git); tens of milliseconds the first time, then free. Raises InstanceError, DiskError."""
-        folder = self._cache / "functions" / f"{instance.instance_id}-{instance.base_commit[:12]}"
+        """Returns the folder that an agent starts from. Raises InstanceError, DiskError.
+
+        It blocks (git) for tens of milliseconds the first time, then it is free.
+        """
+        folder = self._cache / "functions" / folder_name(f"{instance.instance_id}-{instance.base_commit[:12]}")
         with self._lock:
             if not folder.is_dir():
                 try:
@@ -40,12 +46,16 @@ class KodcodeEnv(DatasetEnv):
         return Workspace(path=folder)
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """Raises GradeError."""
-        return await self._grade(instance, patch, self.workspace(instance), sandboxes, timeout_s)
+        """Returns the verdict of the row's test file. Raises GradeError."""
+        row = replace(instance, fail_to_pass=(TESTS,))  # An older job=prepare wrote names that it read in the file.
+        return await self._grade(row, patch, self.workspace(instance), sandboxes, timeout_s)
 
 
 def make_tree(instance: Instance, destination: Path) -> None:
-    """Built aside, then renamed. Raises InstanceError when git does not agree on the commit, OSError."""
+    """Makes the tree aside, then renames it.
+
+    Raises InstanceError when git does not agree on the commit, OSError.
+    """
     with made_aside(destination) as aside:
         aside.mkdir()
         for name, text in tree_of(instance).items():

@@ -1,1 +1,1 @@
-"""Proofs: for each instance, that its gold patch passes here and that a change that fixes nothing does not."""
+"""This package proves that an instance's gold patch passes here, and that a change that fixes nothing does not."""

@@ -1,4 +1,4 @@
-"""Ways to make an environment in which a gold patch passes, where the one that the row describes is not.
+"""Finds ways to make an environment in which a gold patch passes, where it fails in the one that the row describes.
 
 A dated environment may be broken (a package of 2019 on a Python of 2021), its test runner may name tests otherwise than
 the row, a package may be missing without which tests are skipped, or the row names a release far from the base commit.
@@ -15,27 +15,46 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from swe_rl.env.instance import Source
+from swe_rl.env.instance import Instance, Source
 from swe_rl.env.source_build.environment import INTERPRETERS_SETTLED
 from swe_rl.env.source_build.interpreter import find_prefix
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release, days_after
 
+# Packages may be at most so many days younger than the release; the dates are tried in this order.
 _DAYS_AFTER = (365, 7, 730)
-_PYTEST_COMMAND = "2016-12-31"  # pytest 3.0 of that year was the first with a command `pytest`
-# What pytest itself needs: of another date than pytest, it may refuse the only versions that there were.
+_PYTEST_COMMAND = "2016-12-31"  # Pytest 3.0 of that year was the first with a command `pytest`.
+# Pytest needs these packages. It may refuse them if they are of another date than pytest.
 _OF_PYTEST = (
-    *("pytest", "py", "pluggy", "attrs", "iniconfig", "packaging", "pyparsing", "toml", "tomli", "exceptiongroup"),
-    *("importlib-metadata", "zipp", "atomicwrites", "more-itertools", "wcwidth", "pathlib2"),
+    "pytest",
+    "py",
+    "pluggy",
+    "attrs",
+    "iniconfig",
+    "packaging",
+    "pyparsing",
+    "toml",
+    "tomli",
+    "exceptiongroup",
+    "importlib-metadata",
+    "zipp",
+    "atomicwrites",
+    "more-itertools",
+    "wcwidth",
+    "pathlib2",
 )
+# At most so many nearer releases are tried, because each of them needs an environment of its own.
 _MAX_RELEASES = 3
-_OF_PYTHON = 2  # how many minor versions off another Python may be
+_OF_PYTHON = 2  # Another Python may be so many minor versions off.
+# A package's name follows these words where a test was skipped or an import failed.
 _NAMED = re.compile(
     r"(?:could not import|No module named|requires|needs|install|Missing|importorskip\()\s*[:`'\"]*([A-Za-z][\w.-]*)"
 )
 _SKIPPED = re.compile(r"^(?:SKIPPED\b|.*\bskipped\b|.*ModuleNotFoundError|.*ImportError).*$", re.MULTILINE)
-_FOLDED = re.compile(r"SKIPPED \[(\d+)\]")  # pytest: so many tests of one place
+_FOLDED = re.compile(r"SKIPPED \[(\d+)\]")  # Pytest prints so how many tests of one place were skipped.
+# These words follow "requires" and its like, and are no packages.
 _NOT_PACKAGES = frozenset({"the", "a", "an", "python", "python3", "at", "version", "pip", "network", "to", "module"})
+# These modules are in a package of another name.
 _PACKAGE_OF = {
     "yaml": "pyyaml",
     "PIL": "pillow",
@@ -43,7 +62,9 @@ _PACKAGE_OF = {
     "bs4": "beautifulsoup4",
     "iris": "scitools-iris",
 }
+# At most so many packages are added: names in a log may be no packages.
 _MAX_PACKAGES = 12
+# These errors say that a test looked for another machine.
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|getaddrinfo|"
     r"NameResolutionError|Failed to establish a new connection"
@@ -51,39 +72,39 @@ _NETWORK = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MendingWay:
     change: str
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """What the gold patch left behind."""
+class GoldFailure:
+    """Holds what the gold patch left behind."""
 
     log: str = ""
-    failing: int = 0  # tests that should pass, and do not
+    failing: int = 0  # So many tests should pass, and do not.
     runs_pytest: bool = True
-    spoiled: Sequence[frozenset[str]] = ()  # packages that were added together and made more tests fail
+    spoiled: Sequence[frozenset[str]] = ()  # The packages of each group were added together and made more tests fail.
 
 
-def ways(
+def find_ways(
     source: Source,
     released: datetime | None,
-    failure: Failure,
+    failure: GoldFailure,
     nearer: Callable[[], Sequence[Release]] = tuple,
-) -> Iterator[Way]:
-    """From `source`, with which the gold patch failed; ways that change nothing are left out.
+) -> Iterator[MendingWay]:
+    """Yields ways from `source`, with which the gold patch failed. Ways that change nothing are left out.
 
-    `nearer`: releases nearer to the base commit. They come first where more tests fail than were skipped, as no package
-    explains that.
+    `nearer` returns releases nearer to the base commit. They come first where more tests fail than were skipped, as no
+    package explains that.
     """
     log = failure.log
     explained = skipped_tests(log) >= failure.failing
     if not explained:
         yield from release_ways(source, nearer())
     spoiled = [group - set(source.optional) for group in failure.spoiled]
-    for packages in _groups(missing_packages(log, source), spoiled):
-        yield Way(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
+    for packages in _package_groups(missing_packages(log, source), spoiled):
+        yield MendingWay(f"with {', '.join(packages)}", replace(source, optional=(*source.optional, *packages)))
     if explained:
         yield from release_ways(source, nearer())
     for way in _other_ways(source, released, failure.runs_pytest):
@@ -91,27 +112,30 @@ def ways(
             yield way
 
 
-def release_ways(source: Source, nearer: Sequence[Release]) -> Iterator[Way]:
-    """The nearest ones, each with the newest Python up to the row's that had settled when it came out."""
+def release_ways(source: Source, nearer: Sequence[Release]) -> Iterator[MendingWay]:
+    """Yields a way for each of the nearest releases.
+
+    A release gets the newest Python up to the row's that had settled when it came out.
+    """
     for release in nearer[:_MAX_RELEASES]:
         python = _python_of_days(source.python, release.released)
         with_python = "" if python == source.python else f" on Python {python}"
         way = replace(source, sdist=release.sdist, fix=release.fix, python=python)
         if way != source:
-            yield Way(f"from {release.sdist}, nearer to the base commit{with_python}", way)
+            yield MendingWay(f"from {release.sdist}, nearer to the base commit{with_python}", way)
 
 
 def skipped_tests(log: str) -> int:
-    """How many tests the log says were skipped for want of something."""
+    """Returns how many tests the log says were skipped for want of something."""
     folded = (_FOLDED.match(line) for line in _SKIPPED.findall(log))
     return sum(int(tests[1]) if tests else 1 for tests in folded)
 
 
-def _groups(packages: Sequence[str], spoiled: Sequence[frozenset[str]]) -> Iterator[Sequence[str]]:
-    """All that spoil nothing by themselves at once, or halves of what holds a spoiled group.
+def _package_groups(packages: Sequence[str], spoiled: Sequence[frozenset[str]]) -> Iterator[Sequence[str]]:
+    """Yields all packages at once that spoil nothing by themselves, or halves of what holds a spoiled group.
 
-    What is left of a spoiled group once a part of it has helped is a spoiled group itself, and one that holds a
-    smaller one is explained by that.
+    What is left of a spoiled group once a part of it has helped is a spoiled group itself. A group that holds a smaller
+    spoiled one is explained by that one.
     """
     least = [group for group in spoiled if group and not any(other and other < group for other in spoiled)]
     rest = [name for name in packages if frozenset({name}) not in least]
@@ -121,30 +145,34 @@ def _groups(packages: Sequence[str], spoiled: Sequence[frozenset[str]]) -> Itera
         yield rest
     else:
         half = (len(rest) + 1) // 2
-        yield from _groups(rest[:half], spoiled)
-        yield from _groups(rest[half:], spoiled)
+        yield from _package_groups(rest[:half], spoiled)
+        yield from _package_groups(rest[half:], spoiled)
 
 
-def _other_ways(source: Source, released: datetime | None, runs_pytest: bool) -> Iterator[Way]:
+def _other_ways(source: Source, released: datetime | None, runs_pytest: bool) -> Iterator[MendingWay]:
+    """Yields ways with another date of pytest, then with another Python, then with another date of all packages."""
     if released and runs_pytest and not any(entry.startswith("pytest=") for entry in source.until_of):
         for until in _dates_of_pytest(source.python, released):
             dates = tuple(f"{name}={until}" for name in _OF_PYTEST if name != _name_of_origin(source))
-            yield Way(f"with pytest of {until}", replace(source, until_of=(*source.until_of, *dates)))
+            yield MendingWay(f"with pytest of {until}", replace(source, until_of=(*source.until_of, *dates)))
     for python in _other_pythons(source.python, released):
-        yield Way(f"with Python {python}", replace(source, python=python))
+        yield MendingWay(f"with Python {python}", replace(source, python=python))
     for days in _DAYS_AFTER:
         if time := days_after(released, days):
-            yield Way(f"with packages until {time[:10]}", replace(source, until=time[:10]))
+            yield MendingWay(f"with packages until {time[:10]}", replace(source, until=time[:10]))
 
 
 def _dates_of_pytest(python: str, released: datetime) -> Sequence[str]:
-    """The end of the release's year, and when this Python had settled: an older pytest may not run on it."""
+    """Returns dates for pytest: the end of the release's year, and the day by which this Python had settled.
+
+    An older pytest may not run on this Python.
+    """
     year = max(f"{released.year}-12-31", _PYTEST_COMMAND)
     return sorted({year, max(year, INTERPRETERS_SETTLED.get(python, "")[:10])})
 
 
 def missing_packages(log: str, source: Source) -> list[str]:
-    """What skipped tests and failed imports name, less what is asked for already: those that most tests name first.
+    """Returns what skipped tests and failed imports name and nobody asked for, those first that most tests name.
 
     Not all need to exist: some are no packages, and some have no wheel.
     """
@@ -170,20 +198,28 @@ def _name_of(requirement: str) -> str:
 
 
 def _other_pythons(python: str, released: datetime | None) -> Sequence[str]:
-    """Those of this machine that were there in the days of the release, the nearest first."""
+    """Returns this machine's other Pythons that were there in the days of the release, the nearest first."""
     minor = int(python.partition(".")[2])
     era = [(abs(other - minor), f"3.{other}") for other in range(minor - _OF_PYTHON, minor + _OF_PYTHON + 1)]
     latest = days_after(released, 365) or "9999"
-    return [name for off, name in sorted(era) if off and _settled(name) <= latest and _is_here(name)]
+    return [name for off, name in sorted(era) if off and _settled_time(name) <= latest and _is_here(name)]
 
 
 def _python_of_days(python: str, released: datetime | None) -> str:
-    latest, minor = days_after(released, 30) or "9999", int(python.partition(".")[2])
+    """Returns the newest Python up to the row's that had settled soon after the release, and else the row's."""
+    latest = days_after(released, 30) or "9999"
+    minor = int(python.partition(".")[2])
     names = [f"3.{minor - off}" for off in range(_OF_PYTHON + 1)]
-    return next((name for name in names if _settled(name) <= latest and (name == python or _is_here(name))), python)
+    return next(
+        (name for name in names if _settled_time(name) <= latest and (name == python or _is_here(name))), python
+    )
 
 
-def _settled(python: str) -> str:
+def _settled_time(python: str) -> str:
+    """Returns the time from which packages run on a Python, as text that can be compared.
+
+    It is the empty text for one before 3.8, and "9999" for one that nothing is known of.
+    """
     return INTERPRETERS_SETTLED.get(python, "" if int(python.partition(".")[2]) < 8 else "9999")
 
 
@@ -196,5 +232,16 @@ def _is_here(python: str) -> bool:
 
 
 def wants_network(log: str) -> bool:
-    """True where tests looked for another machine."""
+    """Tells whether tests looked for another machine."""
     return bool(_NETWORK.search(log))
+
+
+def spread_releases(instances: Sequence[Instance]) -> list[Instance]:
+    """Returns the first instance of each release, then the second of each, in their order."""
+    seen: Counter[str] = Counter()
+    turns: list[int] = []
+    for instance in instances:
+        release = instance.source.origin if instance.source else instance.instance_id
+        turns.append(seen[release])
+        seen[release] += 1
+    return [instance for _, instance in sorted(zip(turns, instances, strict=True), key=lambda pair: pair[0])]

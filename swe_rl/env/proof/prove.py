@@ -1,16 +1,15 @@
-"""The gold patch and a change that fixes nothing, run before anybody is trained or measured on an instance.
+"""Runs the gold patch and a change that fixes nothing, before anybody is trained or measured on an instance.
 
 Invariants:
-- Both are graded as an agent's patch would be: same sandboxes, same grader.
+- Both patches are graded as an agent's patch would be: in the same sandboxes, by the same grader.
 - What infrastructure broke is tried once more, and then it is no verdict on the instance: it stays untried.
 - Nothing of an instance ends the proofs of the others.
-- All instances are tried as they are before an environment is mended: a long mend keeps nobody waiting who needs none.
+- All instances are tried as they are before an environment is mended: a long mend keeps nobody else waiting.
 """
 
 import asyncio
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,38 +19,38 @@ from typing import Any
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.proof.measure import RUNS, Measured, measured
-from swe_rl.env.proof.mend import Failure, Way, release_ways, wants_network, ways
-from swe_rl.env.proof.record import Proof, Provable, Trial
+from swe_rl.env.proof.measure import RUNS, MeasuredFix, measure_fix
+from swe_rl.env.proof.mend import GoldFailure, MendingWay, find_ways, release_ways, spread_releases, wants_network
+from swe_rl.env.proof.record import Proof, ProofTrial, Provable
 from swe_rl.env.protocol import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.errors import one_line
 from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
 
-MAX_TRIALS = 12  # environments that are made for one instance
-MAX_MEND_S = 900.0  # after which no further one is begun
+MAX_TRIALS = 12  # At most so many environments are made for one instance.
+MAX_MEND_S = 900.0  # After so many seconds no further environment is begun.
 _SHOWN_TESTS = 3
 _LOG_CHARS = 600
 _NEVER_RAN = -1
-_UNSTARTED, _UNMADE = 1e9, 1e10  # ranks beyond any number of failing tests
+_UNSTARTED, _UNMADE = 1e9, 1e10  # These ranks are beyond any number of failing tests.
 _PYTEST = re.compile(r"(^|\s)(pytest|tox|py\.test)\s")
 
 
 class UntriedError(BuildError):
-    """Infrastructure kept a proof from being made; nothing is known of the instance."""
+    """Says that infrastructure kept a proof from being made; nothing is known of the instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The gold patch once, in one environment."""
+    """Holds what one run of the gold patch in one environment gave."""
 
     instance: Instance
     grade: Grade | None
     error: str = ""
-    unstarted: str | None = None  # what tests printed that do not start in this environment
-    is_unfit: bool = False  # its patches do not fit the release that its row names
-    is_lost: bool = False  # its sandbox failed, twice
+    unstarted: str | None = None  # Tests that do not start in this environment printed this.
+    is_unfit: bool = False  # Its patches do not fit the release that its row names.
+    is_lost: bool = False  # Its sandbox failed twice.
 
     @property
     def resolved(self) -> bool:
@@ -59,14 +58,12 @@ class _Run:
 
     @property
     def failing(self) -> list[str]:
-        if self.grade is None:
-            return []
-        tests = self.grade.fail_to_pass | self.grade.pass_to_pass
+        tests = self.grade.fail_to_pass | self.grade.pass_to_pass if self.grade else {}
         return [name for name, passed in tests.items() if not passed]
 
     @property
     def rank(self) -> float:
-        """How far from resolved."""
+        """Returns how far the run is from resolved."""
         if self.grade is not None:
             return float(len(self.failing))
         return _UNSTARTED if self.unstarted is not None else _UNMADE
@@ -77,16 +74,16 @@ class _Run:
             return self.unstarted or self.error
         return self.grade.log or self.grade.log_tail
 
-    def trial(self, change: str) -> Trial:
+    def trial(self, change: str) -> ProofTrial:
         if self.grade is None:
-            return Trial(change, one_line(self.error), _NEVER_RAN)
+            return ProofTrial(change, one_line(self.error), _NEVER_RAN)
         words = "resolved" if self.resolved else f"{len(self.failing)} tests fail"
-        return Trial(change, words, len(self.failing))
+        return ProofTrial(change, words, len(self.failing))
 
 
 @dataclass(frozen=True, slots=True)
 class Unmended:
-    """An instance whose gold patch fails in the environment of its row, and may pass in another one."""
+    """Holds an instance whose gold patch fails in the environment of its row, and may pass in another one."""
 
     instance: Instance
     run: _Run
@@ -95,27 +92,28 @@ class Unmended:
 
 @dataclass(slots=True)
 class Prover:
-    """`runs`: how often the gold patch is graded where it passes once."""
+    """Proves instances one by one. `runs` is how often the gold patch is graded where it passes once."""
 
     env: Provable
     sandboxes: SandboxProvider
     runs: int
     timeout_s: float
     mends: bool = True
-    say: Callable[[str], None] = lambda _: None  # what is tried where gold fails
+    say: Callable[[str], None] = lambda _: None  # It is told what is tried where gold fails.
     _releases: dict[Instance, Sequence[Release]] = field(default_factory=dict)
-    _helped: dict[str, list[Way]] = field(default_factory=dict)  # by origin: what mended another instance
+    # It maps an origin to ways that mended another instance.
+    _helped: dict[str, list[MendingWay]] = field(default_factory=dict)
 
     async def prove(self, instance: Instance) -> Proof:
-        """At once, mended where that helps. Raises UntriedError."""
+        """Returns the proof of an instance, mended where that helps. Raises UntriedError."""
         result = await self.first(instance)
         return await self.mend(result) if isinstance(result, Unmended) else result
 
     async def first(self, instance: Instance) -> Proof | Unmended:
-        """In the environment that the row describes. Raises UntriedError."""
+        """Returns the proof in the environment of the row, or what a mend may help. Raises UntriedError."""
         began_s = time.monotonic()
         if instance.is_unmeasured:
-            return _dated(await self._of_measured(instance), time.monotonic() - began_s)
+            return _date_proof(await self._of_measured(instance), time.monotonic() - began_s)
         try:
             run = await self._gold(instance)
             if run.is_lost:
@@ -129,10 +127,10 @@ class Prover:
             if releases:
                 return Unmended(instance, unfit, time.monotonic() - began_s)
             proof = self._refuted(instance, str(error), [])
-        return _dated(proof, time.monotonic() - began_s)
+        return _date_proof(proof, time.monotonic() - began_s)
 
     async def _of_measured(self, instance: Instance) -> Proof:
-        """Which tests judge it is found out first; its environment is not mended: its owner says what is in it."""
+        """Returns a proof with measured tests. The environment is not mended: its owner says what is in it."""
         try:
             tests = await self._measured(instance)
             if tests.reason:
@@ -148,15 +146,15 @@ class Prover:
         flaky = tuple(sorted({*proof.flaky, *tests.flaky}))
         return replace(proof, flaky=flaky, fail_to_pass=tests.fail_to_pass, pass_to_pass=tests.pass_to_pass)
 
-    async def _measured(self, instance: Instance) -> Measured:
-        """Raises InstanceError, BuildError, UntriedError."""
+    async def _measured(self, instance: Instance) -> MeasuredFix:
+        """Returns which tests judge the instance. Raises InstanceError, BuildError, UntriedError."""
         await asyncio.to_thread(self.env.workspace, instance)
         runs = max(RUNS, self.runs)
         before = [await self._tests(instance, NOOP_PATCH) for _ in range(runs)]
-        return measured(before, [await self._tests(instance, instance.patch) for _ in range(runs)])
+        return measure_fix(before, [await self._tests(instance, instance.patch) for _ in range(runs)])
 
     async def _tests(self, instance: Instance, patch: str) -> SuiteRun:
-        """Raises UntriedError."""
+        """Returns one run of the suite; infrastructure may break once. Raises UntriedError."""
         error = ""
         for _ in range(2):
             try:
@@ -166,31 +164,33 @@ class Prover:
         raise UntriedError(error)
 
     async def mend(self, unmended: Unmended) -> Proof:
-        """In other environments, one after the other. Raises UntriedError."""
-        began_s, instance, trials = time.monotonic() - unmended.took_s, unmended.instance, [unmended.run.trial("")]
+        """Returns the proof after other environments were tried, one after the other. Raises UntriedError."""
+        began_s = time.monotonic() - unmended.took_s
+        trials = [unmended.run.trial("")]
         try:
-            proof = await self._proof(instance, await self._mended(instance, unmended.run, trials), trials)
+            best = await self._mended(unmended.instance, unmended.run, trials)
+            proof = await self._proof(unmended.instance, best, trials)
         except InstanceError as error:
-            proof = self._refuted(instance, str(error), trials)
-        return _dated(proof, time.monotonic() - began_s)
+            proof = self._refuted(unmended.instance, str(error), trials)
+        return _date_proof(proof, time.monotonic() - began_s)
 
-    async def _proof(self, instance: Instance, best: _Run, trials: list[Trial]) -> Proof:
+    async def _proof(self, instance: Instance, best: _Run, trials: list[ProofTrial]) -> Proof:
         if not best.resolved:
-            return self._refuted(instance, _why(best, trials), trials, best)
+            return self._refuted(instance, _explain_failure(best, trials), trials, best)
         gold = [best, *[await self._gold(best.instance) for _ in range(self.runs - 1)]]
         noop = await self._graded(best.instance, NOOP_PATCH)
-        if self._is_mute(noop.grade):  # or its machine had no memory just then
+        if self._is_mute(noop.grade):  # Its machine may have had no memory just then.
             noop = await self._graded(best.instance, NOOP_PATCH)
         if noop.grade is None:
             raise UntriedError(noop.error)
         return await self._judged(instance, gold, noop.grade, trials)
 
-    async def _judged(self, instance: Instance, gold: Sequence[_Run], noop: Grade, trials: list[Trial]) -> Proof:
+    async def _judged(self, instance: Instance, gold: Sequence[_Run], noop: Grade, trials: list[ProofTrial]) -> Proof:
         flaky = sorted({test for run in gold for test in run.failing})
         reason = ""
         if any(not run.resolved for run in gold):
-            outcomes = f"{sum(run.resolved for run in gold)} of {len(gold)} runs of its gold patch resolve it"
-            reason = f"{outcomes}; flaky: {_shown(flaky)}"
+            solved = sum(run.resolved for run in gold)
+            reason = f"{solved} of {len(gold)} runs of its gold patch resolve it; flaky: {_list_tests(flaky)}"
         elif noop.resolved:
             reason = "a change that fixes nothing resolves it"
         elif self._is_mute(noop):
@@ -210,13 +210,14 @@ class Prover:
             flaky=tuple(flaky),
             source=used.source.to_record() if used.source and used.source != instance.source else None,
             trials=tuple(trials),
+            untwinned=not reason and not any(run.grade and run.grade.session.twinned for run in gold),
         )
 
     def _is_mute(self, noop: Grade | None) -> bool:
-        """Runs ask an untouched sandbox where an agent's gave no verdict; other graders know tests that never start."""
+        """Tells whether an untouched sandbox gave no verdict; a run asks one where an agent's sandbox gave none."""
         return noop is not None and isinstance(self.env, GradesInPlace) and (noop.timed_out or not noop.started)
 
-    def _refuted(self, instance: Instance, reason: str, trials: list[Trial], run: _Run | None = None) -> Proof:
+    def _refuted(self, instance: Instance, reason: str, trials: list[ProofTrial], run: _Run | None = None) -> Proof:
         tests, made_of = self.env.digests(instance)
         log = run.log[-_LOG_CHARS:] if run is not None else ""
         failing = tuple(run.failing) if run is not None else ()
@@ -229,13 +230,14 @@ class Prover:
             return False
         return bool(instance.source.sdist) or not _names_others(run)
 
-    async def _mended(self, instance: Instance, best: _Run, trials: list[Trial]) -> _Run:
-        """Whatever brings it nearer is kept, and the next way starts from there."""
-        tried, until_s = {best.instance.source}, time.monotonic() + MAX_MEND_S
+    async def _mended(self, instance: Instance, best: _Run, trials: list[ProofTrial]) -> _Run:
+        """Returns the best run. Whatever brings it nearer is kept, and the next way starts from there."""
+        tried = {best.instance.source}
+        until_s = time.monotonic() + MAX_MEND_S
         spoiled: list[frozenset[str]] = []
         while len(trials) < MAX_TRIALS and not best.resolved and time.monotonic() < until_s:
             if wants_network(best.log):
-                break  # as is seen only once its tests start
+                break  # This is seen only once its tests start.
             way = await asyncio.to_thread(self._next_way, instance, best, tried, spoiled)
             if way is None:
                 break
@@ -244,31 +246,31 @@ class Prover:
             run = await self._gold(replace(instance, source=way.source))
             trials.append(run.trial(way.change))
             if run.rank > best.rank:
-                spoiled += _added(best.instance.source, way.source)
+                spoiled += _added_packages(best.instance.source, way.source)
             best = run if run.rank < best.rank else best
             if run.resolved and instance.source and instance.source.origin == way.source.origin:
-                self._helped.setdefault(instance.source.origin, []).insert(0, Way(trials[-1].change, way.source))
+                self._helped.setdefault(instance.source.origin, []).insert(0, MendingWay(trials[-1].change, way.source))
         return best
 
     def _next_way(
         self, instance: Instance, best: _Run, tried: set[Source | None], spoiled: Sequence[frozenset[str]]
-    ) -> Way | None:
+    ) -> MendingWay | None:
         source = best.instance.source
         assert source is not None
         try:
             released = self.env.released(best.instance)
         except (InstanceError, BuildError):
-            return None  # there is nothing to make an environment of
+            return None  # There is nothing to make an environment of.
         nearer = partial(self._nearer, instance)
         if best.is_unfit or _names_others(best):
             candidates = release_ways(source, nearer())
         else:
-            failure = Failure(best.log, len(best.failing), _runs_pytest(best.instance), spoiled)
-            candidates = chain(self._helped.get(source.origin, []), ways(source, released, failure, nearer))
+            failure = GoldFailure(best.log, len(best.failing), _runs_pytest(best.instance), spoiled)
+            candidates = chain(self._helped.get(source.origin, []), find_ways(source, released, failure, nearer))
         return next((way for way in candidates if way.source not in tried), None)
 
     def _nearer(self, instance: Instance) -> Sequence[Release]:
-        """Looked for once; none where the package index cannot be asked."""
+        """Returns nearer releases, looked for once, and none where the package index cannot be asked."""
         if instance not in self._releases:
             try:
                 self._releases[instance] = self.env.nearer(instance)
@@ -281,7 +283,7 @@ class Prover:
         return await self._graded(instance, instance.patch)
 
     async def _graded(self, instance: Instance, patch: str) -> _Run:
-        """Raises InstanceError for a row from which nothing can be made."""
+        """Returns a patch's run; infrastructure may break once. Raises InstanceError where nothing can be made."""
         lost = _Run(instance, None)
         for _ in range(2):
             try:
@@ -290,21 +292,21 @@ class Prover:
                 return _Run(instance, None, str(failure))
             try:
                 return _Run(instance, await self.env.grade(instance, patch, self.sandboxes, self.timeout_s))
-            except NotStartedError as failure:  # which the grader tried without the patch as well
+            except NotStartedError as failure:  # The grader tried it without the patch as well.
                 return _Run(instance, None, str(failure), failure.log)
             except (GradeError, SandboxError) as failure:
                 lost = _Run(instance, None, str(failure), is_lost=isinstance(failure, SandboxError))
         return lost
 
 
-def _added(before: Source | None, after: Source) -> list[frozenset[str]]:
-    """The optional packages of a way that changes nothing else."""
+def _added_packages(before: Source | None, after: Source) -> list[frozenset[str]]:
+    """Returns the optional packages that a way adds, and nothing for a way that changes anything else."""
     if before is None or replace(after, optional=before.optional) != before:
         return []
     return [frozenset(after.optional) - set(before.optional)]
 
 
-def _dated(proof: Proof, took_s: float) -> Proof:
+def _date_proof(proof: Proof, took_s: float) -> Proof:
     return replace(proof, took_s=round(took_s, 1), made_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
@@ -314,36 +316,38 @@ def _runs_pytest(instance: Instance) -> bool:
 
 
 def _names_others(run: _Run) -> bool:
-    """Its row names tests that there are not, and no other environment brings them about."""
+    """Tells whether the row names tests that do not exist, which no other environment brings about."""
     return not _runs_pytest(run.instance) and _all_passed(run.log)
 
 
 def _all_passed(log: str) -> bool:
-    """The official scripts end with the tests' own exit status."""
+    """Tells whether all tests passed: the official scripts end with the tests' own exit status."""
     return "Test Exit Code: 0" in log
 
 
-def _why(run: _Run, trials: Sequence[Trial]) -> str:
+def _explain_failure(run: _Run, trials: Sequence[ProofTrial]) -> str:
     tried = f" (tried as well: {'; '.join(trial.change for trial in trials[1:])})" if len(trials) > 1 else ""
     if run.grade is None:
         return f"{one_line(run.error)}{tried}"
     if not run.grade.patch_applied:
         return f"its gold patch does not apply: {last_words(run.log)}"
-    why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_shown(run.failing)}"
+    why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_list_tests(run.failing)}"
     if run.grade.score is not None:
         why = f"{why}, and it scores {run.grade.score:g}"
     if _all_passed(run.log):
-        why = f"all tests pass, but {len(run.failing)} that its row names are not among them: {_shown(run.failing)}"
+        why = (
+            f"all tests pass, but {len(run.failing)} that its row names are not among them: {_list_tests(run.failing)}"
+        )
     network = "; its tests look for another machine, and sandboxes have no network" if wants_network(run.log) else ""
     return f"with its gold patch {why}{network}{tried}"
 
 
-def _shown(tests: Sequence[str]) -> str:
+def _list_tests(tests: Sequence[str]) -> str:
     return ", ".join(tests[:_SHOWN_TESTS]) + (", ..." if len(tests) > _SHOWN_TESTS else "")
 
 
 def last_words(log: str, chars: int = 200) -> str:
-    """The end of a log on one line."""
+    """Returns the end of a log on one line."""
     return one_line(log.strip()[-chars:])
 
 
@@ -351,9 +355,9 @@ Done = Callable[[Instance, "Proof | UntriedError"], None]
 
 
 async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
-    """`places` at a time, those that need mending last. What else is raised ends all of them.
+    """Proves instances, `places` at a time, those that need mending last. What else is raised ends all of them.
 
-    Instances of one release wait for the same environment: the first of each release come first.
+    Instances of one release wait for the same environment, so the first of each release come first.
     """
     room = asyncio.Semaphore(places)
     unmended: list[Unmended] = []
@@ -369,12 +373,12 @@ async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, p
         else:
             done(instance, result)
 
-    await _all(tried(instance, partial(prover.first, instance)) for instance in spread(instances))
-    await _all(tried(left.instance, partial(prover.mend, left)) for left in unmended)
+    await _run_all(tried(instance, partial(prover.first, instance)) for instance in spread_releases(instances))
+    await _run_all(tried(left.instance, partial(prover.mend, left)) for left in unmended)
 
 
-async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Raises what one of them raised first, which ended the others: its own words matter."""
+async def _run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs all works. Raises what one of them raised first, which ended the others: its own words matter."""
     first: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
@@ -384,14 +388,3 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         first = errors.exceptions[0]
     if first is not None:
         raise first
-
-
-def spread(instances: Sequence[Instance]) -> list[Instance]:
-    """The first instance of each release, then the second of each, in their order."""
-    seen: Counter[str] = Counter()
-    turns: list[int] = []
-    for instance in instances:
-        release = instance.source.origin if instance.source else instance.instance_id
-        turns.append(seen[release])
-        seen[release] += 1
-    return [instance for _, instance in sorted(zip(turns, instances, strict=True), key=lambda pair: pair[0])]

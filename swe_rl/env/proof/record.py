@@ -1,9 +1,9 @@
-"""What was tried with an instance before it is used, the file that keeps it, and what is asked of its environment.
+"""Records what was tried with an instance before it is used, and defines what is asked of its environment.
 
 Invariants:
 - A proof holds for the row, the tests and the environment that it was made with; where one of them is another it
-  says nothing. It names them by hashes, and no folder of a machine: the file can be copied to another machine.
-- An environment without a source that could be made otherwise says `workspace`, `grade` and `digests` alone.
+  says nothing. It names them by hashes, and no folder of a machine, so the file can be copied to another machine.
+- An environment without a source that could be made otherwise defines `workspace`, `grade` and `digests` alone.
 - The file has a line for each instance that was tried; of several the last counts. A torn line is no proof.
 """
 
@@ -22,64 +22,80 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.protocol import Grade, GradeError, SuiteRun
 from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.sdist import Release
+from swe_rl.env.strength.record import Strength
 from swe_rl.logger.disk import placed_by, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
-FILE = "proofs.jsonl"  # below the cache, where env.proofs names no other
+FILE = "proofs.jsonl"  # The file lies below the cache, where env.proofs names no other.
+# Lines of another version are no proofs, so a new version has everything proven anew.
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One way to make the environment, and what the gold patch did in it."""
+class ProofTrial:
+    """Holds one way to make the environment, and what the gold patch did in it."""
 
-    change: str  # against the row, in words; empty: as the row says it
-    outcome: str  # resolved, or what failed
-    failing: int  # tests that should have passed; -1: they never ran
+    change: str  # The change against the row is in words; it is empty where the environment is as the row says.
+    outcome: str  # The outcome is "resolved", or what failed.
+    failing: int  # So many tests should have passed and did not; -1 means that they never ran.
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
+    """Holds what was tried with an instance, and what it was made with."""
+
     instance_id: str
     proven: bool
-    reason: str  # why it is not
-    tests: str  # hash of what judges
-    made_of: str  # hash of what the row says of tree and environment, and of where the tests run
-    environment: str  # hash of the packages that were there; empty for an image that is not made here
-    gold: tuple[str, ...] = ()  # resolved or unresolved, a run each
+    reason: str  # The reason says why the instance is not proven.
+    tests: str  # This is a hash of what judges.
+    made_of: str  # This is a hash of what the row says of tree and environment, and of where the tests run.
+    environment: str  # This is a hash of the packages that were there; it is empty for an image that is not made here.
+    gold: tuple[str, ...] = ()  # Each run of the gold patch gives resolved or unresolved.
     noop: str = ""
-    flaky: tuple[str, ...] = ()  # tests that passed in some of the runs; of measured ones they are left out
-    failing: tuple[str, ...] = ()  # tests that should pass with the gold patch and do not
-    log_tail: str = ""  # of the last failing run of the gold patch
-    source: Mapping[str, Any] | None = None  # the row's column, mended; None: as it is
-    fail_to_pass: tuple[str, ...] = ()  # measured, where the row names no tests
+    flaky: tuple[str, ...] = ()  # These tests passed in some of the runs; measured lists of tests leave them out.
+    failing: tuple[str, ...] = ()  # These tests should pass with the gold patch and do not.
+    log_tail: str = ""  # It is the end of the log of the last failing run of the gold patch.
+    source: Mapping[str, Any] | None = None  # It is the row's mended column; None means that the column is as it is.
+    fail_to_pass: tuple[str, ...] = ()  # The lists are measured where the row names no tests.
     pass_to_pass: tuple[str, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[ProofTrial, ...] = ()
+    untwinned: bool = False  # It is proven, and nothing shows that its tests can fail: there is no twin of any.
+    strength: Strength | None = None  # None means that the strength was not measured.
     took_s: float = 0.0
     made_at: str = ""
 
     @property
     def is_verdict(self) -> bool:
-        """Tests ran; else nothing could be built, which may be the machine or the network of that day."""
+        """Tells whether tests ran.
+
+        If not, nothing could be built, which may be the machine or the network of that day.
+        """
         return bool(self.gold)
 
     def to_record(self) -> dict[str, Any]:
-        return {"version": VERSION, **asdict(self)}
+        record = {"version": VERSION, **asdict(self)}
+        for key in ("strength", "untwinned"):  # Older versions can read a line without these keys.
+            del record[key]
+        if self.untwinned:
+            record["untwinned"] = True
+        return record if self.strength is None else record | {"strength": self.strength.to_record()}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Proof":
-        """Raises KeyError, TypeError or ValueError for what is none of this version."""
+        """Returns the proof of a line. Raises KeyError, TypeError or ValueError for what is none of this version."""
         if record["version"] != VERSION:
             raise ValueError(f"a proof of version {record['version']}")
         values = {key: value for key, value in record.items() if key != "version"}
         for key in ("gold", "flaky", "failing", "fail_to_pass", "pass_to_pass"):
             values[key] = tuple(values.get(key) or ())
-        values["trials"] = tuple(Trial(**trial) for trial in values.get("trials") or ())
+        values["trials"] = tuple(ProofTrial(**trial) for trial in values.get("trials") or ())
+        if values.get("strength") is not None:
+            values["strength"] = Strength.from_record(values["strength"])
         return cls(**values)
 
     def applied(self, instance: Instance) -> Instance:
-        """`instance` as it was proven."""
+        """Returns `instance` as it was proven."""
         if instance.is_unmeasured:
             instance = replace(instance, fail_to_pass=self.fail_to_pass, pass_to_pass=self.pass_to_pass)
         if self.source is None:
@@ -88,7 +104,7 @@ class Proof:
 
 
 class Provable(Protocol):
-    """What is asked of an environment."""
+    """Defines what a proof asks of an environment."""
 
     @abstractmethod
     def workspace(self, instance: Instance) -> Workspace: ...
@@ -97,36 +113,37 @@ class Provable(Protocol):
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade: ...
 
     async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
-        """All tests, whatever the row names. Raises GradeError."""
+        """Returns the results of all tests, whatever the row names. Raises GradeError."""
         raise GradeError(f"{instance.instance_id}: its tests cannot be measured one by one")
 
     def released(self, instance: Instance) -> datetime | None:
-        """When what its source names was made. Raises InstanceError, BuildError."""
+        """Returns the time at which what its source names was made. Raises InstanceError, BuildError."""
         return None
 
     def nearer(self, instance: Instance) -> Sequence[Release]:
-        """Other releases of its distribution that its patches fit, the nearest to the base commit first."""
+        """Returns other releases of its distribution that its patches fit, the nearest to the base commit first."""
         return ()
 
     def environment_digest(self, instance: Instance) -> str:
-        """Of its packages, once they are there; empty where they are not made here."""
+        """Returns a hash of its packages, once they are there, and an empty text where they are not made here."""
         return ""
 
     @abstractmethod
     def digests(self, instance: Instance) -> tuple[str, str]:
-        """Of its tests, and of what its tree and environment are made of."""
+        """Returns a hash of its tests, and a hash of what its tree and environment are made of."""
         ...
 
 
 class Standing(StrEnum):
-    """What is known of an instance before it is used."""
+    """Says what is known of an instance before it is used."""
 
     proven = "proven"
-    refuted = "refuted"  # its gold patch fails here, or a change that fixes nothing passes
-    untried = "untried"  # no proof, or one of another row, tests or environment
+    refuted = "refuted"  # Its gold patch fails here, or a change that fixes nothing passes.
+    untried = "untried"  # There is no proof, or one of another row, tests or environment.
 
 
 def tests_digest(instance: Instance, grading: str) -> str:
+    """Returns a hash of everything that decides a verdict on the instance: its patches, its tests and its grader."""
     judges: list[object] = [
         instance.patch,
         instance.test_patch,
@@ -135,20 +152,21 @@ def tests_digest(instance: Instance, grading: str) -> str:
         instance.eval_type,
     ]
     judges += [sorted(instance.fail_to_pass), sorted(instance.pass_to_pass), instance.setup_script, grading]
-    return _hash([instance.instance_id, instance.base_commit, *judges])
+    return _hash_content([instance.instance_id, instance.base_commit, *judges])
 
 
 def made_of_digest(instance: Instance, *, as_image: bool) -> str:
+    """Returns a hash of what the row says of tree and environment, and of whether tests run in an image or a folder."""
     made = [environment.RECIPE, tree.tree_digest(instance), instance.source.to_record()] if instance.source else None
-    return _hash([made, instance.image if as_image and not made else "", "image" if as_image else "folder"])
+    return _hash_content([made, instance.image if as_image and not made else "", "image" if as_image else "folder"])
 
 
-def _hash(content: Sequence[Any]) -> str:
+def _hash_content(content: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 class ProofBook:
-    """The proofs of a file, read once; `put` adds to both."""
+    """Keeps the proofs of a file, which is read once. `put` adds to both."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -158,13 +176,13 @@ class ProofBook:
         return self._proofs.get(instance_id)
 
     def put(self, proof: Proof) -> None:
-        """Raises DiskError."""
+        """Adds a proof to the file. The last one of an instance counts. Raises DiskError."""
         self._proofs[proof.instance_id] = proof
         with placed_by("env.proofs", self.path), JsonlWriter(self.path, ours=frozenset()) as writer:
             writer.append(proof.to_record())
 
     def tidy(self) -> None:
-        """One line an instance, by name. Raises DiskError."""
+        """Rewrites the file with one line an instance, sorted by name. Raises DiskError."""
         proofs = sorted(read_proofs(self.path).values(), key=lambda proof: proof.instance_id)
         with placed_by("env.proofs", self.path):
             write_text_atomic(
@@ -173,7 +191,7 @@ class ProofBook:
 
 
 def read_proofs(path: Path) -> dict[str, Proof]:
-    """By instance id; nothing where there is no file. Lines of another version say nothing."""
+    """Returns the proofs by instance id, and none where there is no file. Lines of another version are skipped."""
     if not path.is_file():
         return {}
     proofs: dict[str, Proof] = {}
@@ -188,12 +206,12 @@ def read_proofs(path: Path) -> dict[str, Proof]:
 
 @cache
 def book_of(path: Path) -> ProofBook:
-    """One in a process for each file."""
+    """Returns the book of a file, which is one and the same everywhere in a process."""
     return ProofBook(path)
 
 
 def book_path(proofs: str | None, cache_folder: Path) -> Path:
-    """Raises InstanceError for a folder."""
+    """Returns the path of the file of proofs. Raises InstanceError for a folder."""
     path = Path(proofs) if proofs else cache_folder / FILE
     if path.is_dir():
         raise InstanceError(f"env.proofs={proofs} is a folder; name a file, {FILE} in it for example")

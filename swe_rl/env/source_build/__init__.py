@@ -1,1 +1,1 @@
-"""Workspaces and images made from source distributions: no registry, no clone."""
+"""This package makes workspaces and images from source distributions, without a registry and without a clone."""

@@ -1,4 +1,4 @@
-"""Everything of one instance that is made of its source distribution: archive, tree, environment, workspace.
+"""Makes everything of one instance from its source: archive, tree, environment and workspace.
 
 Invariants:
 - Each part is made once below `cache` and found again; making it is blocking and may take minutes.
@@ -13,25 +13,29 @@ from pathlib import Path
 
 from swe_rl.env.instance import Instance
 from swe_rl.env.source_build.environment import Environment, make_environment
-from swe_rl.env.source_build.layout import CONDA, TESTBED, variables
+from swe_rl.env.source_build.layout import CONDA, TESTBED, command_variables
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.tree import make_tree, tree_digest
+from swe_rl.logger.names import folder_name
 from swe_rl.sandbox.protocol import Toolchain, Workspace
 
-# Unlike what ships with this package, a tree may have thousands of modules: they are compiled once in a sandbox, not by
-# each command. Its git does not see them.
+# Unlike what ships with this package, a tree may have thousands of modules. So they are compiled once in a sandbox, not
+# by each command. The tree's git does not see the compiled files.
 _VARIABLES = {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    tree: Path  # to be seen as layout.TESTBED
+    tree: Path  # A sandbox has to see the tree as layout.TESTBED.
     environment: Environment
     version: str
 
 
-def build(instance: Instance, cache: Path) -> Built:
-    """Raises InstanceError for an instance without a source, BuildError."""
+def build_source(instance: Instance, cache: Path) -> Built:
+    """Returns the instance's tree and environment, made where they are missing.
+
+    Raises InstanceError for an instance without a source, BuildError.
+    """
     origin = origin_of(instance, cache / "sdists")
     tree = tree_folder(instance, origin, cache)
     if not tree.is_dir():
@@ -40,12 +44,15 @@ def build(instance: Instance, cache: Path) -> Built:
 
 
 def tree_folder(instance: Instance, origin: Origin, cache: Path) -> Path:
-    """Where its tree is, or will be."""
-    return cache / "trees" / f"{instance.instance_id}-{origin.key}-{tree_digest(instance)}"
+    """Returns the place where the instance's tree is, or will be."""
+    return cache / "trees" / folder_name(f"{instance.instance_id}-{origin.key}-{tree_digest(instance)}")
 
 
 class SourceWorkspaces:
-    """Workspaces of what is built below `cache`; of one instance at a time, of several beside each other."""
+    """Makes workspaces of what is built below `cache`.
+
+    Threads that want the same instance wait for each other; those that want others do not.
+    """
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
@@ -54,7 +61,10 @@ class SourceWorkspaces:
         self._lock = threading.Lock()
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking: minutes where `job=prepare` made nothing. Raises InstanceError, BuildError."""
+        """Returns the instance's workspace. Raises InstanceError, BuildError.
+
+        It blocks for minutes where `job=prepare` made nothing.
+        """
         with self._lock:
             lock = self._locks.setdefault(instance, threading.Lock())
         with lock:
@@ -63,7 +73,7 @@ class SourceWorkspaces:
             return self._made[instance]
 
     def _make(self, instance: Instance) -> Workspace:
-        built = build(instance, self._cache)
-        settings = dict(variables(built.version)) | _VARIABLES
+        built = build_source(instance, self._cache)
+        settings = dict(command_variables(built.version)) | _VARIABLES
         toolchain = Toolchain(built.environment.folder, CONDA, tuple(settings.items()))
         return Workspace(path=built.tree, workdir=TESTBED, toolchain=toolchain)

@@ -1,15 +1,16 @@
-"""The Python environment of a distribution's tests: an interpreter with the packages of the release's own days.
+"""Makes the Python environment of a distribution's tests: an interpreter with packages of the release's own days.
 
-Versions are not listed anywhere: the resolver is told to look no further than the release's date, so that a tree of
+Versions are not listed anywhere. The resolver is told to look no further than the release's date, so that a tree of
 2019 gets what its authors had.
 
 Invariants:
-- An environment is complete under its own name, or not there; two processes may make the same one. What
-  a killed process left half made goes when the next one is made.
+- An environment is complete under its own name, or not there; two processes may make the same one. What a killed
+  process left half made goes when the next one is made.
 - It works wherever it is mounted or copied to `layout.ENVIRONMENT`; the tree is expected at `layout.TESTBED`.
 - What could not be installed is recorded in its `environment.json`, and only requirement files and optional packages
   may lose entries.
-- Its files are no other name's: sandboxes share them, and see when one was changed last, which a new name counts as.
+- Its files have no other names elsewhere: sandboxes share them, and see when one was changed last. A new name for a
+  file counts as a change.
 """
 
 import hashlib
@@ -32,20 +33,23 @@ from swe_rl.env.instance import Instance, Source
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
 from swe_rl.env.source_build.origin import Origin
-from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_of
 from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
+from swe_rl.host.lines import lines_of
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.sandbox.lease import made_aside
 
-RECIPE = 5  # of how environments are made: a change makes them anew
+RECIPE = 5  # A change of how environments are made counts it up, so that all are made anew.
+# This file of an environment records what is in it.
 FACTS = "environment.json"
 _INSTALL_S = 1800.0
 _CHECK_S = 120.0
-# What a release needs may appear, or be mended, some days after it, and may break it later: tried in this order.
+# What a release needs may appear, or be mended, some days after it, and may break it later. So these are tried in turn.
 _DAYS_AFTER = (30, 7, 90)
-# Packages of a release older than the interpreter may not run on it: tried last. PEP 664, 693, 719, 745 and before.
+# Packages of a release older than the interpreter may not run on it, so these dates are tried last. They are those of
+# PEP 664, 693, 719, 745 and of the PEPs before.
 INTERPRETERS_SETTLED = {
     "3.8": "2020-04-14T00:00:00Z",
     "3.9": "2021-04-05T00:00:00Z",
@@ -55,17 +59,25 @@ INTERPRETERS_SETTLED = {
     "3.13": "2025-04-07T00:00:00Z",
     "3.14": "2026-04-07T00:00:00Z",
 }
+# Larger files are no scripts or records, so no place is rewritten in them.
 _TEXT_BYTES = 1_000_000
+# The installer names so a package of which the index has no file before the cut-off date.
 _GONE = re.compile(r"hint: `([\w.-]+)` was filtered by `exclude-newer`")
+# At most so many packages may be newer than the cut-off date, because each costs another resolution.
 _MAX_GONE = 8
+# A package with this date has no cut-off date.
 _FAR = "2100-01-01T00:00:00Z"
+# With these options no package is built, so nothing of it is run.
 _WHEELS = ("--only-binary", ":all:")
-_YEARS_LATER = (1, 2, 3)  # a wheel for a new Python often came with the next release
+_YEARS_LATER = (1, 2, 3)  # A wheel for a new Python often came with the next release.
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`folder` is to be seen as `layout.CONDA`: `bin/activate` and `envs/testbed`."""
+    """Holds an environment's folder, in which `bin/activate` and `envs/testbed` lie.
+
+    A sandbox has to see the folder as `layout.CONDA`.
+    """
 
     folder: Path
     key: str
@@ -76,7 +88,10 @@ class Environment:
 
 
 def make_environment(environments: Path, instance: Instance, origin: Origin) -> Environment:
-    """Minutes the first time, then free: nothing is unpacked to find it. Raises BuildError."""
+    """Returns the instance's environment, made where it is missing. Raises BuildError.
+
+    It takes minutes the first time, then it is free: nothing is unpacked to find it.
+    """
     key = environment_key(instance, origin)
     folder = environments / key
     with _lock_of(folder):
@@ -102,7 +117,10 @@ def _own_files(folder: Path) -> None:
 
 
 def environment_key(instance: Instance, origin: Origin) -> str:
-    """Of all that it is made of; requirement files are the origin's."""
+    """Returns a name that follows from all that an environment is made of.
+
+    The origin's key stands for the requirement files, because they are the origin's.
+    """
     source = instance.source
     assert source is not None
     known = [RECIPE, tools_of(instance.eval_script, origin.name)]
@@ -117,20 +135,23 @@ _LOCKS_LOCK = threading.Lock()
 
 
 def _lock_of(folder: Path) -> threading.Lock:
-    """Two threads that need the same environment make it once."""
+    """Returns the lock of a folder, so that two threads that need the same environment make it once."""
     with _LOCKS_LOCK:
         return _LOCKS.setdefault(folder, threading.Lock())
 
 
 class _Filling:
-    """Everything that is in an environment, tried with one cut-off date after the other."""
+    """Fills an environment, with one cut-off date after the other until it works."""
 
     def __init__(self, made: Environment, instance: Instance, origin: Origin) -> None:
         assert instance.source is not None
-        self._made, self._instance, self._origin, self._source = made, instance, origin, instance.source
+        self._made = made
+        self._instance = instance
+        self._origin = origin
+        self._source = instance.source
 
     def fill(self) -> None:
-        """Raises the first date's BuildError when none works."""
+        """Fills the environment. Raises the first date's BuildError when none works."""
         errors: list[BuildError] = []
         with tempfile.TemporaryDirectory(dir=_made_folder(self._made.folder.parent), prefix=".tree-") as aside:
             tree = Path(aside).resolve() / "tree"
@@ -147,7 +168,7 @@ class _Filling:
         raise errors[0]
 
     def _cut_offs(self) -> list[str | None]:
-        """Times after which no package may have been published, without repeats; None: any time."""
+        """Returns times after which no package may have been published, without repeats. None means any time."""
         if self._source.until:
             return [_as_time(self._source.until)]
         time = self._origin.released()
@@ -158,7 +179,9 @@ class _Filling:
         return list(times)
 
     def _fill(self, tree: Path, until: str | None) -> None:
-        made, source, origin = self._made, self._source, self._origin
+        made = self._made
+        source = self._source
+        origin = self._origin
         requirements = requirements_of(tree, self._instance.eval_script, origin.name)
         prefix = find_prefix(source.python)
         interpreter = copy_prefix(prefix, made.prefix, source.python)
@@ -169,13 +192,15 @@ class _Filling:
         if source.packages:
             installer.install(source.packages, until=until)
         dropped += installer.install_wheels(source.optional, until)
-        installer.install(requirements.build, until=None)  # a requirement may have moved them
+        installer.install(requirements.build, until=None)  # A requirement may have installed other versions of them.
         _install_tree(interpreter, tree, source.origin, origin.version)
         if source.setup:
             _run_setup(source, made.prefix, tree)
         _check_pytest(interpreter, source.origin)
-        _relocate(made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED})
-        _compile(interpreter)
+        _relocate_environment(
+            made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED}
+        )
+        _compile_modules(interpreter)
         activate = made.folder / "bin" / "activate"
         activate.parent.mkdir()
         activate.write_text(activate_script(origin.version), encoding="utf-8")
@@ -193,7 +218,7 @@ class _Filling:
         write_json_atomic(made.folder / FACTS, facts)
 
     def _itself(self, tree: Path) -> str:
-        """The distribution with its extras for tests, as the installer writes it."""
+        """Returns the distribution with its extras for tests, as the installer writes it."""
         extras = ",".join(EXTRAS)
         if self._source.sdist:
             return f"{self._origin.name}[{extras}] @ {self._origin.path.resolve().as_uri()}"
@@ -201,7 +226,7 @@ class _Filling:
 
 
 def digest_of(python: str, packages: Sequence[str]) -> str:
-    """What an environment is, however it came about: the Python and the exact version of each package.
+    """Returns a hash that is the same for the same Python and package versions, however an environment came about.
 
     The tree itself, which is a link, does not count.
     """
@@ -210,7 +235,7 @@ def digest_of(python: str, packages: Sequence[str]) -> str:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """Of a complete environment; nothing where there is none."""
+    """Returns what is recorded of a complete environment, and nothing where there is none."""
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -228,9 +253,9 @@ def _made_folder(folder: Path) -> Path:
 
 
 def _run_setup(source: Source, prefix: Path, tree: Path) -> None:
-    """Raises BuildError."""
+    """Runs the row's `setup` in a copy of the tree. Raises BuildError."""
     path = f"{prefix / 'bin'}:{os.environ.get('PATH', '')}"
-    run(
+    run_program(
         ["bash", "-ec", source.setup],
         what=f"environment of {source.origin}: source.setup failed",
         timeout_s=_INSTALL_S,
@@ -243,10 +268,10 @@ def _run_setup(source: Source, prefix: Path, tree: Path) -> None:
 class _Installer:
     python: Path
     sdist: str
-    until_of: Sequence[str] = ()  # NAME=DATE
+    until_of: Sequence[str] = ()  # Each entry is NAME=DATE.
 
     def install(self, packages: Sequence[str], *, until: str | None) -> None:
-        """A package whose older files were removed from the index may be newer than `until`. Raises BuildError."""
+        """Installs packages. Raises BuildError. One whose older files left the index may be newer than `until`."""
         newer: list[str] = []
         while True:
             try:
@@ -259,17 +284,18 @@ class _Installer:
                 newer += gone[:1]
 
     def install_file(self, path: Path, until: str | None) -> list[str]:
-        """All of a requirement file, or each of its lines that can be; what was left out."""
+        """Installs a requirement file, or each of its lines that can be. Returns what was left out."""
         try:
             self._uv(["install", *self._dated(until), "--requirements", str(path)], path.name)
         except BuildError:
-            return [line for line in _lines(path) if not self._can_install([line], until)]
+            return [line for line in _requirement_lines(path) if not self._can_install([line], until)]
         return []
 
     def install_wheels(self, packages: Sequence[str], until: str | None) -> list[str]:
-        """All of them, or each that can be without a build: nothing of them is run. What was left out.
+        """Installs all packages, or each that can be without a build. Returns what was left out.
 
-        One that had no wheel for this Python in its days gets its first later one, by the year.
+        No code of the packages is run. One that had no wheel for this Python in its days gets its first later one, by
+        the year.
         """
         if not packages or self._can_install(packages, until, *_WHEELS):
             return []
@@ -312,12 +338,14 @@ class _Installer:
             ) from error
         command = [str(find_uv_bin()), "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
         environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1", "UV_LINK_MODE": "copy"}
-        return run(command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment)
+        return run_program(
+            command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment
+        )
 
 
 def _install_tree(interpreter: Path, tree: Path, sdist: str, version: str) -> None:
     """Replaces the installed distribution by a link to the tree. Raises BuildError."""
-    run(
+    run_program(
         [interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", tree],
         what=f"environment of {sdist}: the tree cannot be installed",
         timeout_s=_INSTALL_S,
@@ -326,16 +354,16 @@ def _install_tree(interpreter: Path, tree: Path, sdist: str, version: str) -> No
 
 
 def _check_pytest(interpreter: Path, sdist: str) -> None:
-    """Where there is a pytest it must start with all of its plugins. Raises BuildError."""
+    """Raises BuildError where there is a pytest that does not start with all of its plugins."""
     python = (
         "import importlib.util as u, subprocess, sys\n"
         "if u.find_spec('pytest'): sys.exit(subprocess.call([sys.executable, '-m', 'pytest', '--version']))"
     )
     what = f"environment of {sdist}: its pytest does not start"
-    run([interpreter, "-c", python], what=what, timeout_s=_CHECK_S, cwd=interpreter.parent)
+    run_program([interpreter, "-c", python], what=what, timeout_s=_CHECK_S, cwd=interpreter.parent)
 
 
-def _relocate(prefix: Path, moved: dict[str, str]) -> None:
+def _relocate_environment(prefix: Path, moved: dict[str, str]) -> None:
     """Rewrites the places that scripts, links to the tree and records of files name."""
     folders = [prefix / "bin", *prefix.glob("lib/python*/site-packages")]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
@@ -355,18 +383,18 @@ def _relocate(prefix: Path, moved: dict[str, str]) -> None:
         shutil.rmtree(compiled, ignore_errors=True)
 
 
-def _compile(interpreter: Path) -> None:
-    """Each grading starts in a fresh container: without caches it would compile pytest and all of the rest first.
+def _compile_modules(interpreter: Path) -> None:
+    """Compiles all modules once, because each grading in a fresh container would compile all of them first.
 
-    By the source's hash, for no time survives a tar, and a file that an agent changes must count. Before Python 3.7
-    there is no such cache; files that are templates or of another Python do not compile and need not.
+    Caches are checked by the source's hash, for no time survives a tar, and a file that an agent changes must count.
+    Before Python 3.7 there is no such cache; files that are templates or of another Python do not compile and need not.
     """
     lib = interpreter.parents[1] / "lib"
     how = ("-q", "--invalidation-mode", "checked-hash")
     with suppress(BuildError):
-        run([interpreter, "-m", "compileall", *how, lib], what="caches", timeout_s=_INSTALL_S)
+        run_program([interpreter, "-m", "compileall", *how, lib], what="caches", timeout_s=_INSTALL_S)
 
 
-def _lines(path: Path) -> list[str]:
-    lines = (line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+def _requirement_lines(path: Path) -> list[str]:
+    lines = (line.split("#")[0].strip() for line in lines_of(path.read_text(encoding="utf-8"), ends=False))
     return [line for line in lines if line and not line.startswith("-")]

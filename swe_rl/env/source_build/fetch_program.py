@@ -1,12 +1,12 @@
-"""A program for an interpreter that has pip: downloads a source distribution and runs nothing of it.
+"""Downloads a source distribution and runs nothing of it; it is a program for an interpreter that has pip.
 
-`pip download` asks a distribution for its metadata, which runs its setup code: that of old ones dies on a new Python,
-and it is anybody's code. Here pip only finds the file and gets it, with its own settings (index, mirrors, credentials,
-certificates), its own cache and its own check of the file's hash.
+`pip download` asks a distribution for its metadata, which runs its setup code. The code of old ones dies on a new
+Python, and it is anybody's code. Here pip only finds the file and gets it, with its own settings (index, mirrors,
+credentials, certificates), its own cache and its own check of the file's hash.
 
-Usage: python -I fetch_program.py NAME VERSION FOLDER; the last line of its output is the file's name. Exit status 1:
-the index has no such source distribution. With NAME alone: the versions that have one, a line each, the oldest first;
-those that are no final release are left out.
+It is called as `python -I fetch_program.py NAME VERSION FOLDER`. The last line of its output is the file's name. It
+ends with status 1 where the index has no such source distribution. With NAME alone it prints the versions that have
+one, a line each, the oldest first; those that are no final release are left out.
 """
 
 import hashlib
@@ -16,14 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# A file is written and hashed in blocks, so that a large one does not fill the memory.
 BLOCK_BYTES = 1 << 20
-_SETTLED = ("PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_NO_INDEX")  # of sandboxes or of a user's other work
+# Sandboxes or a user's other work may set these; they would keep pip from finding a source distribution.
+_SETTLED = ("PIP_NO_BINARY", "PIP_ONLY_BINARY", "PIP_NO_INDEX")
 
 
 def main(name: str, version: str = "", folder: str = "") -> int:
+    """Downloads the source distribution, or prints the versions that have one. Returns the exit status."""
     for variable in _SETTLED:
         os.environ.pop(variable, None)
-    command = _module("pip._internal.commands").create_command("index")
+    command = _import_module("pip._internal.commands").create_command("index")
     options, _ = command.parse_args(["versions", "--pre", "--no-binary", name, "--ignore-requires-python", name])
     with command.main_context(), command._build_session(options) as session:
         finder = command._build_package_finder(options=options, session=session, ignore_requires_python=True)
@@ -33,19 +36,19 @@ def main(name: str, version: str = "", folder: str = "") -> int:
             final = sorted(known for known in archives if not known.is_prerelease)
             print("\n".join(str(known) for known in final))
             return 0
-        wanted = _module("pip._vendor.packaging.version").Version(version)
+        wanted = _import_module("pip._vendor.packaging.version").Version(version)
         links = [candidate.link for candidate in candidates if candidate.version == wanted]
         links = sorted((link for link in links if not link.is_wheel), key=lambda link: link.filename)
         if not links:
             print(f"there is no source distribution {name}-{version} among {len(candidates)} files", file=sys.stderr)
             return 1
-        _download(session, links[0], Path(folder) / Path(links[0].filename).name)
+        _download_link(session, links[0], Path(folder) / Path(links[0].filename).name)
         print(Path(links[0].filename).name)
     return 0
 
 
-def _download(session: Any, link: Any, path: Path) -> None:
-    """Raises ValueError for a file of another hash than the index says."""
+def _download_link(session: Any, link: Any, path: Path) -> None:
+    """Writes the file that the link names. Raises ValueError for a file of another hash than the index says."""
     algorithm = link.hash_name
     digest = hashlib.new(algorithm) if algorithm else None
     answer = session.get(link.url_without_fragment, headers={"Accept-Encoding": "identity"}, stream=True)
@@ -59,7 +62,7 @@ def _download(session: Any, link: Any, path: Path) -> None:
         raise ValueError(f"{link.url_without_fragment} is not the file that the index describes ({algorithm})")
 
 
-def _module(name: str) -> Any:
+def _import_module(name: str) -> Any:
     return importlib.import_module(name)
 
 

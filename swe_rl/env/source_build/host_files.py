@@ -1,4 +1,4 @@
-"""A small system made of this machine's own programs: what a shell, git and a Python environment need, and no more.
+"""Lists a small system made of this machine's own programs: what a shell, git and a Python environment need.
 
 With it an image can be built where there is neither a registry nor a package mirror.
 
@@ -26,17 +26,20 @@ _PROGRAMS = (
     "hexdump xxd split comm join paste fold nl tac rev shuf sync install dd getconf locale clear tput stty tty yes "
     "ldd strings setsid flock script column getopt logname groups nice tsort unlink truncate numfmt perl"
 )
+# A machine without one of these makes no image, because agents and evaluation scripts need them.
 _REQUIRED = ("bash", "env", "git", "grep", "sed", "tar", "patch", "cat", "ls")
 _FOLDERS = ("/usr/lib/git-core", "/usr/share/git-core/templates", "/usr/share/zoneinfo", "/usr/lib/locale/C.utf8")
 _FILES = ("/etc/mime.types", "/etc/protocols", "/etc/services", "/usr/share/misc/magic.mgc", "/etc/ld.so.cache")
-_ROOT_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # where /usr holds everything
+_ROOT_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # These are links where /usr holds everything.
 _TERMINALS = ("dumb", "xterm", "xterm-256color", "linux", "screen", "vt100")
+# A line of `ldd` names the path of a library so.
 _LIBRARY = re.compile(r"(?:=>\s*|^\s*)(/\S+)\s+\(0x", re.MULTILINE)
+# Programs load these only while they run, so the loader's own list does not name them.
 _LOADED_LATER = ("libnss_files.so.2", "libnss_dns.so.2", "libgcc_s.so.1", "libstdc++.so.6")
 
 
 def system_files() -> list[Path]:
-    """Sorted paths of this machine: programs and their libraries. Raises BuildError."""
+    """Returns the sorted paths of this machine's programs and their libraries. Raises BuildError."""
     programs = {name: path for name in _PROGRAMS.split() if (path := shutil.which(name, path=_host_path()))}
     missing = [name for name in _REQUIRED if name not in programs]
     if missing:
@@ -48,20 +51,20 @@ def system_files() -> list[Path]:
         paths |= {path for path in Path(whole).rglob("*") if path.is_file() or path.is_symlink()}
     paths |= {Path(path) for path in _FILES if Path(path).is_file()}
     paths |= {Path(path) for path in _ROOT_LINKS if Path(path).is_symlink()}
-    paths |= set(_terminals())
+    paths |= set(_terminal_files())
     paths |= set(_perl_files()) if "perl" in programs else set()
     for program in list(paths):
-        paths |= libraries(program)
+        paths |= loaded_libraries(program)
     for folder in {path.parent for path in paths if ".so" in path.name}:
         for name in _LOADED_LATER:
             if (folder / name).is_file():
-                paths |= {folder / name, *libraries(folder / name)}
+                paths |= {folder / name, *loaded_libraries(folder / name)}
     return sorted(paths)
 
 
 @cache
-def libraries(path: Path) -> frozenset[Path]:
-    """What the dynamic loader adds to a program or library; none for anything else."""
+def loaded_libraries(path: Path) -> frozenset[Path]:
+    """Returns what the dynamic loader adds to a program or library, and nothing for any other file."""
     try:
         with path.open("rb") as file:
             if file.read(4) != b"\x7fELF":
@@ -73,7 +76,10 @@ def libraries(path: Path) -> frozenset[Path]:
 
 
 def links_on_the_way(path: Path) -> Iterator[Path]:
-    """Every link that `path` goes through, and at the end the file itself: `/bin/sh` gives `/bin` and `/usr/bin/sh`."""
+    """Yields every link that `path` goes through, and at the end the file itself.
+
+    `/bin/sh` gives `/bin` and `/usr/bin/sh`.
+    """
     walked = Path("/")
     parts = list(path.parts[1:])
     for _ in range(200):
@@ -84,7 +90,8 @@ def links_on_the_way(path: Path) -> Iterator[Path]:
             yield step
             target = Path(os.readlink(step))  # noqa: PTH115 - as it is written
             new = target if target.is_absolute() else Path(os.path.normpath(walked / target))
-            parts, walked = [*new.parts[1:], *parts], Path("/")
+            parts = [*new.parts[1:], *parts]
+            walked = Path("/")
         else:
             walked = step
     if walked.is_file():
@@ -95,7 +102,7 @@ def _host_path() -> str:
     return "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
-def _terminals() -> Iterator[Path]:
+def _terminal_files() -> Iterator[Path]:
     for root in ("/usr/share/terminfo", "/lib/terminfo", "/etc/terminfo"):
         for name in _TERMINALS:
             path = Path(root, name[0], name)
@@ -104,6 +111,6 @@ def _terminals() -> Iterator[Path]:
 
 
 def _perl_files() -> Iterator[Path]:
-    """The base modules, where the distribution ships them apart (git's `add -p` and quick edits use them)."""
+    """Yields Perl's base modules where the distribution ships them apart: git's `add -p` and quick edits use them."""
     for folder in (*Path("/usr/lib").glob("*/perl-base"), Path("/usr/share/perl-base")):
         yield from (path for path in folder.rglob("*") if path.is_file() or path.is_symlink())

@@ -1,6 +1,6 @@
-"""Container images of instances that are built from source, under the names of the official ones.
+"""Makes container images of instances that are built from source, under the names of the official ones.
 
-Three layers, each an image of its own: this machine's programs, the environment, the tree.
+An image has three layers, each an image of its own: this machine's programs, the environment, the tree.
 
 Invariants:
 - An image that is in the engine already is used as it is, whoever made it.
@@ -18,16 +18,19 @@ from typing import IO, Protocol
 
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import environment, tree
-from swe_rl.env.source_build.build import Built, build
-from swe_rl.env.source_build.host_files import libraries, system_files
-from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, variables
+from swe_rl.env.source_build.build import Built, build_source
+from swe_rl.env.source_build.host_files import loaded_libraries, system_files
+from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, command_variables
 from swe_rl.env.source_build.origin import hash_of_file
 from swe_rl.env.source_build.tar import write_tar
 
-LABEL = "swe_rl.built_from"  # distribution, Python and the recipes' versions
+LABEL = "swe_rl.built_from"  # The label holds distribution, Python and the recipes' versions.
+# A change of how images are made counts it up, so that images are made anew.
 _RECIPE = 1
-_BASE, _ENVIRONMENT = "swe_rl/base", "swe_rl/environment"
+_BASE = "swe_rl/base"
+_ENVIRONMENT = "swe_rl/environment"
 _USERS = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+# Git, shells and lookups of users need these files, which must say nothing of this machine.
 _TEXTS = {
     "/etc/passwd": _USERS,
     "/etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -36,6 +39,7 @@ _TEXTS = {
     "/root/.bashrc": f"source {CONDA}/bin/activate\n",
     "/root/.profile": "[ -f ~/.bashrc ] && . ~/.bashrc\n",
 }
+# An image has these folders, empty and with these modes.
 _EMPTY = {
     "/tmp": 0o1777,
     "/var/tmp": 0o1777,
@@ -48,21 +52,24 @@ _EMPTY = {
 
 
 class ImageEngine(Protocol):
-    """What is asked of a container engine."""
+    """Defines what is asked of a container engine."""
 
     def has_image(self, name: str) -> bool: ...
 
     def label_of(self, name: str, label: str) -> str | None:
-        """A label of an image that is here; None without it."""
+        """Returns a label of an image that is here, and None where the image does not have it."""
         ...
 
     def build_image(self, name: str, context: IO[bytes]) -> None:
-        """`context`: a tar with a Dockerfile. Raises BuildError."""
+        """Builds an image of `context`, a tar with a Dockerfile. Raises BuildError."""
         ...
 
 
 def ensure_image(instance: Instance, cache: Path, engine: ImageEngine, say: Callable[[str], None] = print) -> bool:
-    """True if the image had to be made. Raises InstanceError, BuildError."""
+    """Makes the instance's image if it is missing or outdated. Returns whether it had to.
+
+    Raises InstanceError, BuildError.
+    """
     if not instance.image:
         raise InstanceError(f"{instance.instance_id} has no image name; set env.image_template")
     if engine.has_image(instance.image) and not _is_outdated(instance, engine):
@@ -72,16 +79,19 @@ def ensure_image(instance: Instance, cache: Path, engine: ImageEngine, say: Call
             f"{instance.instance_id}: the image {instance.image} is not in the engine and the row has no column "
             "'source' to make it from; get it with job=images job.images_action=pull"
         )
-    built = build(instance, cache)
+    built = build_source(instance, cache)
     below = _ensure_environment(built, engine, say)
     recipe = [f"FROM {below}", f"ADD tree.tar {TESTBED}/", f"LABEL {LABEL}={_made_of(instance.source)}"]
     say(f"{instance.instance_id}: building {instance.image}")
-    _build(engine, instance.image, recipe, "tree.tar", lambda out: write_tar(out, folders={".": built.tree}))
+    _build_image(engine, instance.image, recipe, "tree.tar", lambda out: write_tar(out, folders={".": built.tree}))
     return True
 
 
 def _is_outdated(instance: Instance, engine: ImageEngine) -> bool:
-    """True for an image that was made here in another way than it would be now; one of anybody else's never is."""
+    """Tells whether an image was made here in another way than it would be now.
+
+    An image of anybody else's is never outdated.
+    """
     label = engine.label_of(instance.image, LABEL)
     return label is not None and instance.source is not None and label != _made_of(instance.source)
 
@@ -94,30 +104,33 @@ def _made_of(source: Source) -> str:
 
 
 def _ensure_base(engine: ImageEngine, say: Callable[[str], None]) -> tuple[str, list[Path]]:
-    """Its name, and the files of this machine that are in it."""
+    """Returns the name of the base image, made where it is missing, and the files of this machine that are in it."""
     files = system_files()
-    # Not their times: they say nothing of the content. A link, which may be to a folder, is where it leads.
+    # Times say nothing of the content, so they do not count. Of a link, which may be to a folder, its target counts.
     stamp = [(str(path), str(path.readlink()) if path.is_symlink() else hash_of_file(path)) for path in files]
     digest = hashlib.sha256(repr((_RECIPE, stamp, sorted(_TEXTS.items()))).encode()).hexdigest()[:12]
     name = f"{_BASE}:{digest}"
     if not engine.has_image(name):
         say(f"building {name} of this machine's programs ({len(files)} files)")
         recipe = ["FROM scratch", "ADD base.tar /", f"WORKDIR {TESTBED}", 'CMD ["/bin/bash"]']
-        _build(
+        _build_image(
             engine, name, recipe, "base.tar", lambda out: write_tar(out, host_files=files, texts=_TEXTS, empty=_EMPTY)
         )
     return name, files
 
 
 def _ensure_environment(built: Built, engine: ImageEngine, say: Callable[[str], None]) -> str:
-    """Upon the base; with the libraries of this machine that the interpreter and its packages were linked to."""
+    """Returns the name of the environment's image, made upon the base where it is missing.
+
+    The image has the libraries of this machine that the interpreter and its packages were linked to.
+    """
     base, files = _ensure_base(engine, say)
     name = f"{_ENVIRONMENT}:{built.environment.key}-{base.partition(':')[2]}"
     if not engine.has_image(name):
         say(f"building {name}")
-        settings = [f'ENV {key}="{value}"' for key, value in variables(built.version).items()]
-        more = sorted(set(_linked(built.environment.prefix)) - set(files))
-        _build(
+        settings = [f'ENV {key}="{value}"' for key, value in command_variables(built.version).items()]
+        more = sorted(set(_linked_libraries(built.environment.prefix)) - set(files))
+        _build_image(
             engine,
             name,
             [f"FROM {base}", "ADD environment.tar /", *settings],
@@ -132,15 +145,20 @@ def _ensure_environment(built: Built, engine: ImageEngine, say: Callable[[str], 
     return name
 
 
-def _linked(prefix: Path) -> Iterator[Path]:
-    """Libraries outside the environment that its compiled parts need."""
+def _linked_libraries(prefix: Path) -> Iterator[Path]:
+    """Yields libraries outside the environment that its compiled parts need."""
     for path in prefix.rglob("*"):
         if path.is_file() and (".so" in path.name or path.parent.name == "bin"):
-            yield from (library for library in libraries(path) if prefix not in library.parents)
+            yield from (library for library in loaded_libraries(path) if prefix not in library.parents)
 
 
-def _build(engine: ImageEngine, name: str, recipe: list[str], layer: str, write: Callable[[IO[bytes]], None]) -> None:
-    """The context is a Dockerfile and one tar, which the engine unpacks."""
+def _build_image(
+    engine: ImageEngine, name: str, recipe: list[str], layer: str, write: Callable[[IO[bytes]], None]
+) -> None:
+    """Builds an image.
+
+    The context is a Dockerfile and one tar, which the engine unpacks. Raises BuildError.
+    """
     with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as context:
         write(packed)
         size = packed.tell()

@@ -1,4 +1,4 @@
-"""A Python of a given version, as a folder that can be copied and moved.
+"""Finds a Python of a given version, and copies it into a folder that can be moved.
 
 Invariants:
 - The copy runs wherever it lies: nothing in it that runs names its own place.
@@ -10,17 +10,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.program import BuildError, run_program
 
 _LEFT_OUT = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo", "lib2to3.test", "share", "*.a")
-_KEPT_TESTS = ("unittest",)  # its folder `test` is the standard library's own and small
+_KEPT_TESTS = ("unittest",)  # The folder `test` in there is the standard library's own and small.
+# The loader reads this as the folder `lib` beside the program's folder.
 _BESIDE = b"$ORIGIN/../lib"
+# A Python that runs this says its version and its folder.
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.base_prefix)"
 
 
 def find_prefix(version: str) -> Path:
-    """The folder of an installed Python `3.9`. Raises BuildError with the way to get one."""
-    for prefix in _candidates(version):
+    """Returns the folder of an installed Python such as `3.9`. Raises BuildError with the way to get one."""
+    for prefix in _candidate_folders(version):
         python = prefix / "bin" / f"python{version}"
         if os.access(python, os.X_OK) and str(prefix) not in ("/", "/usr", "/usr/local"):
             return prefix
@@ -31,9 +33,9 @@ def find_prefix(version: str) -> Path:
 
 
 def copy_prefix(prefix: Path, destination: Path, version: str) -> Path:
-    """Copies without packages and tests; the copy's `python`. Raises BuildError."""
+    """Copies a Python without packages and tests. Returns the copy's `python`. Raises BuildError."""
     try:
-        shutil.copytree(prefix, destination, symlinks=True, ignore=_ignored)
+        shutil.copytree(prefix, destination, symlinks=True, ignore=_ignored_names)
     except (OSError, shutil.Error) as error:
         raise BuildError(f"Python {version} of {prefix} cannot be copied: {error}") from error
     folder = destination / "bin"
@@ -51,7 +53,7 @@ def copy_prefix(prefix: Path, destination: Path, version: str) -> Path:
 
 
 def _look_beside(program: Path, prefix: Path) -> None:
-    """Where a Python was linked to its own library by the folder's full name, the loader is to look beside it.
+    """Makes the loader look beside a program that names its own library by the folder's full name.
 
     The text in the program is replaced by a shorter one and ends with the same number of zeros more.
     """
@@ -65,7 +67,8 @@ def _look_beside(program: Path, prefix: Path) -> None:
     program.chmod(mode & 0o777)
 
 
-def _candidates(version: str) -> Iterator[Path]:
+def _candidate_folders(version: str) -> Iterator[Path]:
+    """Yields folders of installed Pythons: those of pyenv, those of uv, and the one that PATH names."""
     roots = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"]
     roots.append(Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or Path.home() / ".local" / "share" / "uv" / "python"))
     for root in roots:
@@ -73,11 +76,11 @@ def _candidates(version: str) -> Iterator[Path]:
             yield from sorted(root.glob(pattern), reverse=True) if root.is_dir() else ()
     program = shutil.which(f"python{version}")
     if program:
-        said = run([program, "-c", _ASK], what=f"python{version}", timeout_s=60.0).split()
+        said = run_program([program, "-c", _ASK], what=f"python{version}", timeout_s=60.0).split()
         if said[:1] == [version]:
             yield Path(said[1])
 
 
-def _ignored(folder: str, names: list[str]) -> set[str]:
+def _ignored_names(folder: str, names: list[str]) -> set[str]:
     ignored = shutil.ignore_patterns(*_LEFT_OUT)(folder, names)
     return set() if Path(folder).name in _KEPT_TESTS else set(ignored)

@@ -1,4 +1,4 @@
-"""Where things are in a container or sandbox that was built here: as in the official images of SWE-bench.
+"""Says where things are in a container or sandbox that was built here. The places are those of SWE-bench's images.
 
 Invariants:
 - The official evaluation scripts run unmodified: `source /opt/miniconda3/bin/activate; conda activate testbed`.
@@ -13,15 +13,18 @@ ENVIRONMENT = f"{CONDA}/envs/testbed"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def variables(version: str) -> Mapping[str, str]:
-    """Of every command. `version`: what the tree calls itself, for build tools that would ask git's tags."""
+def command_variables(version: str) -> Mapping[str, str]:
+    """Returns the environment variables of every command.
+
+    `version` is what the tree calls itself, for build tools that would ask git's tags.
+    """
     return {
         "PATH": f"{ENVIRONMENT}/bin:{CONDA}/bin:{SYSTEM_PATH}",
         "CONDA_DEFAULT_ENV": "testbed",
         "CONDA_PREFIX": ENVIRONMENT,
         "PIP_NO_INDEX": "1",
         "PIP_NO_DEPS": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # to pip this says: no isolation
+        "PIP_NO_BUILD_ISOLATION": "0",  # Pip reads the 0 as "no isolation".
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
@@ -31,8 +34,10 @@ def variables(version: str) -> Mapping[str, str]:
 
 
 def activate_script(version: str) -> str:
-    """The file `activate`: puts the environment first and defines a `conda` that only activates."""
-    exports = "".join(f'export {name}="{value}"\n' for name, value in variables(version).items() if name != "PATH")
+    """Returns the file `activate`, which puts the environment first and defines a `conda` that only activates."""
+    exports = "".join(
+        f'export {name}="{value}"\n' for name, value in command_variables(version).items() if name != "PATH"
+    )
     return (
         "# Sourced by bash. There is one environment, and it is always the active one.\n"
         f'case ":$PATH:" in *":{ENVIRONMENT}/bin:"*) ;; *) export PATH="{ENVIRONMENT}/bin:{CONDA}/bin:$PATH" ;; esac\n'

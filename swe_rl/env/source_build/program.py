@@ -1,4 +1,4 @@
-"""Programs that a build runs: their output kept for the message when they fail."""
+"""Runs the programs of a build, and keeps their output for the message when they fail."""
 
 import os
 import subprocess
@@ -9,16 +9,19 @@ from pathlib import Path
 
 from swe_rl.sandbox.protocol import SandboxError
 
+# An error shows so many characters of the end of a program's output.
 _SHOWN_CHARS = 800
+# These programs run now; they are killed when the job ends.
 _running: set[subprocess.Popen[str]] = set()
+# It is set once the job has ended; then no program is started any more.
 _ended = threading.Event()
 
 
 class BuildError(SandboxError):
-    """What a sandbox starts from could not be built; the message has the program's last words."""
+    """Says that what a sandbox starts from could not be built. The message has the program's last words."""
 
 
-def run(
+def run_program(
     argv: Sequence[str | Path],
     *,
     what: str,
@@ -26,7 +29,7 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Standard output. Raises BuildError that begins with `what`."""
+    """Returns the program's standard output. Raises BuildError that begins with `what`."""
     command = [str(part) for part in argv]
     if _ended.is_set():
         raise BuildError(f"{what}: the job is at its end")
@@ -56,7 +59,7 @@ def run(
 
 @contextmanager
 def _running_now(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Whatever leaves the block, the program has ended then."""
+    """Ends the program when the block is left, whatever leaves it."""
     _running.add(process)
     try:
         if _ended.is_set():
@@ -70,8 +73,11 @@ def _running_now(process: subprocess.Popen[str]) -> Iterator[None]:
 
 @contextmanager
 def ended_with_the_job() -> Iterator[None]:
-    """Builds run in threads, which nothing can cancel: where the block is left by an error or Ctrl-C, their programs
-    are killed, and none is started any more until the next such block."""
+    """Kills the programs of builds where the block is left by an error or Ctrl-C.
+
+    Builds run in threads, which nothing can cancel. After such an end no program is started any more until the next
+    such block.
+    """
     _ended.clear()
     try:
         yield

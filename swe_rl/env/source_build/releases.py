@@ -1,4 +1,4 @@
-"""Which other release of a distribution is nearer to an instance's base commit than the one that its row names.
+"""Finds releases of a distribution that are nearer to an instance's base commit than the one that its row names.
 
 Invariants:
 - A release is said to fit only where both patches fit it exactly: taken back from one that has the fix, or the fix
@@ -22,32 +22,34 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release, split_name, versions_of
 from swe_rl.env.source_build.tree import to_base
 
-MAX_FETCHED = 6  # releases that are looked at for one instance
-FORWARD, REVERSE = "applies forward", "reverse-apply patch and test_patch to get the base"
+MAX_FETCHED = 6  # At most so many releases are looked at for one instance.
+# A row's `source` says in these words how a release becomes the base tree.
+FORWARD = "applies forward"
+REVERSE = "reverse-apply patch and test_patch to get the base"
 
 
 def nearer_releases(instance: Instance, archives: Path) -> list[Release]:
-    """The nearest first, without the named one; none where the index does not list that one.
+    """Returns the nearest releases first, without the named one, and none where the index does not list that one.
 
-    By the row's `created_at` where it has it. Else the releases on both sides of the base commit come first, the one
-    that has the fix before the other. Raises BuildError.
+    If the row has `created_at`, it decides which is nearest. Else the releases on both sides of the base commit come
+    first, the one that has the fix before the other. Raises BuildError.
     """
     source = instance.source
     if source is None or not source.sdist:
         return []
     name, version = split_name(source.sdist)
     fitting: list[Release] = []
-    named = _fit(instance, source.sdist, archives)
+    named = _fit_release(instance, source.sdist, archives)
     has_fix = named.fix == REVERSE if named else source.reverse
     versions = versions_of(name)
-    for other in _towards(versions, version, earlier=has_fix)[:MAX_FETCHED]:
+    for other in _versions_towards(versions, version, earlier=has_fix)[:MAX_FETCHED]:
         release = _fit_of_other(instance, f"{name}-{other}", archives)
         fitting += [release] if release else []
         if release is not None and (release.fix == REVERSE) is not has_fix:
             # The base commit is between this one and the one before, or after a later one of this series.
             fitting += _last_of_series(instance, name, other, versions, fitting, named, archives) if has_fix else []
             break
-    return _in_order(fitting, _time(instance.created_at), named)
+    return _in_order(fitting, _parse_time(instance.created_at), named)
 
 
 def _last_of_series(
@@ -59,10 +61,10 @@ def _last_of_series(
     named: Release | None,
     archives: Path,
 ) -> list[Release]:
-    """Of the series of a release without the fix the last one without it that came before those that have it."""
+    """Returns the last release of a series that came before those with the fix, and has no fix itself."""
     with_fix = [release.released for release in (*fitting, named) if release and release.fix == REVERSE]
     before = min((time for time in with_fix if time), default=None)
-    later = [version for version in versions if _series(version) == _series(first) and version != first]
+    later = [version for version in versions if _version_series(version) == _version_series(first) and version != first]
     for version in later[: -MAX_FETCHED - 1 : -1]:
         release = _fit_of_other(instance, f"{name}-{version}", archives)
         is_before = release and release.released and (before is None or release.released < before)
@@ -72,8 +74,12 @@ def _last_of_series(
 
 
 def _in_order(fitting: Sequence[Release], made: datetime | None, named: Release | None) -> list[Release]:
+    """Returns the fitting releases in the order in which they are tried.
+
+    With a time none is farther from it than the named release is.
+    """
     if made is None:
-        ordered = sorted(fitting, key=lambda release: _numbers(split_name(release.sdist)[1]))
+        ordered = sorted(fitting, key=lambda release: _version_numbers(split_name(release.sdist)[1]))
         with_fix = [release for release in ordered if release.fix == REVERSE]
         without = [release for release in reversed(ordered) if release.fix == FORWARD]
         return [*with_fix[:1], *without[:1], *with_fix[1:], *without[1:]]
@@ -85,48 +91,59 @@ def _in_order(fitting: Sequence[Release], made: datetime | None, named: Release 
     return sorted((release for release in fitting if off_s(release) <= bound_s), key=off_s)
 
 
-def _towards(versions: Sequence[str], named: str, *, earlier: bool) -> list[str]:
-    """From the named version on, without it."""
-    at = next((at for at, version in enumerate(versions) if _numbers(version) == _numbers(named)), None)
+def _versions_towards(versions: Sequence[str], named: str, *, earlier: bool) -> list[str]:
+    """Returns the versions that count, from the named one on and without it."""
+    at = next((at for at, version in enumerate(versions) if _version_numbers(version) == _version_numbers(named)), None)
     if at is None:
         return []
-    firsts = {versions[0], *(later for before, later in pairwise(versions) if _series(before) != _series(later))}
+    firsts = {
+        versions[0],
+        *(later for before, later in pairwise(versions) if _version_series(before) != _version_series(later)),
+    }
     others = reversed(versions[:at]) if earlier else iter(versions[at + 1 :])
-    return [version for version in others if version in firsts or _series(version) == _series(named)]
+    return [version for version in others if version in firsts or _version_series(version) == _version_series(named)]
 
 
-def _series(version: str) -> tuple[int, ...]:
-    return _numbers(version)[:2]
+def _version_series(version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version, which its series has."""
+    return _version_numbers(version)[:2]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """2.5 and 2.5.0 are one version."""
+def _version_numbers(version: str) -> tuple[int, ...]:
+    """Returns the numbers of a version, without zeros at the end, because 2.5 and 2.5.0 are one version."""
     numbers = [int(part) for part in re.findall(r"\d+", version)]
     while len(numbers) > 2 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
 
 
-def _fit(instance: Instance, sdist: str, archives: Path) -> Release | None:
-    """The release in the way in which it fits. Raises BuildError where it cannot be fetched."""
+def _fit_release(instance: Instance, sdist: str, archives: Path) -> Release | None:
+    """Returns the release in the way in which it fits, and None where it does not.
+
+    Raises BuildError where it cannot be fetched.
+    """
     assert instance.source is not None
     for fix in (REVERSE, FORWARD):
         row = replace(instance, source=replace(instance.source, sdist=sdist, fix=fix))
         origin = origin_of(row, archives)
-        if _fits(row, origin, archives):
+        if _patches_fit(row, origin, archives):
             return Release(sdist, fix, origin.released())
     return None
 
 
 def _fit_of_other(instance: Instance, sdist: str, archives: Path) -> Release | None:
-    """One that cannot be had is no way."""
+    """Returns the release in the way in which it fits.
+
+    One that cannot be fetched gives None, as one that does not fit.
+    """
     try:
-        return _fit(instance, sdist, archives)
+        return _fit_release(instance, sdist, archives)
     except BuildError:
         return None
 
 
-def _fits(row: Instance, origin: Origin, archives: Path) -> bool:
+def _patches_fit(row: Instance, origin: Origin, archives: Path) -> bool:
+    """Tells whether the patches fit the release's tree. Raises BuildError."""
     with tempfile.TemporaryDirectory(dir=archives, prefix=".fit-") as aside:
         tree = Path(aside).resolve() / "tree"
         origin.unpack(tree)
@@ -137,7 +154,8 @@ def _fits(row: Instance, origin: Origin, archives: Path) -> bool:
     return True
 
 
-def _time(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
+    """Returns the time that a text says, in UTC, and None for any other text."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a tree needs to be built and tested, as its own files say.
+"""Finds what a tree needs to be built and tested, as its own files say.
 
 Invariants:
 - Only files are read; nothing of the tree is run.
@@ -8,8 +8,11 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+# Distributions call their extra for tests by one of these names.
 EXTRAS = ("test", "tests", "testing")
+# Projects keep the requirements of their tests in one of these files.
 _FILES = (
     "tests/requirements/py3.txt",
     "requirements/tests.txt",
@@ -20,43 +23,70 @@ _FILES = (
     "requirements-test.txt",
     "dev-requirements.txt",
 )
-_BUILD = ("pip<24", "setuptools<70", "setuptools_scm<8", "wheel")
-_LINK_WITH_EDITABLES = ("hatchling", "pdm-backend")  # backends that ask for that package when a tree is only linked
+# Newer versions of these may not build older trees any more. A tree that asks for newer ones gets what it asks for.
+_BUILD = {"pip": "pip<24", "setuptools": "setuptools<70", "setuptools_scm": "setuptools_scm<8", "wheel": "wheel"}
+_NEWER_FROM = {"setuptools": 70, "setuptools_scm": 8}
+# Earlier versions refuse a licence that is an expression (PEP 639).
+_WITH_EXPRESSION = "setuptools>=77"
+_LINK_WITH_EDITABLES = ("hatchling", "pdm-backend")  # These backends ask for `editables` when a tree is only linked.
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    build: tuple[str, ...]  # to install the tree without build isolation
-    tools: tuple[str, ...]  # what the evaluation script runs
-    files: tuple[Path, ...]  # requirement files of the tree, the tests' first
+    build: tuple[str, ...]  # These install the tree without build isolation.
+    tools: tuple[str, ...]  # The evaluation script runs these.
+    files: tuple[Path, ...]  # These are requirement files of the tree, the tests' first.
 
 
 def requirements_of(tree: Path, eval_script: str, name: str) -> Requirements:
-    """`name`: of the distribution, which does not need itself."""
-    build = (
-        *_BUILD,
-        *(entry for entry in _build_system(tree) if not entry.lower().startswith(("setuptools", "wheel", "pip"))),
-    )
+    """Returns what a tree needs. `name` is the distribution's, which does not need itself."""
+    content = _project(tree)
+    entries = _build_system(content)
+    build = dict(_BUILD)
+    if isinstance(content.get("project", {}).get("license"), str):
+        build["setuptools"] = _WITH_EXPRESSION
+    for entry in entries:
+        tool = _name_of(entry)
+        if tool in _NEWER_FROM and _least_version(entry) >= _NEWER_FROM[tool]:
+            build[tool] = entry
+    others = [entry for entry in entries if _name_of(entry) not in _BUILD]
     files = tuple(tree / path for path in _FILES if (tree / path).is_file())
-    return Requirements(build, tools_of(eval_script, name), files)
+    return Requirements((*build.values(), *others), tools_of(eval_script, name), files)
 
 
 def runs_tox(eval_script: str) -> bool:
     return bool(re.search(r"(^|\s)tox\s", eval_script.partition("Start Test Output")[2]))
 
 
-def _build_system(tree: Path) -> list[str]:
+def _project(tree: Path) -> dict[str, Any]:
+    """Returns what `pyproject.toml` says, and nothing where it cannot be read."""
     try:
-        content = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
+        return tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
+        return {}
+
+
+def _build_system(content: dict[str, Any]) -> list[str]:
+    """Returns what `pyproject.toml` names to build the tree."""
     wanted = content.get("build-system", {}).get("requires", [])
     entries = [entry for entry in wanted if isinstance(entry, str)]
     return [*entries, *(["editables"] if any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries) else [])]
 
 
+def _name_of(entry: str) -> str:
+    """Returns the name of the distribution that an entry asks for: `setuptools_scm` for `setuptools-scm[toml]>=8`."""
+    match = re.match(r"\s*([\w.-]+)", entry)
+    return match[1].lower().replace("-", "_") if match else ""
+
+
+def _least_version(entry: str) -> int:
+    """Returns the first number of the version that an entry asks for at least, and 0 where it asks for none."""
+    match = re.search(r"(?:>=|==|~=)\s*(\d+)", entry)
+    return int(match[1]) if match else 0
+
+
 def tools_of(eval_script: str, name: str) -> tuple[str, ...]:
-    """The programs that the evaluation script runs."""
+    """Returns the programs that the evaluation script runs."""
     commands = eval_script.partition("Start Test Output")[2]
     tools = ("tox", "tox-current-env") if runs_tox(eval_script) else ()
     if name.lower() != "pytest" and (not commands or re.search(r"(^|\s)(pytest|tox|py\.test)\s", commands)):

@@ -1,4 +1,4 @@
-"""Source distributions: fetched once from the package index, with the date of their release.
+"""Fetches source distributions once from the package index, with the dates of their releases.
 
 Invariants:
 - An archive is in the cache under its own name only when it is complete.
@@ -20,40 +20,44 @@ from pathlib import Path
 
 from swe_rl.env.instance import InstanceError
 from swe_rl.env.source_build import fetch_program
-from swe_rl.env.source_build.program import BuildError, run
-from swe_rl.sandbox.archive import unpack as unpack_tar
+from swe_rl.env.source_build.program import BuildError, run_program
+from swe_rl.host.lines import lines_of
+from swe_rl.sandbox.archive import unpack_archive as unpack_tar
 
 _DOWNLOAD_S = 600.0
 ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
-_EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # older dates in an archive were made up for reproducible builds
+_EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # Older dates in an archive were made up for reproducible builds.
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One that an instance's patches fit. `fix`: as in a row's `source`."""
+    """Holds a release that an instance's patches fit. `fix` is as in a row's `source`."""
 
     sdist: str
     fix: str
     released: datetime | None
 
 
-def fetch(sdist: str, cache: Path) -> Path:
-    """`Django-3.0` -> the archive in `cache`. Raises InstanceError for no such name, BuildError without a network."""
+def fetch_sdist(sdist: str, cache: Path) -> Path:
+    """Returns the archive of a source distribution such as `Django-3.0`, fetched if it is not in `cache`.
+
+    Raises InstanceError for no such name, BuildError without a network.
+    """
     name, version = split_name(sdist)
-    archive = fetched(sdist, cache)
+    archive = cached_sdist(sdist, cache)
     if archive:
         return archive
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as aside:
-        run(
+        run_program(
             [_python_with_pip(), "-I", fetch_program.__file__, name, version, aside],
             what=f"the source distribution {sdist} cannot be had from the package index",
             timeout_s=_DOWNLOAD_S,
         )
-        for path in Path(aside).iterdir():  # under the name that was asked for: to the index, 2.5 is 2.5.0
+        for path in Path(aside).iterdir():  # The archive gets the name that was asked for: to the index, 2.5 is 2.5.0.
             if ending := next((ending for ending in ENDINGS if path.name.endswith(ending)), None):
                 path.replace(cache / f"{name}-{version}{ending}")
-    archive = fetched(sdist, cache)
+    archive = cached_sdist(sdist, cache)
     if not archive:
         raise BuildError(f"the package index has {sdist}, but not as {' or '.join(ENDINGS)}")
     return archive
@@ -61,25 +65,28 @@ def fetch(sdist: str, cache: Path) -> Path:
 
 @cache
 def versions_of(name: str) -> Sequence[str]:
-    """Final releases that have a source distribution, the oldest first; asked once in a process. Raises BuildError."""
-    out = run(
+    """Returns the final releases that have a source distribution, the oldest first.
+
+    They are asked for once in a process. Raises BuildError.
+    """
+    out = run_program(
         [_python_with_pip(), "-I", fetch_program.__file__, name],
         what=f"the releases of {name} cannot be had from the package index",
         timeout_s=_DOWNLOAD_S,
     )
-    return tuple(line for line in out.splitlines() if line[:1].isdigit())
+    return tuple(line for line in lines_of(out, ends=False) if line[:1].isdigit())
 
 
 def split_name(sdist: str) -> tuple[str, str]:
-    """`pytest-6.0.0rc1` -> name and version. Raises InstanceError."""
+    """Returns name and version of a source distribution such as `pytest-6.0.0rc1`. Raises InstanceError."""
     name, dash, version = sdist.rpartition("-")
     if not dash or not version[:1].isdigit():
         raise InstanceError(f"source.sdist={sdist!r} is not NAME-VERSION, as Django-3.0")
     return name, version
 
 
-def unpack(archive: Path, destination: Path) -> None:
-    """The tree of the archive becomes `destination`, which must not be there. Raises BuildError."""
+def unpack_sdist(archive: Path, destination: Path) -> None:
+    """Unpacks the archive's tree to `destination`, which must not be there. Raises BuildError."""
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".unpack-") as folder:
         try:
             if archive.suffix == ".zip":
@@ -96,8 +103,8 @@ def unpack(archive: Path, destination: Path) -> None:
         shutil.move(inside[0], destination)
 
 
-def released(archive: Path) -> datetime | None:
-    """When the release's files were made; None where the archive does not say it. Raises BuildError."""
+def release_time(archive: Path) -> datetime | None:
+    """Returns when the release's files were made, and None where the archive does not say it. Raises BuildError."""
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as packed:
@@ -111,30 +118,33 @@ def released(archive: Path) -> datetime | None:
 
 
 def days_after(time: datetime | None, days: int) -> str | None:
-    """RFC 3339; None where no time is known."""
+    """Returns the time so many days later as RFC 3339, and None where no time is known."""
     return None if time is None else (time + timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def fetched(sdist: str, cache: Path) -> Path | None:
-    """The archive where it is there already. Raises InstanceError."""
+def cached_sdist(sdist: str, cache: Path) -> Path | None:
+    """Returns the archive where it is there already, else None. Raises InstanceError."""
     name, version = split_name(sdist)
-    # Package names are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`.
-    wanted = f"{_normal(name)}-{version}"
+    # Names of packages are written in several ways: `Sphinx`, `sphinx`, `a_b`, `a-b`.
+    wanted = f"{_normalize_name(name)}-{version}"
     for path in sorted(cache.glob(f"*{version}*")) if cache.is_dir() else ():
         ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), None)
         stem, _, version_part = path.name[: -len(ending)].rpartition("-") if ending else ("", "", "")
-        if ending and f"{_normal(stem)}-{version_part}" == wanted:
+        if ending and f"{_normalize_name(stem)}-{version_part}" == wanted:
             return path
     return None
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
 @cache
 def _python_with_pip() -> str:
-    """This interpreter, or the one that its environment was made from. Raises BuildError."""
+    """Returns this interpreter, or the one that its environment was made from.
+
+    Raises BuildError where neither has pip.
+    """
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for python in (sys.executable, str(base)):
         if os.access(python, os.X_OK) and _has_pip(python):
@@ -144,7 +154,7 @@ def _python_with_pip() -> str:
 
 def _has_pip(python: str) -> bool:
     try:
-        run([python, "-m", "pip", "--version"], what="pip", timeout_s=60.0)
+        run_program([python, "-m", "pip", "--version"], what="pip", timeout_s=60.0)
     except BuildError:
         return False
     return True

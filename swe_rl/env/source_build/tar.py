@@ -1,7 +1,7 @@
-"""Tar archives of folders and of single files, owned by root, in a fixed order.
+"""Writes tar archives of folders and of single files, owned by root, in a fixed order.
 
 Invariants:
-- Same content, same bytes: names are sorted, times and owners are fixed.
+- The same content gives the same bytes: names are sorted, times and owners are fixed.
 """
 
 import io
@@ -22,8 +22,12 @@ def write_tar(
     links: Mapping[str, str] | None = None,
     empty: Mapping[str, int] | None = None,
 ) -> None:
-    """`host_files` keep their paths with all links on the way; `folders`: path inside -> folder; `texts`: path
-    inside -> content; `links`: path inside -> target; `empty`: path of a folder inside -> its mode."""
+    """Writes a tar archive to `out`.
+
+    `host_files` keep their paths, with all links on the way. The other tables begin with a path in the archive:
+    `folders` maps it to a folder, `texts` to a content, `links` to a target, and `empty` an empty folder's path to its
+    mode.
+    """
     written: set[str] = set()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, mode in sorted((empty or {}).items()):
@@ -49,7 +53,8 @@ def write_tar(
             _add_bytes(tar, name, text.encode(), 0o644, written)
 
 
-def _member(name: str, mode: int) -> tarfile.TarInfo:
+def _make_member(name: str, mode: int) -> tarfile.TarInfo:
+    """Returns the entry of a name, owned by root and with a fixed time."""
     member = tarfile.TarInfo(name.lstrip("/"))
     member.mode, member.mtime, member.uname, member.gname = mode, 946684800, "root", "root"
     return member
@@ -58,7 +63,7 @@ def _member(name: str, mode: int) -> tarfile.TarInfo:
 def _add_folder(tar: tarfile.TarFile, name: str, mode: int, written: set[str]) -> None:
     if name not in written:
         written.add(name)
-        member = _member(name, mode)
+        member = _make_member(name, mode)
         member.type = tarfile.DIRTYPE
         tar.addfile(member)
 
@@ -66,7 +71,7 @@ def _add_folder(tar: tarfile.TarFile, name: str, mode: int, written: set[str]) -
 def _add_link(tar: tarfile.TarFile, name: str, target: str, written: set[str]) -> None:
     if name not in written:
         written.add(name)
-        member = _member(name, 0o777)
+        member = _make_member(name, 0o777)
         member.type, member.linkname = tarfile.SYMTYPE, target
         tar.addfile(member)
 
@@ -76,7 +81,7 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path, written: set[str]) ->
         return
     written.add(name)
     status = path.stat()
-    member = _member(name, (status.st_mode & 0o777) | 0o444)
+    member = _make_member(name, (status.st_mode & 0o777) | 0o444)
     member.size = status.st_size
     with path.open("rb") as file:
         tar.addfile(member, file)
@@ -85,6 +90,6 @@ def _add_file(tar: tarfile.TarFile, name: str, path: Path, written: set[str]) ->
 def _add_bytes(tar: tarfile.TarFile, name: str, data: bytes, mode: int, written: set[str]) -> None:
     if name not in written:
         written.add(name)
-        member = _member(name, mode)
+        member = _make_member(name, mode)
         member.size = len(data)
         tar.addfile(member, io.BytesIO(data))

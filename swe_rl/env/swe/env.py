@@ -1,4 +1,5 @@
-"""The environment of real repositories: rows of a data set, their images or source trees, graded by their own tests.
+"""Offers the issues of real repositories: rows of a data set, with images or source trees, graded by their own
+tests.
 
 Invariants:
 - A container sandbox gets an image, a process sandbox a folder; neither is made while a trajectory waits if
@@ -24,21 +25,21 @@ from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import nearer_releases
 from swe_rl.env.source_build.repository import is_absent
-from swe_rl.env.source_build.sdist import Release, fetched
+from swe_rl.env.source_build.sdist import Release, cached_sdist
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import read_split
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
-EMBEDDED = "bugs/"  # how their repositories' names begin
+EMBEDDED = "bugs/"  # The names of the embedded packages' repositories begin so.
 
 
 def sources_folder(cache: Path) -> Path:
-    """Of what is made of rows that name their source."""
+    """Returns the folder below which everything lies that is made of rows that name their source."""
     return cache / "sources"
 
 
 class SweEnv(ProvenEnv):
-    """Instances of every `conf/env` but bugs and kodcode; see the protocol."""
+    """Offers the instances of every `conf/env` but bugs and kodcode. The protocol says what each method does."""
 
     def __init__(
         self,
@@ -49,8 +50,11 @@ class SweEnv(ProvenEnv):
         grader: Grading | None = None,
         judged_by: str = "",
     ) -> None:
-        """`embedded` knows the instances of the embedded packages, which a file may hold, too. `grader`: in place of
-        those of env.grading; `judged_by` names it, and its settings, for proofs."""
+        """Makes the environment.
+
+        `embedded` knows the instances of the embedded packages, which a file may hold, too. `grader` takes the place of
+        those of env.grading; `judged_by` names it and its settings for proofs.
+        """
         super().__init__(config, cache, sandbox, read_split, judged_by)
         self._sources_cache = sources_folder(cache)
         self._sources = SourceWorkspaces(self._sources_cache)
@@ -58,7 +62,10 @@ class SweEnv(ProvenEnv):
         self._grader = grader
 
     def workspace(self, instance: Instance) -> Workspace:
-        """Blocking where it has to be built. Raises InstanceError, BuildError, DiskError."""
+        """Returns the image or the folder that a sandbox starts from.
+
+        It blocks where the folder has to be built. Raises InstanceError, BuildError, DiskError.
+        """
         if instance.repo.startswith(EMBEDDED):
             return self._embedded.workspace(instance)
         if self._sandbox is SandboxKind.process:
@@ -71,12 +78,17 @@ class SweEnv(ProvenEnv):
         return Workspace(image=instance.image)
 
     def _proven_folder(self, instance: Instance) -> Workspace:
-        """A proof of another machine is of its packages: they were resolved anew here."""
+        """Returns the folder that a process sandbox starts from. Raises InstanceError, BuildError.
+
+        A proof of another machine is a proof of that machine's packages, and packages were resolved anew here. So the
+        two are compared.
+        """
         promised = self._promised.get(instance.instance_id)
         try:
             workspace = self._sources.workspace(instance)
         except InstanceError as error:
-            if promised or self._config.unproven is Unproven.keep:  # a failure of its attempts, and not of the run
+            # The error is a failure of the instance's attempts, and not of the run.
+            if promised or self._config.unproven is Unproven.keep:
                 raise BuildError(str(error)) from error
             raise
         if promised and self._environment_is_other(instance, promised):
@@ -87,18 +99,18 @@ class SweEnv(ProvenEnv):
         return workspace
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """Raises GradeError."""
+        """Returns the verdict of the configured grader. Raises GradeError."""
         kind = GradingKind.pytest if instance.repo.startswith(EMBEDDED) else self._config.grading
         workspace = await asyncio.to_thread(self.workspace, instance)
         return await (self._grader or GRADERS[kind])(instance, patch, workspace, sandboxes, timeout_s)
 
     async def run_tests(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> SuiteRun:
-        """Raises GradeError."""
+        """Returns every test of the suite with its result. Raises GradeError."""
         workspace = await asyncio.to_thread(self.workspace, instance)
         return await suite_by_swebench(instance, patch, workspace, sandboxes, timeout_s)
 
     def standing(self, instance: Instance) -> tuple[Standing, str]:
-        """And why it is not proven. Raises InstanceError for env.proofs."""
+        """Returns whether the instance is proven, and why it is not. Raises InstanceError for env.proofs."""
         if instance.repo.startswith(EMBEDDED):
             return Standing.proven, ""
         if not self.has_a_way(instance):
@@ -106,24 +118,30 @@ class SweEnv(ProvenEnv):
         return super().standing(instance)
 
     def has_a_way(self, instance: Instance) -> bool:
-        """Whether these sandboxes can start from it."""
+        """Tells whether these sandboxes can start from the instance."""
         from_row = instance.source is not None or instance.repo.startswith(EMBEDDED)
         return from_row or self._sandbox is not SandboxKind.process
 
     def released(self, instance: Instance) -> datetime | None:
-        """When what its source names was made. Raises InstanceError, BuildError."""
+        """Returns the time at which what its source names was made. Raises InstanceError, BuildError."""
         return origin_of(instance, self._sources_cache / "sdists").released()
 
     def nearer(self, instance: Instance) -> Sequence[Release]:
-        """Releases that its patches fit, the nearest to the base commit first. Raises InstanceError, BuildError."""
+        """Returns releases that its patches fit, the nearest to the base commit first.
+
+        Raises InstanceError, BuildError.
+        """
         return nearer_releases(instance, self._sources_cache / "sdists")
 
     def environment_digest(self, instance: Instance) -> str:
-        """Of its packages, where the environment is made here and is there; else empty."""
-        source, archives = instance.source, self._sources_cache / "sdists"
-        missing = source and (fetched(source.sdist, archives) is None if source.sdist else is_absent(source, archives))
+        """Returns the hash of its packages, where the environment is made here and is there, else an empty text."""
+        source = instance.source
+        archives = self._sources_cache / "sdists"
+        missing = source and (
+            cached_sdist(source.sdist, archives) is None if source.sdist else is_absent(source, archives)
+        )
         if source is None or missing:
-            return ""  # nothing is fetched to look
+            return ""  # Nothing is fetched just to look.
         try:
             origin = origin_of(instance, archives)
         except (InstanceError, BuildError):

@@ -1,4 +1,4 @@
-"""What `job=prepare` wrote of a split: a parquet file of instances, and the manifest that says what it is.
+"""Writes and reads what `job=prepare` makes of a split: a parquet file of instances, and a manifest of that file.
 
 Invariants:
 - The parquet file is complete before its manifest is there; a manifest is the last thing written.
@@ -21,12 +21,12 @@ from swe_rl.env.records import read_rows
 from swe_rl.env.swe.dataset import hash_of_files, local_files
 from swe_rl.logger.disk import disk_error, placed_by, write_bytes_atomic, write_json_atomic
 
-VERSION = 1  # of the file's layout: another one is made anew
+VERSION = 1  # A file of another version has another layout and is made anew.
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """What a prepared file was made for."""
+class PreparedIdentity:
+    """Says what a prepared file was made for."""
 
     dataset: str
     split: str
@@ -36,7 +36,8 @@ class Identity:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: EnvConfig, split: str) -> "Identity":
+    def of(cls, config: EnvConfig, split: str) -> "PreparedIdentity":
+        """Returns what a prepared file of this split has to be made for. Raises InstanceError."""
         is_eval = is_evaluated(config, split)
         dataset = str(config.eval_dataset) if is_eval else config.dataset
         path = Path(dataset)
@@ -51,16 +52,23 @@ class Identity:
 
     @property
     def record(self) -> dict[str, Any]:
-        """For a manifest; it says nothing of columns that have their names, as older ones do."""
+        """Returns the identity for a manifest.
+
+        It leaves columns out if none is renamed, as older manifests do.
+        """
         return {name: value for name, value in asdict(self).items() if name != "columns" or value}
 
     def path(self, cache: Path) -> Path:
+        """Returns the place of the prepared file, which is another one for each identity."""
         digest = hashlib.sha256(json.dumps(self.record, sort_keys=True).encode()).hexdigest()[:10]
-        return cache / "datasets" / _slug(self.dataset) / f"{_slug(self.split)}-{digest}.parquet"
+        return cache / "datasets" / _make_slug(self.dataset) / f"{_make_slug(self.split)}-{digest}.parquet"
 
 
 def is_evaluated(config: EnvConfig, split: str) -> bool:
-    """True for the split of `env.eval_dataset`. Raises InstanceError where a split's name may mean two data sets."""
+    """Tells whether `split` is the one of `env.eval_dataset`.
+
+    Raises InstanceError where a split's name may mean two data sets.
+    """
     if config.eval_dataset in (None, config.dataset) or split != config.eval_split:
         return False
     if split == config.split:
@@ -73,11 +81,11 @@ def is_evaluated(config: EnvConfig, split: str) -> bool:
 
 
 def write_prepared(
-    cache: Path, identity: Identity, instances: Sequence[Instance], facts: Mapping[str, Any]
+    cache: Path, identity: PreparedIdentity, instances: Sequence[Instance], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Writes the file, then its manifest, and returns the manifest. Raises DiskError."""
     path = identity.path(cache)
-    data = _parquet(instances)
+    data = _encode_parquet(instances)
     with placed_by("paths.cache", path):
         write_bytes_atomic(path, data)
     manifest = {
@@ -86,7 +94,7 @@ def write_prepared(
         **facts,
         "rows": len(instances),
         "columns": sorted({column for instance in instances for column in instance.to_record()}),
-        "repositories": _counts(instance.repo for instance in instances),
+        "repositories": _count_names(instance.repo for instance in instances),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
     with placed_by("paths.cache", manifest_of(path)):
@@ -95,11 +103,11 @@ def write_prepared(
 
 
 def prepared_instances(config: EnvConfig, split: str, cache: Path) -> list[Instance] | None:
-    """The prepared instances of a split, or None where there are none for this configuration and source.
+    """Returns the prepared instances of a split, or None where there are none for this configuration and source.
 
-    Raises InstanceError for a prepared file that was changed since.
+    Raises InstanceError for a prepared file that was changed since, DiskError for one that cannot be read.
     """
-    identity = Identity.of(config, split)
+    identity = PreparedIdentity.of(config, split)
     path = identity.path(cache)
     manifest = read_manifest(path)
     if manifest is None or manifest.get("made_for") != identity.record or not _is_current(identity, manifest):
@@ -113,18 +121,21 @@ def prepared_instances(config: EnvConfig, split: str, cache: Path) -> list[Insta
             f"{path} is not the file that its manifest describes (sha256 {digest[:12]}, not "
             f"{str(manifest.get('sha256'))[:12]}); remove it and run job=prepare again"
         )
-    return [Instance.from_record(_plain(row.record), row.where) for row in read_rows(path)]
+    return [Instance.from_record(_drop_nulls(row.record), row.where) for row in read_rows(path)]
 
 
 def prepared_split_rows(config: EnvConfig, split: str, cache: Path) -> int | None:
-    """Rows of a prepared split, what its slice left out included; None where its manifest does not say."""
-    manifest = read_manifest(Identity.of(config, split).path(cache)) or {}
+    """Returns the rows of a prepared split, with those that its slice left out.
+
+    Returns None where its manifest does not say it.
+    """
+    manifest = read_manifest(PreparedIdentity.of(config, split).path(cache)) or {}
     rows = manifest.get("split_rows")
     return rows if isinstance(rows, int) else None
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a prepared file; None where there is none of this version."""
+    """Returns the manifest of a prepared file, and None where there is none of this version."""
     try:
         manifest = json.loads(manifest_of(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -134,7 +145,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def manifests_beside(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The other prepared files of the same data set, with their manifests."""
+    """Yields the other prepared files of the same data set, with their manifests."""
     for other in sorted(path.parent.glob("*.parquet")):
         if other != path and (manifest := read_manifest(other)) is not None:
             yield other, manifest
@@ -144,14 +155,20 @@ def manifest_of(path: Path) -> Path:
     return path.with_suffix(".manifest.json")
 
 
-def _is_current(identity: Identity, manifest: Mapping[str, Any]) -> bool:
-    """Files of this machine must be as they were; a data set of the hub is what its revision says."""
+def _is_current(identity: PreparedIdentity, manifest: Mapping[str, Any]) -> bool:
+    """Tells whether the prepared file is still what its source says.
+
+    Files of this machine must be as they were. A data set of the hub is what its revision says.
+    """
     files = local_files(identity.dataset, identity.split)
     return not files or hash_of_files(files) == manifest.get("revision")
 
 
-def _parquet(instances: Sequence[Instance]) -> bytes:
-    """Lists and tables as JSON: an empty list has no type of its own."""
+def _encode_parquet(instances: Sequence[Instance]) -> bytes:
+    """Returns the instances as a parquet file. Raises InstanceError where pyarrow is not installed.
+
+    Lists and tables are written as JSON, because an empty list has no type of its own.
+    """
     import io
 
     try:
@@ -161,23 +178,23 @@ def _parquet(instances: Sequence[Instance]) -> bytes:
         raise InstanceError("job=prepare writes parquet, which needs pyarrow: pip install 'swe_rl[data]'") from error
     records = [instance.to_record() for instance in instances]
     columns = sorted({column for record in records for column in record})
-    table = pyarrow.table({column: [_text(record.get(column)) for record in records] for column in columns})
+    table = pyarrow.table({column: [_as_text(record.get(column)) for record in records] for column in columns})
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 
-def _text(value: Any) -> str | None:
+def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_nulls(record: Mapping[str, Any]) -> dict[str, Any]:
     return {column: value for column, value in record.items() if value is not None}
 
 
-def _counts(names: Iterable[str]) -> dict[str, int]:
+def _count_names(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
-def _slug(text: str) -> str:
+def _make_slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._") or "data"

@@ -1,4 +1,4 @@
-"""A split as the data set has it: read, converted, and without what nobody could solve.
+"""Reads a split as the data set has it, converts it, and leaves out what nobody could solve.
 
 Invariants:
 - What is left out is counted by its reason and named; nothing else is.
@@ -8,34 +8,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from swe_rl.check.preflight.image_names import image_of
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.grading.swebench_spec import LOG_PARSERS, Recipe, complete, eval_script
+from swe_rl.dataset.images import image_of
+from swe_rl.env.grading.swebench_spec import LOG_PARSERS, TestRecipe, complete_instance, eval_script
 from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import Row, refuse_duplicates
+from swe_rl.env.records import PlacedRecord, refuse_duplicates
 from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.own_command import with_script
-from swe_rl.env.swe.prepared import Identity, is_evaluated
+from swe_rl.env.swe.prepared import PreparedIdentity, is_evaluated
 
-# From a data set's own columns to an Instance: which format a row is in, and what its image is called.
-# - The format is recognised by a row's columns, not by the name of the data set: a mirror or an extract reads the same.
-# - A row's own image comes before the configuration's template.
-# - What is missing or malformed is said with the row's place and the column.
+# A row's own image, in one of these columns, comes before the configuration's template. A row's format is recognised by
+# its columns, not by the name of the data set, so that a mirror or an extract reads the same.
 _IMAGE_COLUMNS = ("image", "image_name", "docker_image")
-_NESTED = ("instance", "extra_info")  # rows made for a trainer keep the record in one of these
+_NESTED = ("instance", "extra_info")  # Rows made for a trainer keep the record in one of these.
 
 
-def to_instances(rows: Sequence[Row], image_template: str | None) -> list[Instance]:
-    """Raises InstanceError."""
+def to_instances(rows: Sequence[PlacedRecord], image_template: str | None) -> list[Instance]:
+    """Returns the instances of rows. Raises InstanceError."""
     return [to_instance(row.record, row.where, image_template) for row in rows]
 
 
 def to_instance(record: Mapping[str, Any], where: str, image_template: str | None = None) -> Instance:
-    """Raises InstanceError naming `where` and the column."""
-    record = _unnested(record)
+    """Returns the instance of a row in any of the known formats. Raises InstanceError naming `where` and the column."""
+    record = _inner_record(record)
     if r2e_gym.is_row(record):
         return r2e_gym.to_instance(record, where)
     if swe_smith.is_row(record):
@@ -49,7 +47,7 @@ def to_instance(record: Mapping[str, Any], where: str, image_template: str | Non
 
 
 def _refuse_multi_swe(record: Mapping[str, Any], where: str) -> None:
-    """Raises InstanceError."""
+    """Raises InstanceError for a row of Multi-SWE-bench, which cannot be graded here."""
     if "fix_patch" in record and "patch" not in record:
         raise InstanceError(
             f"{where}: a row of Multi-SWE-bench or Multi-SWE-RL (column fix_patch). How its tests are run is in its "
@@ -59,14 +57,18 @@ def _refuse_multi_swe(record: Mapping[str, Any], where: str) -> None:
 
 
 def _with_script(instance: Instance) -> Instance:
-    """Where a row says how its tests are run and has no script: the official script around that command."""
+    """Returns the instance with the official script around the test command that its row names.
+
+    An instance without a command, or with a script of its own, stays as it is.
+    """
     if instance.source is None or not instance.source.test_command or instance.eval_script:
         return instance
-    script = eval_script(instance, Recipe(test=instance.source.test_command, install=""))
+    script = eval_script(instance, TestRecipe(test=instance.source.test_command, install=""))
     return replace(instance, eval_script=script, log_parser=instance.log_parser or "parse_log_pytest")
 
 
-def _unnested(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _inner_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the record inside of a trainer's row, or the row itself."""
     for column in _NESTED:
         inner = record.get(column)
         if "instance_id" not in record and isinstance(inner, Mapping) and "instance_id" in inner:
@@ -76,23 +78,32 @@ def _unnested(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """Holds the usable instances of a split, and what was left out."""
+
     instances: list[Instance]
     revision: str
     source_rows: int
-    dropped: dict[str, list[str]] = field(default_factory=dict)  # reason -> instance ids
-    split_rows: int | None = None  # of the split, what its slice left out included; None: nobody knows
+    # It maps a reason to the ids that were left out for it.
+    dropped: dict[str, list[str]] = field(default_factory=dict)
+    # It counts the rows of the whole split, with those that its slice left out; None means unknown.
+    split_rows: int | None = None
 
 
 def read_split(config: EnvConfig, split: str) -> Read:
-    """Raises InstanceError."""
-    identity = Identity.of(config, split)
+    """Returns the usable instances of a split, read from the data set.
+
+    Raises InstanceError, also where no instance is usable.
+    """
+    identity = PreparedIdentity.of(config, split)
     key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
     loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
     rows = with_columns(loaded.rows, identity.columns, config.name, identity.dataset, key.replace("dataset", "columns"))
     instances = to_instances(rows, identity.image_template)
-    instances = [complete(instance) if _has_official_tests(instance, config) else instance for instance in instances]
-    refuse_duplicates(instances, f"{key}={identity.dataset}")
-    kept, dropped = usable(instances, identity.max_tests, by_harness=config.grading is GradingKind.swebench)
+    instances = [
+        complete_instance(instance) if _has_official_tests(instance, config) else instance for instance in instances
+    ]
+    refuse_duplicates((instance.instance_id, row.where) for instance, row in zip(instances, rows, strict=True))
+    kept, dropped = usable_instances(instances, identity.max_tests, by_harness=config.grading is GradingKind.swebench)
     if not kept:
         reasons = ", ".join(f"{len(names)} with {reason}" for reason, names in dropped.items())
         raise InstanceError(f"{key}={identity.dataset}: {split} has no usable instance ({reasons})")
@@ -100,18 +111,18 @@ def read_split(config: EnvConfig, split: str) -> Read:
 
 
 def _has_official_tests(instance: Instance, config: EnvConfig) -> bool:
-    """True where the rows' tests are SWE-bench's: its older rows lack the columns that its harness wants."""
+    """Tells whether the rows' tests are SWE-bench's. Its older rows lack the columns that its harness wants."""
     return config.grading is GradingKind.swebench and not instance.repo.startswith("bugs/")
 
 
-def usable(
+def usable_instances(
     instances: Sequence[Instance], max_tests: int, *, by_harness: bool = False
 ) -> tuple[list[Instance], dict[str, list[str]]]:
-    """Those that can be solved and judged, and the ids of the others by reason."""
+    """Returns the instances that can be solved and judged, and the ids of the others by reason."""
     kept: list[Instance] = []
     dropped: dict[str, list[str]] = {}
     for instance in instances:
-        reason = _unusable(instance, max_tests, by_harness) or (_not_judged(instance) if by_harness else "")
+        reason = _unusable_reason(instance, max_tests, by_harness) or (_not_judged(instance) if by_harness else "")
         if reason:
             dropped.setdefault(reason, []).append(instance.instance_id)
         else:
@@ -119,7 +130,8 @@ def usable(
     return kept, dropped
 
 
-def _unusable(instance: Instance, max_tests: int, by_harness: bool) -> str:
+def _unusable_reason(instance: Instance, max_tests: int, by_harness: bool) -> str:
+    """Returns why nobody could solve the instance, and an empty text for a usable one."""
     if not instance.problem_statement.strip():
         return "an empty problem_statement"
     if not instance.fail_to_pass and not (by_harness and instance.is_unmeasured):
@@ -132,7 +144,7 @@ def _unusable(instance: Instance, max_tests: int, by_harness: bool) -> str:
 
 
 def _not_judged(instance: Instance) -> str:
-    """By SWE-bench's harness."""
+    """Returns why SWE-bench's harness cannot judge the instance, and an empty text where it can."""
     if instance.repo.startswith("bugs/"):
         return ""
     if not instance.eval_script:

@@ -1,4 +1,4 @@
-"""A unified diff turned around: what it added is removed, what it removed is added.
+"""Turns a unified diff around: what it added is removed, what it removed is added.
 
 Invariants:
 - Turning a diff around twice gives the same diff.
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from swe_rl.env.instance import InstanceError
 
 _HUNK = re.compile(r"@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
+# Each of these lines of a header becomes its opposite in the reversed diff.
 _SWAPPED = {
     "new file mode ": "deleted file mode ",
     "deleted file mode ": "new file mode ",
@@ -22,7 +23,10 @@ _SWAPPED = {
 
 
 def reverse_patch(patch: str, where: str) -> str:
-    """Raises InstanceError for a patch with binary parts, which cannot be turned around without the files."""
+    """Returns the patch that undoes `patch`.
+
+    Raises InstanceError for a patch with binary parts, which cannot be turned around without the files.
+    """
     lines = patch.split("\n")
     out: list[str] = []
     header: list[str] = []
@@ -35,33 +39,38 @@ def reverse_patch(patch: str, where: str) -> str:
             header.append(lines[index])
             index += 1
             continue
-        out += _header(header)
+        out += _reverse_header(header)
         header = []
-        start, end = index + 1, _end_of_hunk(lines, index, _count(match[2]), _count(match[4]))
+        start = index + 1
+        end = _end_of_hunk(lines, index, _count_lines(match[2]), _count_lines(match[4]))
         rest = lines[index][match.end() :]
         out.append(f"@@ -{match[3]}{match[4] or ''} +{match[1]}{match[2] or ''} @@{rest}")
-        out += _turned(lines[start:end])
+        out += _reverse_hunk(lines[start:end])
         index = end
-    return "\n".join([*out, *_header(header)])
+    return "\n".join([*out, *_reverse_header(header)])
 
 
-def _count(text: str | None) -> int:
+def _count_lines(text: str | None) -> int:
+    """Returns the number of lines that a hunk's header gives; without a number it is one line."""
     return int(text[1:]) if text else 1
 
 
 def _end_of_hunk(lines: list[str], index: int, old: int, new: int) -> int:
-    """The index behind the hunk that starts at `index`, notes on a missing newline included."""
+    """Returns the index behind the hunk that starts at `index`, notes on a missing newline included."""
     index += 1
     while index < len(lines) and (old > 0 or new > 0 or lines[index].startswith("\\")):
         sign = lines[index][:1]
-        old -= sign in (" ", "-", "")  # an empty context line may have lost its space
+        old -= sign in (" ", "-", "")  # An empty context line may have lost its space.
         new -= sign in (" ", "+", "")
         index += 1
     return index
 
 
-def _turned(hunk: list[str]) -> list[str]:
-    """Runs of changed lines: each line's sign swapped, then the removed ones first, a note with its own line."""
+def _reverse_hunk(hunk: list[str]) -> list[str]:
+    """Returns the hunk with the sign of each changed line swapped.
+
+    In each run of changed lines the removed ones come first, and a note stays with its own line.
+    """
     out: list[str] = []
     removed: list[str] = []
     added: list[str] = []
@@ -77,19 +86,21 @@ def _turned(hunk: list[str]) -> list[str]:
             last.append(line)
         else:
             out += [*removed, *added, line]
-            removed, added, last = [], [], out
+            removed = []
+            added = []
+            last = out
     return [*out, *removed, *added]
 
 
-def _header(lines: list[str]) -> Iterator[str]:
-    """The lines between two files' hunks: names, modes and the pair `--- a/x`, `+++ b/x`."""
+def _reverse_header(lines: list[str]) -> Iterator[str]:
+    """Yields the lines between two files' hunks, turned around: names, modes and the pair `--- a/x`, `+++ b/x`."""
     held = ""
     for line in lines:
         if line.startswith("--- "):
             held = line[4:]
         elif line.startswith("+++ "):
-            yield "--- " + _side(line[4:], "b/", "a/")
-            yield "+++ " + _side(held, "a/", "b/")
+            yield "--- " + _swap_side(line[4:], "b/", "a/")
+            yield "+++ " + _swap_side(held, "a/", "b/")
         elif match := re.match(r"diff --git a/(.*) b/(.*)$", line):
             yield f"diff --git a/{match[2]} b/{match[1]}"
         elif match := re.match(r"index (\w+)\.\.(\w+)(.*)$", line):
@@ -99,5 +110,5 @@ def _header(lines: list[str]) -> Iterator[str]:
             yield _SWAPPED[words] + line[len(words) :] if words else line
 
 
-def _side(name: str, old: str, new: str) -> str:
+def _swap_side(name: str, old: str, new: str) -> str:
     return new + name[len(old) :] if name.startswith(old) else name

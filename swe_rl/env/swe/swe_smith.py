@@ -1,4 +1,4 @@
-"""SWE-smith's rows: bugs that were put into a repository, one image for each repository.
+"""Reads SWE-smith's rows: bugs that were put into a repository, one image for each repository.
 
 The image holds the repository without the bug, `patch` puts it in, and its reverse is the fix.
 
@@ -12,28 +12,34 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.instance import Instance, InstanceError, check_id
 from swe_rl.env.swe.reverse import reverse_patch
 
+# A row may name its image without the organisation that publishes it.
 _ORGANISATION = "jyangballin"
 _COLUMNS = ("instance_id", "repo", "patch", "problem_statement")
 
 
 def is_row(record: Mapping[str, Any]) -> bool:
+    """Tells whether a record is SWE-smith's, by the name of its image or repository."""
     return "swesmith" in str(record.get("image_name") or record.get("repo") or "")
 
 
 def image_name(name: str) -> str:
-    """`swesmith.x86_64.a__b.0123` and `jyangballin/swesmith.x86_64.a_1776_b.0123:latest` are the same image."""
+    """Returns the name under which an image is published.
+
+    `swesmith.x86_64.a__b.0123` and `jyangballin/swesmith.x86_64.a_1776_b.0123:latest` are the same image.
+    """
     full = name if "/" in name else f"{_ORGANISATION}/{name}"
     return full.replace("__", "_1776_").lower()
 
 
 def to_instance(record: Mapping[str, Any], where: str) -> Instance:
-    """Raises InstanceError naming `where` and the column."""
+    """Returns the instance of a row. Raises InstanceError naming `where` and the column."""
     for column in _COLUMNS:
         if not isinstance(record.get(column), str) or not record[column].strip():
             raise InstanceError(f"{where}: column {column!r} is missing or empty; SWE-smith's columns are needed")
+    check_id(record["instance_id"], where)
     bug = record["patch"]
     base_commit = str(record.get("base_commit") or "") or name_of_base(record["instance_id"])
     common = {
@@ -57,14 +63,17 @@ def to_instance(record: Mapping[str, Any], where: str) -> Instance:
 
 
 def name_of_base(instance_id: str) -> str:
-    """A commit's name for a base tree that the data set gives none: 40 hexadecimal digits of the instance's id."""
+    """Returns a commit's name for a base tree to which the data set gives none.
+
+    It has 40 hexadecimal digits that follow from the instance's id.
+    """
     return hashlib.sha1(instance_id.encode(), usedforsecurity=False).hexdigest()
 
 
 def commit_as(base_commit: str, untracked: Sequence[str] = ()) -> str:
-    """Bash that makes the tracked files of the tree in /testbed its only commit, found as `base_commit` as well.
+    """Returns bash that makes the tracked files of the tree in /testbed its only commit.
 
-    `untracked`: what git is not to see there.
+    The commit is found as `base_commit` as well. `untracked` names what git is not to see there.
     """
     ignore = f"printf '%s\\n' {' '.join(untracked)} > .git/info/exclude\n" if untracked else ""
     return (
@@ -76,11 +85,15 @@ def commit_as(base_commit: str, untracked: Sequence[str] = ()) -> str:
 
 
 def _image_of_repo(repo: str) -> str:
-    """`swesmith/a__b.0123` is the mirror that the image `swesmith.x86_64.a_1776_b.0123` was made from."""
+    """Returns the name of the image that was made from a mirror.
+
+    `swesmith/a__b.0123` is the mirror of the image `swesmith.x86_64.a_1776_b.0123`.
+    """
     return f"swesmith.x86_64.{repo.rpartition('/')[2]}"
 
 
 def _setup_script(bug: str, base_commit: str) -> str:
+    """Returns bash that puts the bug into a fresh container's tree and hides the tree's history."""
     encoded = base64.b64encode(bug.encode()).decode()
     return (
         f"set -e\ncd /testbed\ngit config --global --add safe.directory /testbed\n"
@@ -89,8 +102,11 @@ def _setup_script(bug: str, base_commit: str) -> str:
 
 
 def _eval_script(tests: list[str]) -> str:
-    """The files of all tests; what the harness reads lies between its two marks. Empty for tests of another language:
-    their command and the reader of their log are in the program that made the data set, and in no column."""
+    """Returns a script that runs the files of all tests, and an empty text for tests of another language.
+
+    What the harness reads lies between the script's two marks. For another language, the command and the reader of the
+    log are in the program that made the data set, and in no column.
+    """
     if not all(test.split("::")[0].endswith(".py") for test in tests):
         return ""
     files = " ".join(sorted({f"'{test.split('::')[0]}'" for test in tests}))

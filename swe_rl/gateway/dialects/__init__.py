@@ -1,1 +1,2 @@
-"""The languages that agents speak at the gateway, a file each: all become the same request and the same turn."""
+"""Agents speak one of these dialects at the gateway. Each dialect has a file, and all requests become the same request
+and the same turn."""

@@ -1,112 +1,127 @@
-"""Items of OpenAI's Responses as the messages of a chat completion.
+"""This module turns items of OpenAI's Responses into the messages of a chat completion.
 
 Invariants:
-- Reasoning, text and calls of one reply are one message of the assistant, also where a client puts outputs between its
-  calls. An output of a call is a message of the tool.
+- Reasoning, text and calls of one reply are one message of the assistant, also if a client puts outputs between its
+  calls. An output of a call is a message of the tool. A call that the model did not make is left out, and any other
+  unknown item is a message of the user.
 - A reference stands for an item of a reply of the same session. The item's id names its reply.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from swe_rl.gateway.errors import invalid
+from swe_rl.gateway.errors import invalid_request
+from swe_rl.gateway.mending import Mender
 from swe_rl.gateway.reply import of_one_reply
-from swe_rl.gateway.request import string, texts
 
-REFERENCE = "item_reference"
+_REFERENCE = "item_reference"
 _ROLES = ("system", "developer", "user", "assistant")
-_TEXT = ("input_text", "output_text", "text")
-_REPLY = ("reasoning", "message", "function_call")  # the order of items in a reply
+# A reply has its items in this order. So an earlier kind begins another reply.
+_REPLY = ("reasoning", "message", "function_call")
 _CALLS = ("function_call", "custom_tool_call")
-_BROUGHT = ("function_call_output", "custom_tool_call_output")
-Known = Callable[[str], Mapping[str, Any] | None]  # an item of an earlier reply, by its id
+# A function that returns an item of an earlier reply by the item's id.
+Known = Callable[[str], Mapping[str, Any] | None]
 
 
-def messages_of(items: Any, known: Known) -> list[dict[str, Any]]:
-    """What the reply before them is not part of. Raises ApiError."""
+def messages_of(items: Any, known: Known, mender: Mender) -> list[dict[str, Any]]:
+    """Returns the messages that the items stand for. Raises ApiError."""
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
-    if not isinstance(items, list) or not items:
-        raise invalid("'input' must be a string or a non-empty list of items.", "input")
     messages: list[dict[str, Any]] = []
-    reply: dict[str, Any] = {}  # the last one
-    reached = len(_REPLY)  # of it, by the last item
-    for index, item in enumerate(items):
-        where = f"input[{index}]"
-        if not isinstance(item, dict):
-            raise invalid(f"'{where}' must be an object.", where)
-        item = _referred(item, known, where) if item.get("type") == REFERENCE else item
-        kind = item.get("type") or "message"
-        kind = "function_call" if kind in _CALLS else kind
+    reply: dict[str, Any] = {}  # This is the last reply.
+    reached = len(_REPLY)  # The last item reached this place of the reply's order.
+    for index, sent in enumerate(mender.things(items, "input")):
+        item = _read_item(sent, known, f"input[{index}]", mender)
+        kind = _kind_of(item)
         if kind not in _REPLY or (kind == "message" and item.get("role") != "assistant"):
-            messages.append(_heard(item, kind, where))
-            reached = len(_REPLY)
+            heard = _other_messages(item, kind, mender)
+            messages += heard
+            reached = len(_REPLY) if heard else reached
             continue
         place = _REPLY.index(kind)
         if kind == "function_call" and _goes_on(reply, item):
-            _add(reply, item, kind, where)
+            _add_item(reply, item, kind, mender)
             continue
         if place < reached or (place == reached and kind != "function_call"):
             reply = {"role": "assistant", "content": ""}
             messages.append(reply)
         reached = place
-        _add(reply, item, kind, where)
-    return messages
+        _add_item(reply, item, kind, mender)
+    return messages or [{"role": "user", "content": ""}]
 
 
-def _referred(reference: Mapping[str, Any], known: Known, where: str) -> Mapping[str, Any]:
-    item_id = string(reference, "id", where)
+def _read_item(sent: Any, known: Known, where: str, mender: Mender) -> Mapping[str, Any]:
+    """Returns an item, with a reference replaced by the item that it names. Raises ApiError."""
+    if isinstance(sent, str):
+        return {"role": "user", "content": sent}
+    item = mender.thing(sent)
+    return _resolve_reference(item, known, where) if is_reference(item) else item
+
+
+def is_reference(item: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Tells whether an item is a reference. Its type may be left out."""
+    if not isinstance(item, dict):
+        return False
+    return item.get("type") == _REFERENCE or (not item.get("type") and item.keys() <= {"id", "type"} and bool(item))
+
+
+def _kind_of(item: Mapping[str, Any]) -> str:
+    kind = item.get("type") or "message"
+    kind = kind if isinstance(kind, str) else ""
+    return "function_call" if kind in _CALLS else kind
+
+
+def _resolve_reference(reference: Mapping[str, Any], known: Known, where: str) -> Mapping[str, Any]:
+    item_id = reference.get("id")
+    if not isinstance(item_id, str):
+        raise invalid_request(f"'{where}.id' must be a string.", where)
     item = known(item_id)
     if item is None:
         message = (
             f"Item with id {item_id[:600]!r} not found: items are kept with their reply while its session is open, "
             "unless store=false. Send the item itself."
         )
-        raise invalid(message, where, "item_not_found")
+        raise invalid_request(message, where, "item_not_found")
     return item
 
 
 def _goes_on(reply: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    """Whether this call is of that reply, whatever stands between them."""
-    calls, call_id = reply.get("tool_calls") or [], call.get("call_id")
+    """Tells whether this call belongs to that reply, whatever stands between them."""
+    calls = reply.get("tool_calls") or []
+    call_id = call.get("call_id")
     return bool(calls) and isinstance(call_id, str) and of_one_reply(call_id, calls[-1]["id"])
 
 
-def _heard(item: Mapping[str, Any], kind: str, where: str) -> dict[str, Any]:
-    """A message that is none of the assistant's."""
-    if kind in _BROUGHT:
-        texts(item.get("output"), f"{where}.output", _TEXT)
-        call_id = string(item, "call_id", where)
-        return {"role": "tool", "tool_call_id": call_id, "content": _plain(item.get("output"))}
-    if kind != "message":
-        raise invalid(f"'{where}' has the type {kind!r}, which is not supported.", where, "unsupported_parameter")
-    if item.get("role") not in _ROLES:
-        raise invalid(f"'{where}' must have a role of {', '.join(_ROLES)}.", where)
-    texts(item.get("content"), f"{where}.content", _TEXT)
-    if item.get("content") is None:
-        raise invalid(f"'{where}.content' is missing.", f"{where}.content")
-    return {"role": item["role"], "content": _plain(item["content"])}
-
-
-def _add(message: dict[str, Any], item: Mapping[str, Any], kind: str, where: str) -> None:
-    """An item of a reply to its message."""
+def _other_messages(item: Mapping[str, Any], kind: str, mender: Mender) -> list[dict[str, Any]]:
+    """Returns the messages, one at most, of an item that is not the assistant's."""
     if kind == "message":
-        texts(item.get("content"), f"{where}.content", _TEXT)
-        message["content"] = _plain(item.get("content"))
+        return [{"role": mender.role(item.get("role"), _ROLES), "content": mender.text(item.get("content"))}]
+    if kind.endswith("call_output"):
+        output = item.get("output")
+        # A tool may say nothing.
+        said = "" if output is None else mender.text(output)
+        return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": said}]
+    mender.note("item")
+    if kind.endswith("_call"):
+        return []
+    return [{"role": "user", "content": mender.text([item])}]
+
+
+def _add_item(message: dict[str, Any], item: Mapping[str, Any], kind: str, mender: Mender) -> None:
+    """Adds an item of a reply to the reply's message."""
+    if kind == "message":
+        content = item.get("content")
+        message["content"] = "" if content is None else mender.text(content)
     elif kind == "reasoning":
-        said = item.get("content") or item.get("summary")
-        texts(said, f"{where}.content", ("reasoning_text", "summary_text"))
-        message["reasoning_content"] = _plain(said)
+        message["reasoning_content"] = mender.text(item.get("content") or item.get("summary") or "")
     else:
-        name = string(item, "name", where)
+        name = mender.word(item.get("name"), "arguments")
         name = f"{item['namespace']}.{name}" if isinstance(item.get("namespace"), str) else name
-        free = item.get("type") == "custom_tool_call"
-        arguments: Any = {"input": string(item, "input", where)} if free else string(item, "arguments", where)
-        function = {"name": name, "arguments": arguments}
-        call = {"id": string(item, "call_id", where), "type": "function", "function": function}
+        if item.get("type") == "custom_tool_call":
+            arguments: Any = {"input": mender.word(item.get("input"), "arguments")}
+        else:
+            arguments = mender.arguments(item.get("arguments"))
+        call_id = item.get("call_id")
+        call_id = call_id if isinstance(call_id, str) else ""
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message.setdefault("tool_calls", []).append(call)
-
-
-def _plain(content: str | list[dict[str, Any]] | None) -> str:
-    """Of a content that was checked."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

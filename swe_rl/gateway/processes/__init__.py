@@ -1,1 +1,2 @@
-"""`gateway.processes`: conversations in processes of their own; router, engines and trace store stay in the driver."""
+"""`gateway.processes` puts conversations into processes of their own; router, engines and trace store stay in the
+driver."""

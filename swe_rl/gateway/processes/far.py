@@ -1,11 +1,12 @@
-"""What the driver has of a session in one of the gateway's processes: its calls, and the ids that it goes on from.
+"""A far session is what the driver has of a session in one of the gateway's processes: its calls, and the ids that it
+goes on from.
 
 Invariants:
 - Turns are kept in the order in which they came; a session ends after the last of them.
-- A prompt comes as what is new after a recorded turn; of turns that were not used lately the ids are let go of, and
-  the prompt is asked for as a whole.
-- An engine's server is asked by the process that has the prompt; when, and what its answer means, the driver says.
-- A session of which a turn could not be kept is refused every further call.
+- A prompt comes as what is new after a recorded turn. The driver forgets the ids of turns that were not used lately,
+  and asks for such a prompt as a whole.
+- The process that has the prompt asks an engine's server. The driver says when, and what the answer means.
+- If a turn could not be kept, every further call of its session is refused.
 - Once the process is lost nothing of it goes on: calls are cancelled, engines abort them.
 """
 
@@ -30,37 +31,40 @@ from swe_rl.engine.server.client import (
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.errors import (
     ApiError,
-    GatewayError,
-    GatewayLostError,
     engine_failure,
     internal_failure,
     refusal_of,
 )
-from swe_rl.gateway.live import SessionSummary, Waits
+from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
-from swe_rl.gateway.sampling import Sampled, Sampling, Wanted
+from swe_rl.gateway.sampling import SampledReply, Sampling, Wanted
 from swe_rl.gateway.session import Recorded
 from swe_rl.gateway.trace import Break, TraceStoreError
+from swe_rl.gateway.waits import Waits
 
 _log = logging.getLogger(__name__)
 _FAILURES = {kind.__name__: kind for kind in (ServerFailingError, ConnectionLostError, UnreachableError, SilentError)}
-_KEPT = 4  # turns whose ids are held: sub-agents take turns
+# The ids of so many turns are held. One is enough for one conversation, but sub-agents take turns.
+_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
     prompt_ids: TokenIds
-    sampled: Sampled
+    sampled: SampledReply
 
 
 class _Carrier:
-    """The process of a call: it has the prompt, and asks an engine's server in the driver's place."""
+    """Asks an engine's server in the driver's place: the process of the call, which has the prompt."""
 
     def __init__(self, link: Link, call: int, answers: "dict[int, asyncio.Future[ServerAnswer]]") -> None:
-        self._link, self._call, self._answers = link, call, answers
+        self._link = link
+        self._call = call
+        self._answers = answers
 
     async def post(self, client: HttpClient, path: str, body: Mapping[str, Any]) -> ServerAnswer:
-        call, (ids,) = self._call, [name for name, value in body.items() if isinstance(value, TokenIds)]
+        call = self._call
+        (ids,) = (name for name, value in body.items() if isinstance(value, TokenIds))
         rest = {name: value for name, value in body.items() if name != ids}
         self._answers[call] = asyncio.get_running_loop().create_future()
         head = {"kind": "post", "call": call, "client": client.settings(), "path": path, "ids": ids, "rest": rest}
@@ -75,7 +79,8 @@ class _Carrier:
 
 
 class FarSession:
-    """`secret`: none of a session that a client began. `ended` is done once its process has closed it, or was lost."""
+    """Keeps the driver's side of one session. `secret` is empty for a session that a client began. `ended` is done once
+    its process has closed the session, or was lost."""
 
     def __init__(
         self,
@@ -86,7 +91,8 @@ class FarSession:
         sampling: Sampling,
         clock: Callable[[], float],
     ) -> None:
-        self.session_id, self.secret = session_id, secret
+        self.session_id = session_id
+        self.secret = secret
         self.waits = Waits(clock)
         self.ended: asyncio.Future[SessionSummary] = asyncio.get_running_loop().create_future()
         self._group_id = group_id
@@ -94,52 +100,43 @@ class FarSession:
         self._sampling = sampling
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._answered: dict[int, _Answered] = {}
-        self._answers: dict[int, asyncio.Future[ServerAnswer]] = {}  # of servers, by call
-        self._turns: OrderedDict[int, TokenIds] = OrderedDict()  # prompt and sampled, used least lately first
+        # Has the awaited answer of a server by call.
+        self._answers: dict[int, asyncio.Future[ServerAnswer]] = {}
+        # Has the prompt and sampled ids of turns. The turn that was used least lately comes first.
+        self._turns: OrderedDict[int, TokenIds] = OrderedDict()
         self._keeping: set[asyncio.Task[None]] = set()
         self._in_order = asyncio.Lock()
         self._unkept: TraceStoreError | None = None
-        self._gap = ""  # why a turn of it is not with the store
-        self._replay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        # Says why a turn of the session is not with the store.
+        self._gap = ""
 
     @property
     def num_calls(self) -> int:
         return len(self._calls)
 
-    async def replayed(self) -> int:
-        """The tokens of its first prompt, once its process has them. Raises GatewayError, GatewayLostError."""
-        either: set[asyncio.Future[Any]] = {self._replay, self.ended}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not self._replay.done():
-            raise GatewayLostError(self.ended.result().lost)
-        return self._replay.result()
-
-    def has_replayed(self, head: Head) -> None:
-        if head["error"] is None:
-            self._replay.set_result(head["prompt_tokens"])
-        else:
-            self._replay.set_exception(GatewayError(head["error"]))
-
     def sample(self, head: Head, body: bytes) -> None:
         self.waits.asked()
-        call, base, ids = head["call"], head["base"], np.frombuffer(body, "<i4")
+        call = head["call"]
+        base = head["base"]
+        ids = np.frombuffer(body, "<i4")
         if base is not None and base not in self._turns:
             self._link.send({"kind": "whole", "call": call})
             return
         prompt_ids = TokenIds(ids) if base is None else self._turns[base].extended(ids)
         assert len(prompt_ids) == head["tokens"], "both sides mean the same prompt"
         fields = head["params"] | {"stop_token_ids": tuple(head["params"]["stop_token_ids"])}
-        carried, params = prompt_ids.carried(_Carrier(self._link, call, self._answers)), SamplingParams(**fields)
+        carried = prompt_ids.carried(_Carrier(self._link, call, self._answers))
+        params = SamplingParams(**fields)
         wanted = Wanted(self.session_id, self._group_id, head["number"], carried, params, self.waits)
         self._calls[call] = self._task(self._sample(call, wanted, head["logprobs"]))
 
     def posted(self, head: Head, body: bytes) -> None:
-        """What an engine's server said to the process of a call."""
+        """Takes what an engine's server said to the process of a call."""
         answer = self._answers.get(head["call"])
         if answer is None or answer.done():
             return
         if head["error"] is None:
-            answer.set_result(ServerAnswer(head["status"], body))
+            answer.set_result(ServerAnswer(head["status"], body, head["retry_after_s"]))
         else:
             answer.set_exception(_FAILURES.get(head["error"], EngineError)(head["message"]))
 
@@ -149,7 +146,8 @@ class FarSession:
             self._calls[call].cancel()
 
     def record(self, head: Head) -> None:
-        answered, fields = self._answered.pop(head["call"]), head["turn"]
+        answered = self._answered.pop(head["call"])
+        fields = head["turn"]
         kind = Break(fields["break_kind"]) if fields["break_kind"] else None
         turn = Recorded(**fields | {"break_kind": kind})
         if turn.base_turn is not None:
@@ -170,12 +168,13 @@ class FarSession:
         self._end(SessionSummary(0, 0, {}, times_s, lost=reason))
 
     def summary(self) -> SessionSummary:
-        """Once it has ended and is settled; its last turn may have been lost after the end."""
+        """Returns the summary of a session that has ended and is settled. Its last turn may have been lost after the
+        end."""
         ended = self.ended.result()
         return replace(ended, lost=self._gap) if self._gap else ended
 
     async def settle(self) -> None:
-        """Its calls have ended and its turns are with the store when this returns."""
+        """Ends the session's calls. Its turns are with the store when this returns."""
         for task in list(self._calls.values()):
             task.cancel()
         await asyncio.gather(*self._calls.values(), *self._keeping, return_exceptions=True)
@@ -196,7 +195,8 @@ class FarSession:
             completion, body = packed_completion(sampled.completion, logprobs)
         except ApiError as error:
             self._refuse(call, error)
-        except Exception as error:  # of ours: the call waits in its process for an answer, whatever it is
+        except Exception as error:
+            # The fault is ours. The call waits in its process for an answer, whatever it is.
             _log.exception("a call of session %s failed", self.session_id)
             self._refuse(call, internal_failure(error))
         else:
@@ -214,12 +214,15 @@ class FarSession:
         async with self._in_order:
             try:
                 await self._sampling.keep(self.session_id, answered.prompt_ids, turn, answered.sampled, call_s)
-            except TraceStoreError as error:  # the store keeps it, for whoever closes the session
+            except TraceStoreError as error:
+                # The store keeps the error for whoever closes the session.
                 self._unkept = error
-            except Exception as error:  # of ours: without the turn the session is not what its agent saw
+            except Exception as error:
+                # The fault is ours. Without the turn the session is not what its agent saw.
                 _log.exception("a turn of session %s could not be kept", self.session_id)
                 self._gap = f"a turn could not be kept: {type(error).__name__}: {error}"
-                if self.secret:  # a client that began it is not told of its end, but its next call is refused
+                # A client that began its session is not told of the session's end, but its next call is refused.
+                if self.secret:
                     self.lose(self._gap)
 
     @staticmethod

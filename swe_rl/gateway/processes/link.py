@@ -1,4 +1,4 @@
-"""The socket between the driver and one of the gateway's processes.
+"""The link is the socket between the driver and one of the gateway's processes.
 
 Invariants:
 - A message is a head (a JSON object with `kind`) and a body (bytes: token ids, as int32); both lengths come first, as
@@ -23,10 +23,11 @@ Handle = Callable[[Head, bytes], None]
 
 
 class Link(asyncio.Protocol):
-    """`handle` gets each message, `ended` hears once that there will be no more."""
+    """Reads and writes messages. `handle` gets each message, `ended` hears once that there will be no more."""
 
     def __init__(self, handle: Handle, ended: Callable[[], None]) -> None:
-        self._handle, self._ended = handle, ended
+        self._handle = handle
+        self._ended = ended
         self._transport: asyncio.WriteTransport | None = None
         self._read = bytearray()
         self._unsent: list[bytes] = []
@@ -40,7 +41,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._read += data
-        at, end = 0, len(self._read)
+        at = 0
+        end = len(self._read)
         while end - at >= _LENGTHS.size:
             head_bytes, body_bytes = _LENGTHS.unpack_from(self._read, at)
             head_at = at + _LENGTHS.size
@@ -54,7 +56,7 @@ class Link(asyncio.Protocol):
         del self._read[:at]
 
     def send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
-        """Nothing happens where the other end is gone."""
+        """Sends a message. It does nothing if the other end is gone."""
         if self._transport is None:
             return
         if not self._unsent:
@@ -68,13 +70,14 @@ class Link(asyncio.Protocol):
             self._transport.close()
 
     def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
+        unsent = self._unsent
+        self._unsent = []
         if self._transport is not None and unsent:
             self._transport.write(b"".join(unsent))
 
 
 def packed_completion(completion: Completion, logprobs: bool) -> tuple[Head, bytes]:
-    """What a conversation needs of it; log-probabilities where its client looks at them."""
+    """Packs what a conversation needs of a completion, with log-probabilities if its client looks at them."""
     head = {
         "finish_reason": completion.finish_reason,
         "weight_version": completion.weight_version,

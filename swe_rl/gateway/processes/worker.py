@@ -1,11 +1,12 @@
-"""One of the gateway's processes: HTTP, dialects, conversations and tokenizing of the sessions that it was given.
+"""This program is one of the gateway's processes: it does HTTP, dialects, conversations and tokenizing for the sessions
+that it was given.
 
     python -m swe_rl.gateway.processes.worker FD [FD]   (started by the driver: its end of the link, and the listening
                                                          socket of an address that it shares)
 
 Invariants:
-- It has no engine, no router and no file: the driver samples and records for it. Of a call whose prompt it has it
-  asks an engine's server when the driver says so, and passes the answer on as it came.
+- It has no engine, no router and no file: the driver samples and records for it. If the prompt of a call is here, this
+  process asks the engine's server when the driver says so, and passes the answer on as it came.
 - A turn is sent to be recorded before its client is answered. All of a session's turns are sent before it is closed.
 - It ends when the link does, at once: also when the driver was killed.
 - A session's secret, like everything else it is told, came over the link: nothing is on its command line.
@@ -34,26 +35,29 @@ from swe_rl.errors import UserError
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import ApiError, GatewayError, Handler
 from swe_rl.gateway.http import HttpDoor
-from swe_rl.gateway.live import LiveSession, LiveSessions, Waits
+from swe_rl.gateway.live import LiveSession, LiveSessions
 from swe_rl.gateway.processes.address import SharedAddress
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
-from swe_rl.gateway.sampling import Sampled
-from swe_rl.gateway.session import Beginning, Recorded, SessionSettings, TurnPlan
+from swe_rl.gateway.sampling import SampledReply
+from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.model.chat import ChatRenderer
-from swe_rl.model.tool_parser import make_tool_parser
+from swe_rl.gateway.waits import Waits
+from swe_rl.model.make_renderer import parser_of, renderer_of
 
 _log = logging.getLogger(__name__)
-_COUNTED_S = 1.0  # answers are counted here, and told so often
+# Answers are counted here, and the driver hears of them so often: one message a call would cost more than the count.
+_COUNTED_S = 1.0
 
 
 class _FarWaits(Waits):
-    """The driver counts; what it cannot see it is told."""
+    """Tells the driver what it cannot see of a session's waits. The driver counts them."""
 
     def __init__(self, link: Link, session_id: str) -> None:
         super().__init__()
-        self._link, self._session_id, self._backs_off = link, session_id, False
+        self._link = link
+        self._session_id = session_id
+        self._backs_off = False
 
     def refused(self) -> None:
         self._backs_off = True
@@ -66,11 +70,11 @@ class _FarWaits(Waits):
 
 
 class _FarStore:
-    """Meets what sessions ask of a trace store and of the router: both are the driver's. `address`: of clients that
-    begin sessions."""
+    """Stands for the trace store and the router, which are the driver's. `address` exists if clients begin sessions."""
 
     def __init__(self, ask: Callable[[Head], Awaitable[Head]]) -> None:
-        self.opens: tuple[int, int] | None = None  # of the session that the driver opens now
+        # These are the numbers of the session that the driver is opening now.
+        self.opens: tuple[int, int] | None = None
         self.address: SharedAddress | None = None
         self._ask = ask
 
@@ -81,12 +85,13 @@ class _FarStore:
         return self.opens
 
     async def flush(self) -> None:
-        """The driver does for those that it opened, once it heard of all turns. Raises TraceStoreError."""
+        """Lets the driver commit the traces of sessions that clients began. For its own sessions the driver flushes
+        itself, once it heard of all turns. Raises TraceStoreError."""
         if self.address is not None:
             await self._ask({"kind": "flush"})
 
     def release(self, program_id: str) -> None:
-        """As `flush`."""
+        """Tells the driver that a client's session is gone. The driver's own sessions it knows."""
         if self.address is not None:
             self.address.release(program_id)
 
@@ -95,13 +100,17 @@ class _FarSampler:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._calls = count()
-        self._waiting: dict[int, asyncio.Future[Sampled | None]] = {}
-        self._prompts: dict[int, tuple[str, TokenIds]] = {}  # by call: its session and prompt
+        self._waiting: dict[int, asyncio.Future[SampledReply | None]] = {}
+        # Has the session and prompt of each call.
+        self._prompts: dict[int, tuple[str, TokenIds]] = {}
         self._posts: dict[int, asyncio.Task[None]] = {}
         self._clients: dict[str, HttpClient] = {}
 
-    async def sample(self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool) -> Sampled:
-        call, base = next(self._calls), plan.base_turn
+    async def sample(
+        self, live: LiveSession, plan: TurnPlan, params: SamplingParams, *, logprobs: bool
+    ) -> SampledReply:
+        call = next(self._calls)
+        base = plan.base_turn
         head = {
             "kind": "sample",
             "call": call,
@@ -116,7 +125,8 @@ class _FarSampler:
             sampled = None
             if base is not None:
                 sampled = await self._asked(call, head | {"base": base}, plan.delta_ids.tobytes())
-            if sampled is None:  # the driver does not have what it goes on from
+            # The driver has forgotten the ids that this prompt goes on from, so it gets the whole prompt.
+            if sampled is None:
                 sampled = await self._asked(call, head | {"base": None}, plan.prompt_ids.array().tobytes())
             assert sampled is not None, "a whole prompt is answered"
             return sampled
@@ -128,7 +138,7 @@ class _FarSampler:
             del self._prompts[call]
 
     async def record(
-        self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: Sampled, started_s: float
+        self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: SampledReply, started_s: float
     ) -> None:
         turn_fields = {
             name: getattr(turn, name) for name in ("turn", "chain", "break_kind", "base_turn", "base_tokens")
@@ -137,13 +147,13 @@ class _FarSampler:
         self._link.send(head | {"call_s": time.monotonic() - started_s})
 
     def answered(self, head: Head, body: bytes) -> None:
-        """Of a `sampled`, `whole` or `refusal`."""
+        """Takes the driver's `sampled`, `whole` or `refusal`."""
         waiting = self._waiting.get(head["call"])
         if waiting is None or waiting.done():
             return
         if head["kind"] == "sampled":
             completion = unpacked_completion(head["completion"], body)
-            waiting.set_result(Sampled(completion, head["engine"], head["held_s"], head["call"]))
+            waiting.set_result(SampledReply(completion, head["engine"], head["held_s"], head["call"]))
         elif head["kind"] == "whole":
             waiting.set_result(None)
         else:
@@ -152,7 +162,8 @@ class _FarSampler:
     def post(self, head: Head) -> None:
         """Asks an engine's server for the driver."""
         call = head["call"]
-        if call in self._prompts:  # else its client went away, which the driver is about to hear
+        # Otherwise the client went away, which the driver is about to hear.
+        if call in self._prompts:
             self._posts[call] = asyncio.get_running_loop().create_task(self._post(call, head))
 
     def unpost(self, head: Head) -> None:
@@ -162,14 +173,17 @@ class _FarSampler:
     async def _post(self, call: int, head: Head) -> None:
         session_id, prompt_ids = self._prompts[call]
         answer: Head = {"kind": "posted", "session": session_id, "call": call, "error": None}
-        body, this = b"", asyncio.current_task()
+        body = b""
+        this = asyncio.current_task()
         try:
             client = await self._client(head["client"])
             reply = await client.post(head["path"], head["rest"] | {head["ids"]: prompt_ids})
-            answer["status"], body = reply.status, reply.body
+            answer |= {"status": reply.status, "retry_after_s": reply.retry_after_s}
+            body = reply.body
         except EngineError as error:
             answer |= {"error": type(error).__name__, "message": str(error)}
-        except Exception as error:  # of ours: the driver waits for an answer, whatever it is
+        except Exception as error:
+            # The fault is ours. The driver waits for an answer, whatever it is.
             _log.exception("a server could not be asked")
             message = f"the gateway failed: {type(error).__name__}: {error}"
             answer |= {"error": EngineError.__name__, "message": message}
@@ -185,8 +199,8 @@ class _FarSampler:
         await self._clients[key].open()
         return self._clients[key]
 
-    async def _asked(self, call: int, head: Mapping[str, Any], ids: bytes) -> Sampled | None:
-        waiting: asyncio.Future[Sampled | None] = asyncio.get_running_loop().create_future()
+    async def _asked(self, call: int, head: Mapping[str, Any], ids: bytes) -> SampledReply | None:
+        waiting: asyncio.Future[SampledReply | None] = asyncio.get_running_loop().create_future()
         self._waiting[call] = waiting
         self._link.send(head, ids)
         return await waiting
@@ -199,6 +213,7 @@ class Worker:
         self._sampler = _FarSampler(self.link)
         self._sessions: LiveSessions
         self._statuses: Counter[str] = Counter()
+        self._notes: Counter[str] = Counter()
         self._answers: dict[int, asyncio.Future[Head]] = {}
         self._questions = count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,8 +231,6 @@ class Worker:
             self._store.opens = (head["turn"], head["chain"])
             self._sessions.open(head["session"], SessionSettings(**head["settings"]), secret=head["secret"])
             self._store.opens = None
-        elif kind == "replay":
-            self._spawn(self._replay(head))
         elif kind == "close":
             self._spawn(self._close(head["session"]))
         elif kind == "answer":
@@ -227,7 +240,7 @@ class Worker:
 
     async def _start(self, setup: Head, tokenizer: str) -> None:
         config = GatewayConfig(**setup["gateway"])
-        renderer = ChatRenderer.of(setup["renderer"], tokenizer)
+        renderer = renderer_of(setup["renderer"], tokenizer)
         self._sessions = LiveSessions(
             self._store,
             renderer,
@@ -236,13 +249,15 @@ class Worker:
             clients_begin=self._shared is not None,
             waits=lambda session_id: _FarWaits(self.link, session_id),
         )
-        name, limit = setup["model_name"], setup["max_model_len"]
-        parse = make_tool_parser(setup["tool_parser"])
+        name = setup["model_name"]
+        limit = setup["max_model_len"]
+        parse = parser_of(setup["tool_parser"], renderer)
         completer = Completer(self._sampler, renderer, model_name=name, max_model_len=limit, parse=parse)
         routes = Routes(
             self._sessions,
             completer,
-            self._count,
+            answered=self._count,
+            noted=self._notes.update,
             model_name=name,
             max_model_len=limit,
             model_path=setup["model_path"],
@@ -269,21 +284,10 @@ class Worker:
         while True:
             await asyncio.sleep(_COUNTED_S)
             self._sessions.let_go()
-            if self._statuses:
-                statuses, self._statuses = dict(self._statuses), Counter()
-                self.link.send({"kind": "counts", "statuses": statuses})
-
-    async def _replay(self, head: Head) -> None:
-        answer: Head = {"kind": "replayed", "session": head["session"], "error": None}
-        try:
-            tokens = await self._sessions.replay(head["session"], Beginning(**head["beginning"]))
-        except GatewayError as error:
-            self.link.send(answer | {"error": str(error)})
-        except Exception as error:  # of ours: the driver waits for an answer, whatever it is
-            _log.exception("a session's beginning could not be taken over")
-            self.link.send(answer | {"error": f"the gateway failed: {type(error).__name__}: {error}"})
-        else:
-            self.link.send(answer | {"prompt_tokens": tokens})
+            if self._statuses or self._notes:
+                self.link.send({"kind": "counts", "statuses": dict(self._statuses), "notes": dict(self._notes)})
+                self._statuses.clear()
+                self._notes.clear()
 
     async def _close(self, session_id: str) -> None:
         try:
@@ -296,7 +300,8 @@ class Worker:
     def _known_sessions(self) -> Any:
         @web.middleware
         async def settle(request: web.Request, handler: Handler) -> web.StreamResponse:
-            """A session is opened over the link and asked by HTTP: a call that was faster than its session waits."""
+            """Lets a call that was faster than its session wait: a session is opened over the link, but asked by
+            HTTP."""
             session_id = request.match_info.get("session_id")
             if session_id is not None and not self._sessions.is_opened(session_id):
                 await self._ask({"kind": "settle"})
@@ -305,7 +310,7 @@ class Worker:
         return settle
 
     async def _ask(self, head: Head) -> Head:
-        """The driver's answer, which comes after all that it said before. Raises TraceStoreError."""
+        """Returns the driver's answer, which comes after all that the driver said before. Raises TraceStoreError."""
         question = next(self._questions)
         self._answers[question] = asyncio.get_running_loop().create_future()
         self.link.send(head | {"question": question})
@@ -323,7 +328,7 @@ class Worker:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _main(descriptor: int, shared: int | None = None) -> None:
+async def _run_worker(descriptor: int, shared: int | None = None) -> None:
     worker = Worker(None if shared is None else socket.socket(fileno=shared))
     end = socket.socket(fileno=descriptor)
     await asyncio.get_running_loop().create_unix_connection(lambda: worker.link, sock=end)
@@ -331,5 +336,6 @@ async def _main(descriptor: int, shared: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
-    asyncio.run(_main(*map(int, sys.argv[1:])))
+    # Ctrl-C is the driver's. It closes the link, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_run_worker(*map(int, sys.argv[1:])))

@@ -1,13 +1,14 @@
-"""The gateway's processes, seen from the driver: started, given sessions, replaced where one dies.
+"""This module is the driver's side of the gateway's processes: it starts them, gives them sessions, and replaces one
+that dies.
 
 Invariants:
-- A session lives in one process until it is closed: the one that had the fewest. What none can take stays in the
+- A session lives in one process until it is closed: the one that had the fewest. If no process is up, it stays in the
   driver.
 - A process that dies takes its sessions along, and nothing else: each of them ends with the reason. Another process is
   started in its place.
 - A process ends with its link: on `close`, and when the driver is killed.
-- Where clients begin sessions all processes accept from one socket, and the driver says whose a session is: of the
-  process that asked first for it, until it ends there or the process does.
+- Where clients begin sessions, all processes accept from one socket, and the driver says whose a session is: the
+  process that asked first has it, until the session ends there or the process does.
 """
 
 import asyncio
@@ -25,31 +26,39 @@ from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.gateway.errors import GatewayConfigError
-from swe_rl.gateway.http import listening, root_url
+from swe_rl.gateway.http import open_listener, root_url
 from swe_rl.gateway.live import SessionSummary, new_secret
 from swe_rl.gateway.metrics import GatewayMetrics
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.processes.far import FarSession
 from swe_rl.gateway.processes.link import Head, Link
 from swe_rl.gateway.sampling import Sampling
-from swe_rl.gateway.session import Beginning, SessionSettings
+from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.model.chat import ChatRenderer
 
-_START_S = 60.0  # of a process, on a busy machine
-_CLOSE_S = 60.0  # that a session's end may take there before the process counts as lost
+# A process makes its imports and reads the tokenizer. On a busy machine this may take so long.
+_START_S = 60.0
+# A session's end may take so long in its process. Then the process counts as lost.
+_CLOSE_S = 60.0
+# A process ends with its link. After so long it is killed.
 _END_S = 5.0
-_PAUSE_S = 1.0  # before another one is started
-_FAILURES = 3  # in a row; then there is one process less
-_OWN_HOST = "127.0.0.1"  # of each process, where they share an address
+# A process that dies at once is not started more often than this.
+_PAUSE_S = 1.0
+# After so many failed starts in a row the process stays away, and the others take its sessions.
+_FAILURES = 3
+# Where processes share an address, each also listens at one of its own, for the other processes only.
+_OWN_HOST = "127.0.0.1"
+# The driver remembers so many closed sessions, as only their process can say that they are closed.
 _REMEMBERED = 65536
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What each process is told; `fields` are of `Routes`, by name. `clients_begin`: as the gateway's."""
+    """Has what each process is told. `fields` are the keyword arguments of `Routes`; `clients_begin` is the
+    gateway's."""
 
     config: GatewayConfig
     renderer: ChatRenderer
@@ -61,9 +70,14 @@ class Setup:
     def message(self, index: int, driver_port: int) -> tuple[Head, bytes]:
         config = self.config
         settings, tokenizer = self.renderer.described()
+        host = config.host
+        port = config.port + 1 + index if config.port else 0
+        if self.clients_begin:
+            host = _OWN_HOST
+            port = 0
         gateway = {
-            "host": _OWN_HOST if self.clients_begin else config.host,
-            "port": config.port + 1 + index if config.port and not self.clients_begin else 0,
+            "host": host,
+            "port": port,
             "max_body_mb": config.max_body_mb,
             "max_calls": math.ceil(config.max_calls / config.processes),
             "max_idle_sessions": math.ceil(config.max_idle_sessions / config.processes),
@@ -88,7 +102,7 @@ class _Process:
         return self.port > 0 and not self.gone.is_set()
 
     async def start(self, setup: tuple[Head, bytes], shared: socket.socket | None) -> None:
-        """Raises GatewayConfigError."""
+        """Starts the process and waits until it listens. Raises GatewayConfigError."""
         here, there = socket.socketpair()
         here.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self.link, sock=here)
@@ -117,7 +131,7 @@ class _Process:
             raise
 
     async def close(self) -> None:
-        """It has ended when this returns."""
+        """Closes the link. The process has ended when this returns."""
         self.link.close()
         if self.child is None:
             return
@@ -144,28 +158,34 @@ class Workers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._setup = setup
-        self._sampling, self._placement, self._store, self._metrics = sampling, placement, store, metrics
+        self._sampling = sampling
+        self._placement = placement
+        self._store = store
+        self._metrics = metrics
         self._clock = clock
         self._sessions: dict[str, tuple[_Process, FarSession]] = {}
         self._processes: dict[int, _Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._shared: socket.socket | None = None
         self._driver_port = 0
-        self._going: dict[str, asyncio.Task[None]] = {}  # sessions of clients that end
-        self._was: OrderedDict[str, _Process] = OrderedDict()  # where they were: it knows which are closed
+        # Has the sessions of clients that are about to end.
+        self._going: dict[str, asyncio.Task[None]] = {}
+        # Has the processes of sessions that ended. Only that process knows that a session is closed.
+        self._was: OrderedDict[str, _Process] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, driver_port: int) -> None:
-        """`driver_port`: of the state of router and engines. Raises GatewayConfigError."""
+        """Starts all processes. `driver_port` is where the driver shows the state of router and engines. Raises
+        GatewayConfigError."""
         self._driver_port = driver_port
         if self._setup.clients_begin:
-            self._shared = listening(self._setup.config)
+            self._shared = open_listener(self._setup.config)
         indices = range(self._setup.config.processes)
         await asyncio.gather(*(self._start(index) for index in indices))
         self._keepers = [asyncio.get_running_loop().create_task(self._keep(index)) for index in indices]
 
     async def close(self) -> None:
-        """May be called at any time and again."""
+        """Ends all sessions and processes. It may be called at any time, and again."""
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
@@ -178,27 +198,22 @@ class Workers:
 
     @property
     def shared_port(self) -> int | None:
-        """Of the address that all share."""
+        """Returns the port that all processes share, or None."""
         return None if self._shared is None else int(self._shared.getsockname()[1])
 
     def open(self, session_id: str, settings: SessionSettings) -> bool:
-        """False where no process is up. Raises TraceStoreError."""
+        """Opens a session in a process. Returns False if no process is up. Raises TraceStoreError."""
         up = [process for process in self._processes.values() if process.up]
         if not up:
             return False
         process = min(up, key=lambda process: len(process.sessions))
         turn, chain = self._store.next_numbers(session_id)
         far = FarSession(session_id, new_secret(), settings.group_id, process.link, self._sampling, self._clock)
-        self._sessions[session_id], process.sessions[session_id] = (process, far), far
+        self._sessions[session_id] = (process, far)
+        process.sessions[session_id] = far
         head = {"kind": "open", "session": session_id, "secret": far.secret, "settings": asdict(settings)}
         process.link.send(head | {"turn": turn, "chain": chain})
         return True
-
-    async def replay(self, session_id: str, beginning: Beginning) -> int:
-        """As `Gateway.replay`: its process has done it when this returns."""
-        process, far = self._sessions[session_id]
-        process.link.send({"kind": "replay", "session": session_id, "beginning": asdict(beginning)})
-        return await far.replayed()
 
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._sessions
@@ -212,7 +227,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Of those that are up, in order."""
+        """Lists the ids of the processes that are up, in order."""
         return [process.child.pid for process in self._processes.values() if process.up and process.child is not None]
 
     def url(self, session_id: str) -> str:
@@ -227,7 +242,7 @@ class Workers:
         return self._sessions[session_id][1].ended
 
     async def close_session(self, session_id: str) -> SessionSummary:
-        """As `LiveSessions.close`."""
+        """Closes a session as `LiveSessions.close` does."""
         process, far = self._sessions[session_id]
         process.link.send({"kind": "close", "session": session_id})
         try:
@@ -248,7 +263,7 @@ class Workers:
         await process.start(self._setup.message(index, self._driver_port), self._shared)
 
     async def _keep(self, index: int) -> None:
-        """Starts another one whenever it is lost."""
+        """Starts another process whenever this one is lost."""
         failures = 0
         while failures < _FAILURES:
             process = self._processes[index]
@@ -275,7 +290,8 @@ class Workers:
                 self._let_go(process, name)
 
     async def _whose(self, process: _Process, name: str, begins: bool) -> Head:
-        """`port`: of the process that has the session, or None for the one that asks; `numbers`: it begins there."""
+        """Answers which process has the session. `port` is that process's port, or None for the process that asks;
+        `numbers` are set if the session begins there."""
         home, far = self._sessions.get(name, (None, None))
         if home is not None and far is not None and not home.up and not far.secret:
             self._let_go(home, name)
@@ -291,12 +307,13 @@ class Workers:
         return {"port": None, "numbers": numbers}
 
     def _begin(self, process: _Process, name: str) -> None:
-        """A client's session is there from now on."""
+        """Notes that a client's session is in this process from now on."""
         far = FarSession(name, "", None, process.link, self._sampling, self._clock)
-        self._sessions[name], process.sessions[name] = (process, far), far
+        self._sessions[name] = (process, far)
+        process.sessions[name] = far
 
     def _let_go(self, process: _Process, name: str) -> None:
-        """A client's session has ended there; its turns are with the store before it may begin anew."""
+        """Ends a client's session there. Its turns are with the store before it may begin anew."""
         if name not in self._going and self._sessions.get(name, (None, None))[0] is process:
             self._going[name] = asyncio.get_running_loop().create_task(self._ended(process, name))
 
@@ -324,7 +341,8 @@ class Workers:
                 said = await answering
             except TraceStoreError as error:
                 said = {"problem": str(error)}
-            except Exception as error:  # of ours: a caller waits for an answer, whatever it is
+            except Exception as error:
+                # The fault is ours. A caller waits for an answer, whatever it is.
                 _log.exception("a question of process %d of gateway.processes went wrong", process.index)
                 said = {"problem": f"the gateway failed: {type(error).__name__}: {error}"}
             process.link.send({"kind": "answer", "question": head["question"], **said})
@@ -352,11 +370,11 @@ class Workers:
             self._let_go(process, head["session"])
         elif kind == "counts":
             for status, number in head["statuses"].items():
-                self._metrics.requests.labels(status).inc(number)
+                self._metrics.answer(status, number)
+            for kind, calls in head["notes"].items():
+                self._metrics.note([kind], calls)
         elif far is None or far.ended.done():
             return
-        elif kind == "replayed":
-            far.has_replayed(head)
         elif kind == "sample":
             far.sample(head, body)
         elif kind == "posted":

@@ -1,1 +1,1 @@
-"""The trace store: one SQLite file, one writer thread."""
+"""The trace store has one SQLite file and one writer thread."""

@@ -1,14 +1,14 @@
-"""The trace store's tables, its version, and a trace as a row of them.
+"""This module has the trace store's tables, their version, and the form of a trace as a row.
 
 Invariants:
-- `PRAGMA user_version` is the version of the schema. A file of an older one that is known is brought up to it in one
-  transaction, when it is opened; any other is never touched.
+- `PRAGMA user_version` is the version of the schema. A file of an older version that is known is brought up to it in
+  one transaction, when it is opened; any other file is never touched.
 - Ids and weight versions are little-endian int32, log-probabilities little-endian float32: what engines compute in.
-- `base_turn` is the trace whose prompt and sampled ids the prompt starts with; `delta_ids` is what follows them. NULL:
-  the prompt is whole. It is an earlier turn of the same session.
+- `base_turn` is the trace whose prompt and sampled ids the prompt starts with, an earlier turn of the same session;
+  `delta_ids` is what follows them. If `base_turn` is NULL, the prompt is whole.
 - `weight_version` is that of the last sampled token; `weight_versions` has one entry a token. NULL: all are the same.
-- `routes` begins with its layers, its experts a token and its bytes a number, three little-endian uint16; then come the
-  numbers of the experts. NULL: not known.
+- `routes` begins with three little-endian uint16: the number of layers, of experts a token, and of bytes a number. Then
+  come the numbers of the experts. NULL: not known.
 """
 
 import re
@@ -22,8 +22,10 @@ import numpy as np
 from swe_rl.algo.row import Routes, Versions
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
+from swe_rl.host.lines import lines_of
 
 VERSION = 4
+# SQLite's write-ahead log does not work on these file systems: they have no memory that machines share.
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
@@ -42,31 +44,33 @@ CREATE TABLE traces (
     PRIMARY KEY (session_id, turn)
 )
 """
-# By version: the column that makes the next one of it, its kind, and what it is until then. Traces of version 1 do not
-# tell how long they were held: 0. Those of version 2 have one weight version each, those of version 3 no routes.
+# Has by version the column that the next version added, its type, and the value that it has in older traces. Version 1
+# did not store how long a request was held: 0. In version 2 a trace has one weight version, in version 3 no routes.
 _UPGRADES = {
     1: ("held_s", "REAL NOT NULL DEFAULT 0", "0"),
     2: ("weight_versions", "BLOB", "NULL"),
     3: ("routes", "BLOB", "NULL"),
 }
-_IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
-_SIZES = np.dtype("<u2")  # before the routes
+_IDS = np.dtype("<i4")
+_LOGPROBS = np.dtype("<f4")
+# These numbers stand before the routes.
+_SIZES = np.dtype("<u2")
 
 
 class TraceStoreVersionError(UserError):
     """The file was written with another schema."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def open_store(path: Path) -> sqlite3.Connection:
     """Opens or creates the file. Raises TraceStoreVersionError, TraceStoreError."""
     connection = None
     try:
         connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        _prepare(connection, path)
+        _prepare_schema(connection, path)
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
-        raise unusable(path, error, "opened") from error
+        raise unusable_error(path, error, "opened") from error
     except TraceStoreVersionError:
         assert connection is not None
         connection.close()
@@ -75,14 +79,15 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def read_traces(path: Path, session_id: str, *, in_use: bool) -> list[Trace]:
-    """Those that are committed, in a file of any known version: nothing is made, upgraded or written. `in_use`: by a
-    run that goes on. Raises TraceStoreError."""
+    """Reads the committed traces of a session from a file of any known version: nothing is made, upgraded or written.
+    `in_use` says that a run still writes the file. Raises TraceStoreError."""
     try:
-        # Where nobody writes, a file in a folder that is read-only can be opened all the same.
+        # Nobody writes a file without a log. It can then be opened even in a folder that is read-only.
         quiet = "" if in_use or path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
         try:
-            select, version = SELECT, _version(connection)
+            select = SELECT
+            version = _schema_version(connection)
             for before, (column, _, value) in _UPGRADES.items():
                 select = select.replace(column, value) if version <= before else select
             return from_rows(connection.execute(select, (session_id,)).fetchall())
@@ -92,8 +97,9 @@ def read_traces(path: Path, session_id: str, *, in_use: bool) -> list[Trace]:
         raise TraceStoreError(f"{path.name} cannot be read: {error}. It may be of another version.") from error
 
 
-def unusable(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
-    """With the way on: a damaged file is set aside, and a run goes on without it."""
+def unusable_error(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
+    """Makes the error for a file that cannot be used. It names the way on: a damaged file is set aside, and a run goes
+    on without it."""
     said = f"the trace store {path} cannot be {wanted} ({error})"
     if isinstance(error, sqlite3.OperationalError):
         return TraceStoreError(f"{said}; check that its folder can be written and has space")
@@ -104,8 +110,8 @@ def unusable(path: Path, error: sqlite3.Error, wanted: str) -> TraceStoreError:
     )
 
 
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    version = _version(connection)
+def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
+    version = _schema_version(connection)
     empty = not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     if version != VERSION and version not in _UPGRADES and not (empty and version == 0):
         raise TraceStoreVersionError(
@@ -122,22 +128,23 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     else:
-        _upgrade(connection)
+        _upgrade_schema(connection)
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Another process may be opening the same file: who comes second finds it done."""
-    if _version(connection) == VERSION:
+def _upgrade_schema(connection: sqlite3.Connection) -> None:
+    """Brings an older file up to this version. Another process may be opening the same file: the second one finds it
+    done."""
+    if _schema_version(connection) == VERSION:
         return
     connection.execute("BEGIN IMMEDIATE")
-    while (version := _version(connection)) != VERSION:
+    while (version := _schema_version(connection)) != VERSION:
         column, kind, _ = _UPGRADES[version]
         connection.execute(f"ALTER TABLE traces ADD COLUMN {column} {kind}")
         connection.execute(f"PRAGMA user_version = {version + 1}")
     connection.execute("COMMIT")
 
 
-def _version(connection: sqlite3.Connection) -> int:
+def _schema_version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
@@ -146,19 +153,23 @@ def _on_network(path: Path) -> bool:
         mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
-    folder, best, kind = path.resolve().parent, "", ""
-    for line in mounts.splitlines():
+    folder = path.resolve().parent
+    best = ""
+    kind = ""
+    for line in lines_of(mounts, ends=False):
         fields = [re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field) for field in line.split()]
         if len(fields) > 2 and folder.is_relative_to(fields[1]) and len(fields[1]) >= len(best):
-            best, kind = fields[1], fields[2]
+            best = fields[1]
+            kind = fields[2]
     return kind.startswith(_NETWORK_FILE_SYSTEMS)
 
 
 def to_row(trace: Trace) -> tuple[Any, ...]:
-    newest, each = _packed(trace.weight_versions)
+    newest, each = _pack_versions(trace.weight_versions)
     return (
         trace.session_id, trace.turn, trace.chain, trace.base_turn,
-        _pack(trace.delta_ids, _IDS), _pack(trace.sampled_ids, _IDS), _pack(trace.logprobs, _LOGPROBS),
+        _pack_values(trace.delta_ids, _IDS), _pack_values(trace.sampled_ids, _IDS),
+        _pack_values(trace.logprobs, _LOGPROBS),
         newest, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
         trace.held_s, each, None if trace.routes is None else _packed_routes(trace.routes),
@@ -166,31 +177,34 @@ def to_row(trace: Trace) -> tuple[Any, ...]:
 
 
 def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
-    """Rows of one session in order of turns; their arrays are read-only. Raises TraceStoreError."""
+    """Makes traces of a session's rows, which are in order of turns. Their arrays are read-only. Raises
+    TraceStoreError."""
     known: dict[int, Trace] = {}
     for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *more in rows:
         if base_turn is not None and base_turn not in known:
             raise TraceStoreError(f"session {session_id}, turn {turn}: turn {base_turn} that it goes on from is gone")
-        routes, each, sampled = more.pop(), more.pop(), np.frombuffer(sampled_ids, _IDS)
+        routes = more.pop()
+        each = more.pop()
+        sampled = np.frombuffer(sampled_ids, _IDS)
         base: list[Any] = [None, 0] if base_turn is None else [base_turn, known[base_turn].tokens]
-        base.append(None if routes is None else _routes(routes))
+        base.append(None if routes is None else _unpack_routes(routes))
+        versions = np.full(len(sampled), version, np.int32) if each is None else np.frombuffer(each, _IDS)
         known[turn] = Trace(
             session_id, turn, chain, np.frombuffer(delta_ids, _IDS), sampled, np.frombuffer(logprobs, _LOGPROBS),
-            np.full(len(sampled), version, np.int32) if each is None else np.frombuffer(each, _IDS),
-            reason, Break(kind) if kind else None, *more, *base,
+            versions, reason, Break(kind) if kind else None, *more, *base,
         )  # fmt: skip
     return list(known.values())
 
 
-def _pack(values: Any, kind: "np.dtype[Any]") -> bytes:
+def _pack_values(values: Any, kind: "np.dtype[Any]") -> bytes:
     packed: bytes = values.astype(kind, copy=False).tobytes()
     return packed
 
 
-def _packed(versions: Versions) -> tuple[int, bytes | None]:
-    """The two columns of the weight versions."""
+def _pack_versions(versions: Versions) -> tuple[int, bytes | None]:
+    """Returns the two columns of the weight versions."""
     newest = int(versions[-1]) if len(versions) else 0
-    return newest, None if (versions == newest).all() else _pack(versions, _IDS)
+    return newest, None if (versions == newest).all() else _pack_values(versions, _IDS)
 
 
 def _packed_routes(routes: Routes) -> bytes:
@@ -198,7 +212,7 @@ def _packed_routes(routes: Routes) -> bytes:
     return sizes.tobytes() + np.ascontiguousarray(routes).astype(f"<u{routes.itemsize}", copy=False).tobytes()
 
 
-def _routes(packed: bytes) -> Routes:
+def _unpack_routes(packed: bytes) -> Routes:
     layers, experts, size = np.frombuffer(packed, _SIZES, 3).tolist()
     numbers: Routes = np.frombuffer(packed, f"<u{size}", offset=3 * _SIZES.itemsize).reshape(-1, layers, experts)
     return numbers

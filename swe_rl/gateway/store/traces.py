@@ -1,15 +1,14 @@
-"""The trace store: every completion of a run in one SQLite file.
+"""The trace store keeps every completion of a run in one SQLite file.
 
 Invariants:
-- One thread writes. What waits is committed in groups, at most `_GATHER_S` after it came; the queue is bounded and a
-  full one makes the caller wait: nothing is ever dropped.
+- One thread writes. What waits is committed in groups, at most `_GATHER_S` after it came. The queue is bounded: a full
+  one makes its callers wait, or tells them that it is full. Nothing is ever dropped, and the order is kept.
 - A flush returns when everything appended before it is committed; a process that is killed after it loses none of it.
-- Readers see what is committed, and flush first where something that they read still waits.
-- Of a trace only what is new is stored: bytes grow with new tokens, not with the sum of the prompts.
+- Readers see what is committed, and flush first if something that they read still waits.
+- A trace stores only what is new: bytes grow with new tokens, not with the sum of the prompts.
 - The first failure of the writer is kept: every later append, flush or read raises it as TraceStoreError.
-- Nothing is dropped and the order is kept; a full queue makes its callers wait, or tells them that it is full.
-- The thread is woken once a group, not once an item: an event loop that puts items in does not compete with it for
-  the interpreter while it answers.
+- The thread is woken once a group, not once an item: an event loop that puts items in does not compete with it for the
+  interpreter while it answers.
 - An item that is put `at_once`, and a queue that fills up, end the gathering.
 """
 
@@ -32,7 +31,8 @@ T = TypeVar("T")
 
 
 class Gathering(Generic[T]):
-    """`take` waits `gather_s` seconds from the first item on; at most `limit` items wait."""
+    """Queues items and hands them out in groups: `take` waits `gather_s` seconds from the first item on, and at most
+    `limit` items wait."""
 
     def __init__(self, limit: int, gather_s: float) -> None:
         self._limit = limit
@@ -41,10 +41,11 @@ class Gathering(Generic[T]):
         self._items: deque[T] = deque()
         self._taken: list[T] = []
         self._room = threading.Condition()
-        self._some, self._hurry = threading.Event(), threading.Event()
+        self._some = threading.Event()
+        self._hurry = threading.Event()
 
     def try_put(self, item: T) -> bool:
-        """False when the queue is full; waits for nothing."""
+        """Puts an item in without waiting. Returns False if the queue is full."""
         with self._room:
             if len(self._items) >= self._limit:
                 return False
@@ -52,7 +53,7 @@ class Gathering(Generic[T]):
             return True
 
     def put(self, item: T, *, at_once: bool = False) -> None:
-        """Blocks while the queue is full."""
+        """Puts an item in; blocks while the queue is full."""
         with self._room:
             while len(self._items) >= self._limit:
                 self._room.wait()
@@ -61,7 +62,7 @@ class Gathering(Generic[T]):
                 self._hurry.set()
 
     def take(self) -> list[T]:
-        """All that waits, oldest first; blocks until there is something. For one thread only."""
+        """Returns all that waits, oldest first; blocks until there is something. Only one thread may take."""
         self._some.wait()
         self._hurry.wait(self._gather_s)
         return self.take_now()
@@ -76,12 +77,12 @@ class Gathering(Generic[T]):
             return taken
 
     def done(self) -> None:
-        """What was taken last has been dealt with."""
+        """Notes that the group taken last has been dealt with."""
         with self._room:
             self._taken = []
 
     def unfinished(self) -> list[T]:
-        """What waits, and what was taken and is not `done`."""
+        """Returns what waits, and what was taken and is not `done`."""
         with self._room:
             return [*self._taken, *self._items]
 
@@ -96,7 +97,7 @@ class Gathering(Generic[T]):
             self._hurry.set()
 
 
-# From one session to the next by the primary key: DISTINCT would look at every turn.
+# The query goes from one session to the next by the primary key. DISTINCT would look at every turn.
 _SESSIONS = """
 WITH RECURSIVE sessions (id) AS (
     SELECT MIN(session_id) FROM traces
@@ -105,7 +106,9 @@ WITH RECURSIVE sessions (id) AS (
 )
 SELECT id FROM sessions WHERE id IS NOT NULL
 """
+# So many traces may wait in memory. A disk that is too slow then holds up the calls, not the memory.
 _QUEUED_TRACES = 256
+# A commit writes to the disk. All traces that come within this time share one.
 _GATHER_S = 0.02
 
 
@@ -135,15 +138,16 @@ _Item = Trace | _Delete | _Flush | _Stop
 
 
 class TraceStore:
-    """Raises TraceStoreVersionError or TraceStoreError when the file cannot be used."""
+    """Opens the file and starts the writer. Raises TraceStoreVersionError or TraceStoreError if the file cannot be
+    used."""
 
     def __init__(
         self, path: Path, *, clock: Callable[[], float] = time.monotonic, max_queued_traces: int = _QUEUED_TRACES
     ) -> None:
         self.path = Path(path)
         self._clock = clock
-        self._writer = schema.connect(self.path)
-        self._reader = schema.connect(self.path)
+        self._writer = schema.open_store(self.path)
+        self._reader = schema.open_store(self.path)
         self._reading = threading.Lock()
         self._queue: Gathering[_Item] = Gathering(max_queued_traces, _GATHER_S)
         self._error: BaseException | None = None
@@ -159,7 +163,7 @@ class TraceStore:
         self._queue.put(trace)
 
     async def append_async(self, trace: Trace) -> None:
-        """`append` that never blocks the event loop. Raises TraceStoreError."""
+        """Appends a trace without ever blocking the event loop. Raises TraceStoreError."""
         self.check()
         if not self._queue.try_put(trace):
             await asyncio.to_thread(self._queue.put, trace)
@@ -169,28 +173,29 @@ class TraceStore:
         self._flush().result()
 
     async def flush(self) -> None:
-        """As `flush_sync`, without blocking the event loop. Raises TraceStoreError."""
+        """Returns when all that was appended or deleted is committed, without blocking the event loop. Raises
+        TraceStoreError."""
         await asyncio.wrap_future(await asyncio.to_thread(self._flush))
 
     def traces(self, session_id: str) -> list[Trace]:
-        """In order of turns. Raises TraceStoreError."""
+        """Returns a session's traces in order of turns. Raises TraceStoreError."""
         self._settle(session_id)
         return schema.from_rows(self._query(schema.SELECT, session_id))
 
     def sessions(self) -> list[str]:
-        """Of all sessions with a trace, sorted. Raises TraceStoreError."""
+        """Returns the ids of all sessions with a trace, sorted. Raises TraceStoreError."""
         self.flush_sync()
         return [row[0] for row in self._query(_SESSIONS)]
 
     def next_numbers(self, session_id: str) -> tuple[int, int]:
-        """(turn, chain) that a session goes on with: (0, 0) for an unknown one. Flushes only when some of its traces
-        wait. Raises TraceStoreError."""
+        """Returns the turn and the chain that a session goes on with: (0, 0) for an unknown one. It flushes only when
+        some of the session's traces wait. Raises TraceStoreError."""
         self._settle(session_id)
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
         return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
 
     def delete(self, session_ids: Iterable[str]) -> None:
-        """Forgets whole sessions; committed when it returns. Raises TraceStoreError."""
+        """Forgets whole sessions; this is committed when it returns. Raises TraceStoreError."""
         self._put(_Delete(tuple(session_ids)))
         self.flush_sync()
 
@@ -211,7 +216,7 @@ class TraceStore:
             raise self._failure()
 
     def _refuse_latecomers(self) -> None:
-        """Whoever passed the check while the store closed must not wait for ever."""
+        """Fails the flushes that came while the store closed: their callers would wait for ever."""
         for item in self._queue.take_now():
             if isinstance(item, _Flush) and item.done.set_running_or_notify_cancel():
                 item.done.set_exception(TraceStoreError(f"the trace store {self.path} is closed"))
@@ -226,7 +231,7 @@ class TraceStore:
         return done
 
     def check(self) -> None:
-        """Whether it still takes traces. Raises TraceStoreError, of the first failure."""
+        """Raises TraceStoreError if the store takes no more traces, with the first failure."""
         if self._closed:
             raise TraceStoreError(f"the trace store {self.path} is closed")
         if self._error is not None:
@@ -241,7 +246,7 @@ class TraceStore:
         return failure
 
     def _settle(self, session_id: str) -> None:
-        """Flushes where something of the session waits. Who reads sessions that are over need not wake the writer."""
+        """Flushes if something of the session waits. Readers of sessions that are over need not wake the writer."""
         waiting = self._queue.unfinished()
         if any(
             session_id in ((item.session_id,) if isinstance(item, Trace) else item.session_ids)
@@ -256,7 +261,7 @@ class TraceStore:
             with self._reading:
                 return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise schema.unusable(self.path, error, "read") from error
+            raise schema.unusable_error(self.path, error, "read") from error
 
     def _write(self) -> None:
         chains = Chains(self._writer)
@@ -267,12 +272,14 @@ class TraceStore:
             if self._error is None:
                 try:
                     self._commit(group, chains)
-                except Exception as error:  # whatever it is, it belongs to the callers and not to this thread
+                except Exception as error:
+                    # Whatever it is, it belongs to the callers and not to this thread.
                     self._error = error
             for item in group:
                 if isinstance(item, _Flush):
                     self._answer(item)
-            del group  # their tokens: not to be held until there is another one
+            # The group's tokens must not be held until there is another group.
+            del group
             self._queue.done()
 
     def _commit(self, group: list[_Item], chains: Chains) -> None:
@@ -287,7 +294,8 @@ class TraceStore:
 
     def _answer(self, flush: _Flush) -> None:
         if not flush.done.set_running_or_notify_cancel():
-            return  # the caller gave up: an answer would raise here and end the writer
+            # The caller gave up: an answer would raise here and end the writer.
+            return
         if self._error is None:
             flush.done.set_result(None)
         else:

@@ -1,9 +1,9 @@
-"""What the trace store's one writer thread does: a group of traces and deletions in one transaction.
+"""This module writes for the trace store's one writer thread: a group of traces and deletions in one transaction.
 
 Invariants:
 - A group is written whole or not at all.
-- The prefix rule is checked here, once: what a trace goes on from is the end of its chain, of as many ids as it says.
-  A trace that goes on from anything else is an error, which ends the run: nobody could read its prompt.
+- The prefix rule is checked here, once: a trace must go on from the end of its chain, with as many ids as it says. Any
+  other trace is an error, which ends the run: nobody could read its prompt.
 """
 
 import sqlite3
@@ -15,26 +15,27 @@ from swe_rl.gateway.store import schema
 from swe_rl.gateway.trace import Trace, TraceStoreError
 from swe_rl.host.kill_point import kill_point
 
-_REMEMBERED_CHAINS = 8192  # what is alive; others are read back
+# These are more chains than a run has at once. The others are read back.
+_REMEMBERED_CHAINS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a chain: its newest trace, and the number of ids of that one's prompt and sampled ids."""
+    """Marks the end of a chain: its newest trace, and the number of that trace's prompt and sampled ids."""
 
     turn: int
     tokens: int
 
 
 class Chains:
-    """The end of each chain: remembered while it is likely to go on, else read back."""
+    """Knows the end of each chain. It remembers chains that are likely to go on, and reads the others back."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._ends: OrderedDict[tuple[str, int], _End] = OrderedDict()
 
     def check(self, trace: Trace) -> None:
-        """Raises TraceStoreError where what it goes on from is not the end of its chain."""
+        """Raises TraceStoreError if the trace does not go on from the end of its chain."""
         if trace.base_turn is None:
             return
         key = (trace.session_id, trace.chain)
@@ -63,7 +64,7 @@ class Chains:
 
 
 def write_group(connection: sqlite3.Connection, chains: Chains, work: Sequence[Trace | tuple[str, ...]]) -> int:
-    """Traces to append and sessions to delete, in order; returns the number of traces.
+    """Appends traces and deletes sessions, in order. Returns the number of traces.
 
     Raises sqlite3.Error, TraceStoreError.
     """

@@ -1,1 +1,2 @@
-"""SLURM: the job that this process is in, the scripts that make others, and what the queue says."""
+"""This package talks to SLURM: the job that this process is in, the scripts that make others, and what the queue
+says."""

@@ -1,10 +1,11 @@
-"""The batch script of a job, from the launcher's settings; and of its companions, the sandbox servers of a run.
+"""This module writes the batch script of a job, from the launcher's settings, and those of its companions, the sandbox
+servers of a run.
 
 Invariants:
-- Pure: settings in, text out. What is submitted is this text and nothing else; a dry run shows the same.
+- Settings go in and text comes out. What is submitted is this text and nothing else; a dry run shows the same.
 - Launcher keys that are no option of ours are options of sbatch under their own name, so that none is lost.
 - No secret is in a script: jobs inherit the environment of whoever submits.
-- One process a job, on its first node, with all the CPUs that the job has there; what needs more starts it itself.
+- A job has one process, on its first node, with all the CPUs that the job has there; what needs more starts it itself.
 - A companion runs the run's own overrides and frozen code; only what job it is and where it meets the run differ. Its
   script depends on nothing outside of itself: the run submits it again when its server is gone.
 - Neither job waits for the other in SLURM: a server never ends well, so `afterok` would never start the run.
@@ -21,13 +22,13 @@ from typing import Any
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import launchers_dir
-from swe_rl.config.launcher import quoted, server_settings
+from swe_rl.config.launcher import quote_value, server_settings
 from swe_rl.config.schema import Config
 from swe_rl.hardware.rendezvous import Meeting
 
-# Launcher key: sbatch option, where the two differ by more than dashes.
+# Maps launcher keys to sbatch options if they differ by more than dashes.
 _OPTIONS = {"name": "job-name", "timeout_min": "time", "tasks_per_node": "ntasks-per-node"}
-# Launcher keys that are no option of sbatch; see `batch_script` for those that it heeds.
+# These launcher keys are no options of sbatch; see `batch_script` for those that it heeds.
 _OWN = frozenset(
     {
         "_target_",
@@ -41,9 +42,10 @@ _OWN = frozenset(
         "srun_args",
         "use_srun",
         "python",
-        "max_num_timeout",  # the run keeps its own budget: hardware.max_requeues
+        "max_num_timeout",  # The run keeps its own budget: hardware.max_requeues.
     }
 )
+# SLURM warns a job so many seconds before its end. The run needs them for its last checkpoint.
 _WARNED_S = 120
 LAUNCHERS = "SWE_RL_LAUNCHERS"
 
@@ -73,22 +75,42 @@ def batch_script(
     exports: Mapping[str, str],
     array: Array | None = None,
 ) -> str:
-    """The text of the script; `command` may name variables of the job as `$NAME`. Raises ConfigError."""
-    to_whom = "" if _uses_srun(settings) else "B:"  # else SLURM warns steps only, and the job is none
+    """Returns the text of the script; `command` may name variables of the job as `$NAME`. Raises ConfigError."""
+    # SLURM warns only steps, and without srun the job is none.
+    to_whom = "" if _uses_srun(settings) else "B:"
     options = {
         "chdir": chdir,
         "signal": f"{to_whom}USR2@{settings.get('signal_delay_s') or _WARNED_S}",
         **_log_options(settings, logs, array),
+        **_hidden_options(chdir, logs),
         **(settings.get("additional_parameters") or {}),
     }
     lines = option_lines(settings, options)
     setup = setup_lines(settings)
-    exported = [f"export {name}={_expanded(value)}" for name, value in exports.items()]
-    return "\n".join(["#!/bin/bash", *lines, "", *setup, *exported, _start(settings, command), ""])
+    exported = [f"export {name}={_quote_word(value)}" for name, value in exports.items()]
+    numbers = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if array else "${SLURM_JOB_ID}"
+    log = f"{shlex.quote(str(logs / 'slurm-'))}{numbers}"
+    errors = f"{log}.out" if settings.get("stderr_to_stdout") else f"{log}.err"
+    moved = _redirect_lines(chdir, logs, f"{log}.out", errors)
+    return "\n".join(["#!/bin/bash", *lines, "", *moved, *setup, *exported, _start_line(settings, command), ""])
+
+
+def _hidden_options(chdir: Path, logs: Path) -> dict[str, Any]:
+    """Returns options in place of paths that SLURM cannot take: it reads a backslash as a mark, however it is written.
+    The script then goes there by itself (`_redirect_lines`)."""
+    if "\\" in f"{chdir}{logs}":
+        return {"chdir": "/", "output": "/dev/null", "error": None}
+    return {}
+
+
+def _redirect_lines(chdir: Path, logs: Path, output: str, errors: str) -> list[str]:
+    """Returns the lines by which a script goes to hidden paths. `output` and `errors` are as a shell reads them."""
+    there = [f"exec >> {output} 2>> {errors}", f"cd {shlex.quote(str(chdir))} || exit"]
+    return there if _hidden_options(chdir, logs) else []
 
 
 def setup_lines(settings: Mapping[str, Any]) -> list[str]:
-    """The settings' own, which may name a file of launchers/ as "$SWE_RL_LAUNCHERS/FILE"."""
+    """Returns the settings' own lines, which may name a file of launchers/ as "$SWE_RL_LAUNCHERS/FILE"."""
     lines = [str(line) for line in settings.get("setup") or ()]
     if any(f"${LAUNCHERS}" in line for line in lines):
         lines.insert(0, f"export {LAUNCHERS}={shlex.quote(str(launchers_dir()))}")
@@ -96,13 +118,14 @@ def setup_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def option_lines(settings: Mapping[str, Any], more: Mapping[str, Any]) -> list[str]:
-    """`#SBATCH` lines of any job of ours; options of `more` win over the settings'. Raises ConfigError."""
-    always = {"open-mode": "append", "requeue": True}  # a job that is queued again goes on in its log
-    options = {**_options(settings), **always, **more}
-    return [_line(key, value) for key, value in sorted(options.items()) if value not in (None, False)]
+    """Returns `#SBATCH` lines of any job of ours; options of `more` win over the settings'. Raises ConfigError."""
+    # A job that is queued again goes on in its log.
+    always = {"open-mode": "append", "requeue": True}
+    options = {**_sbatch_options(settings), **always, **more}
+    return [_option_line(key, value) for key, value in sorted(options.items()) if value not in (None, False)]
 
 
-def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _sbatch_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         if key not in _OWN and "${" in str(value):
             raise ConfigError(f"hydra.launcher.{key}={value}: references to other keys are not resolved for SLURM.")
@@ -112,14 +135,15 @@ def _options(settings: Mapping[str, Any]) -> dict[str, Any]:
         if key not in _OWN and value is not None
     }
     if settings.get("gpus_per_task") or "gpu" in str(settings.get("gres") or ""):
-        options.pop("gpus-per-node", None)  # they would be counted twice
+        # GPUs would be counted twice.
+        options.pop("gpus-per-node", None)
     if settings.get("mem_gb") and not (settings.get("mem_per_gpu") or settings.get("mem_per_cpu")):
         options["mem"] = f"{settings['mem_gb']}G"
     return options
 
 
 def _log_options(settings: Mapping[str, Any], logs: Path, array: Array | None) -> dict[str, Any]:
-    """Named as SLURM's own are, one pair a job of an array."""
+    """Names the logs as SLURM's own are, one pair a job of an array."""
     stem = f"{str(logs).replace('%', '%%')}/slurm-{'%A_%a' if array else '%j'}"
     named: dict[str, Any] = {"output": f"{stem}.out"}
     if not settings.get("stderr_to_stdout"):
@@ -129,18 +153,20 @@ def _log_options(settings: Mapping[str, Any], logs: Path, array: Array | None) -
     return named
 
 
-def _line(key: str, value: Any) -> str:
-    return f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={shlex.quote(str(value))}"
+def _option_line(key: str, value: Any) -> str:
+    if value is True:
+        return f"#SBATCH --{key}"
+    return f"#SBATCH --{key}={shlex.quote(str(value))}"
 
 
-def _start(settings: Mapping[str, Any], command: Sequence[str]) -> str:
-    """The shell becomes srun, which hands signals on.
+def _start_line(settings: Mapping[str, Any], command: Sequence[str]) -> str:
+    """Returns the line by which the shell becomes srun, which hands signals on.
 
-    It is told the CPUs, as it does not ask sbatch for them, and to hand on the script's environment, which it does not
-    where sbatch was told to leave out the user's.
+    srun is told the CPUs, as it does not ask sbatch for them. It is told to hand on the script's environment, which it
+    does not if sbatch was told to leave out the user's.
     """
     if not _uses_srun(settings):
-        return f"exec {' '.join(map(_expanded, command))}"
+        return f"exec {' '.join(map(_quote_word, command))}"
     cpus = settings.get("cpus_per_task")
     given = [str(argument) for argument in settings.get("srun_args") or ()]
     words = [
@@ -151,19 +177,22 @@ def _start(settings: Mapping[str, Any], command: Sequence[str]) -> str:
         *([f"--cpus-per-task={cpus}"] if cpus else []),
         *map(shlex.quote, given),
     ]
-    return f"exec {' '.join(words)} {' '.join(map(_expanded, command))}"
+    return f"exec {' '.join(words)} {' '.join(map(_quote_word, command))}"
 
 
 def _uses_srun(settings: Mapping[str, Any]) -> bool:
     return settings.get("use_srun") is not False
 
 
-def _expanded(word: str) -> str:
-    """`$NAME`, `${NAME:-0}` as they are, anything else quoted where it has to be."""
-    return f'"{word}"' if word.startswith("$") else shlex.quote(word)
+def _quote_word(word: str) -> str:
+    """Leaves `$NAME` and `${NAME:-0}` as they are, and quotes anything else that has to be quoted."""
+    if word.startswith("$"):
+        return f'"{word}"'
+    return shlex.quote(word)
 
 
-_SERVER_WARNED_S = 30  # before the time limit; the server gives its sandboxes back
+# A server is warned so many seconds before its time limit, to give its sandboxes back.
+_SERVER_WARNED_S = 30
 # A signal to the batch shell goes on to the server, and what a server that was killed has left here is removed.
 _SCRIPT = """\
 {head}
@@ -192,42 +221,54 @@ _TIDY = (
 @dataclass(frozen=True, slots=True)
 class Companion:
     node: int
-    settings: Mapping[str, Any]  # as the launcher has them
-    arguments: tuple[str, ...]  # of `python -m swe_rl`
+    # The settings are as the launcher has them.
+    settings: Mapping[str, Any]
+    # These are the arguments of `python -m swe_rl`.
+    arguments: tuple[str, ...]
     meeting: Meeting
     exports: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
     chdir: Path = field(default_factory=Path.cwd)
-    scratch: str | None = None  # paths.scratch
+    # This is paths.scratch.
+    scratch: str | None = None
 
     @property
     def path(self) -> Path:
-        """Where the script belongs."""
+        """Returns where the script belongs."""
         return self.meeting.script(self.node)
 
     @property
     def job_key(self) -> str:
-        """Its name in `Meeting.note_jobs`."""
+        """Returns the companion's name in `Meeting.note_jobs`."""
         return job_key(self.node)
 
     @property
     def script(self) -> str:
-        lines = ["#!/bin/bash", *self._options(), *setup_lines(self.settings)]
+        log = shlex.quote(str(self._log))
+        moved = _redirect_lines(self.chdir, self._log.parent, log, log)
+        lines = ["#!/bin/bash", *self._options(), *moved, *setup_lines(self.settings)]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.exports.items()]
         # SLURM's id, so that a server that is started again does not write into the folder of the one before.
-        folder = _in_double_quotes(f"{self.meeting.folder / f'server_{self.node}'}_") + "${SLURM_JOB_ID}"
+        begin = quote_value(f"{self.meeting.folder / f'server_{self.node}'}_").removesuffix("'")
         python = shlex.quote(self.python)
         command = [python, "-m", "swe_rl", *map(shlex.quote, self.arguments)]
-        serve = f"{' '.join(command)} \"hydra.run.dir='{folder}'\""
+        serve = f'{" ".join(command)} "hydra.run.dir={_in_double_quotes(begin)}${{SLURM_JOB_ID}}\'"'
         return _SCRIPT.format(head="\n".join(lines), serve=serve, tidy=f"{python} -c {shlex.quote(_TIDY)}{self._root}")
 
     @property
     def _root(self) -> str:
-        return f" {shlex.quote(self.scratch)}" if self.scratch else ""
+        if self.scratch:
+            return f" {shlex.quote(self.scratch)}"
+        return ""
 
     def _options(self) -> list[str]:
-        log = str(self.meeting.log(self.node)).replace("%", "%%")
-        return option_lines(self.settings, {"chdir": self.chdir, "output": log, "signal": f"B:TERM@{_SERVER_WARNED_S}"})
+        log = str(self._log).replace("%", "%%")
+        options = {"chdir": self.chdir, "output": log, "signal": f"B:TERM@{_SERVER_WARNED_S}"}
+        return option_lines(self.settings, {**options, **_hidden_options(self.chdir, self._log.parent)})
+
+    @property
+    def _log(self) -> Path:
+        return self.meeting.log(self.node)
 
 
 def companion_jobs(
@@ -239,10 +280,11 @@ def companion_jobs(
     config_dir: Path | None = None,
     python: str = sys.executable,
 ) -> list[Companion]:
-    """What has to be submitted beside a job of `config`; none with sandboxes of its own or of somebody else.
+    """Returns what has to be submitted beside a job of `config`; nothing if it has sandboxes of its own or of somebody
+    else.
 
-    `overrides`: the job's own. `meeting`: `rendezvous.meeting_of(config, folder of the run)`. `exports`: environment
-    variables of the scripts (PYTHONPATH of the frozen code), none of them secret.
+    `overrides` are the job's own. `meeting` is `rendezvous.meeting_of(config, folder of the run)`. `exports` are
+    environment variables of the scripts (PYTHONPATH of the frozen code), none of them secret.
     """
     if config.runtime.kind is not RuntimeKind.job or config.job.name is JobName.runtime:
         return []
@@ -265,22 +307,25 @@ def job_key(node: int) -> str:
 
 
 def server_overrides(overrides: Sequence[str], meeting: Path, node: int) -> list[str]:
-    """The run's overrides, less what makes it a job of a launcher, with what makes it a server."""
+    """Returns the run's overrides, less what makes it a job of a launcher, with what makes it a server."""
     kept = [override for override in overrides if not _is_of_the_job(override)]
-    added = ["job=runtime", f"runtime.shared_dir={quoted(str(meeting))}", f"runtime.node={node}"]
+    added = ["job=runtime", f"runtime.shared_dir={quote_value(str(meeting))}", f"runtime.node={node}"]
     return [*kept, *added, "hydra/launcher=basic", "hydra.mode=RUN"]
 
 
 def _is_of_the_job(override: str) -> bool:
-    """`job.*` too: think_s, strict or dry_run of a run mean nothing, or the wrong thing, to its server."""
+    """Tells whether an override belongs to the job. `job.*` does, too: think_s, strict or dry_run of a run mean
+    nothing, or the wrong thing, to its server."""
     key = override.lstrip("+~").partition("=")[0].partition("@")[0]
     return key in ("runtime.shared_dir", "runtime.node") or re.split(r"[./]", key)[0] in ("job", "hydra")
 
 
-def _in_double_quotes(path: str) -> str:
-    """For the shell, and within single quotes for Hydra."""
-    return re.sub(r'(["$`\\])', r"\\\1", path.replace("'", "\\'"))
+def _in_double_quotes(text: str) -> str:
+    """Escapes a text for the shell's double quotes."""
+    return re.sub(r'(["$`\\])', r"\\\1", text)
 
 
 def _config_dir(folder: Path | None) -> tuple[str, ...]:
-    return ("--config-dir", str(folder)) if folder is not None else ()
+    if folder is not None:
+        return ("--config-dir", str(folder))
+    return ()

@@ -1,4 +1,5 @@
-"""The other nodes of this job's allocation: their names, their addresses, and how a program is started there.
+"""This module knows the other nodes of this job's allocation: their names, their addresses, and how a program is
+started there.
 
 Invariants:
 - A step is part of the job: SLURM ends it with the job, and it ends when `srun`'s input ends.
@@ -9,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from swe_rl.errors import UserError
-from swe_rl.hardware.slurm.jobs import Allocation, Run, SlurmError, allocation, scontrol
+from swe_rl.hardware.slurm.jobs import Allocation, Run, SlurmError, current_allocation, run_scontrol
 from swe_rl.host.program import run_program
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-# Of the step that this process may be in: they would shape the step that it starts.
+# These variables of the step that this process may be in would shape the step that it starts.
 _OF_A_STEP = (
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_TASK",
@@ -33,14 +34,16 @@ class NodesError(UserError):
 
 
 def node_names(here: Allocation, home: int, run: Run = run_program) -> tuple[str, ...]:
-    """Names by the layout's numbers: `home` is this process's node, the others follow in SLURM's order.
+    """Returns names by the layout's numbers: `home` is this process's node, the others follow in SLURM's order.
 
     Raises NodesError.
     """
     try:
-        names, problem = scontrol("show", "hostnames", here.node_list, run=run).split(), ""
+        names = run_scontrol("show", "hostnames", here.node_list, run=run).split()
+        problem = ""
     except SlurmError as error:
-        names, problem = [], str(error)
+        names = []
+        problem = str(error)
     if not names:
         raise NodesError(f"SLURM does not tell the nodes of job {here.job_id} ({here.node_list}): {problem}")
     home_name = here.node if here.node in names else names[0]
@@ -61,13 +64,13 @@ def names_of(
     environ: Mapping[str, str],
     run: Run = run_program,
 ) -> tuple[str, ...]:
-    """As `node_names`, for a layout that puts something on the nodes `away`; none of it away: ().
+    """Returns `node_names` for a layout that puts something on the nodes `away`, or () if nothing is away.
 
     `what` begins the message (`layout=NAME puts an engine`) and `otherwise` ends it outside a job. Raises NodesError.
     """
     if not away:
         return ()
-    here = allocation(environ)
+    here = current_allocation(environ)
     if here is None:
         raise NodesError(
             f"{what} on node {away[0]}, where only SLURM can start it: start the run inside a job of that many nodes, "
@@ -82,17 +85,17 @@ def names_of(
     return names
 
 
-def address(node: str, run: Run = run_program) -> str:
-    """Where the node is reached: what SLURM itself uses, which is its name on most clusters."""
+def node_address(node: str, run: Run = run_program) -> str:
+    """Returns where the node is reached: what SLURM itself uses, which is its name on most clusters."""
     try:
-        match = _ADDRESS.search(scontrol("show", "node", node, run=run))
+        match = _ADDRESS.search(run_scontrol("show", "node", node, run=run))
     except SlurmError:
         return node
     return match[1] if match else node
 
 
-def step(node: str, name: str) -> tuple[str, ...]:
-    """The command line before a program that is to run on `node`, beside whatever the job runs there."""
+def step_command(node: str, name: str) -> tuple[str, ...]:
+    """Returns the command line before a program that is to run on `node`, beside whatever the job runs there."""
     place = ("--nodes=1", "--ntasks=1", f"--nodelist={node}")
     return ("srun", "--overlap", *place, f"--job-name={name}", "--export=ALL", "--kill-on-bad-exit=1", "--quiet")
 

@@ -1,8 +1,9 @@
-"""A job that has to end before its run is done: whether it is queued again, and what is kept of that on the disk.
+"""This module decides whether a job that has to end before its run is done is queued again, and keeps a record of that
+on the disk.
 
 Invariants:
-- `requeue.json` in the run's folder names the job and lists its starts; it is how a start knows the run that it goes
-  on with, whatever folder the command line would make.
+- `requeue.json` in the run's folder names the job and lists its starts; it is how a start knows the run that it goes on
+  with, whatever folder the command line would make.
 - A run that runs out of time asks for at most `max_requeues`; being preempted and nodes that fail cost nothing. Three
   starts in a row that finished no step end it either way; one of a run that is done begins the row anew.
 - A job that its user cancelled is never queued again.
@@ -22,12 +23,15 @@ from pathlib import Path
 from types import FrameType
 
 from swe_rl.errors import RunError
-from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, scontrol, view
+from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, run_scontrol, view_job
 from swe_rl.host.program import run_program
 from swe_rl.logger.disk import decode_json, write_json_atomic
 
-EXIT_STATUS = 75  # of a process whose run goes on in another one: EX_TEMPFAIL of sysexits.h
-WARNINGS = frozenset({"SIGUSR1", "SIGUSR2"})  # what a scheduler sends ahead of the end
+# A process ends so if its run goes on in another one: EX_TEMPFAIL of sysexits.h.
+EXIT_STATUS = 75
+# A scheduler sends these ahead of the end.
+WARNINGS = frozenset({"SIGUSR1", "SIGUSR2"})
+# Two failed starts may be bad luck with a node. After three the fault is the run's.
 FRUITLESS_STARTS = 3
 
 
@@ -44,12 +48,13 @@ class NoProgressError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`step`: the last finished one when it began; `told`: why it had to end, once it had to; `done`: the run was, and
-    the job was queued again for another one."""
+    """Describes a start of a run. `step` is the last finished one when it began. `told` says why it had to end, once it
+    had to. If `done`, the run was over, and the job was queued again for another one."""
 
     restarts: int
     node: str
-    time: float  # unix seconds
+    # Has unix seconds.
+    time: float
     step: int
     told: str | None = None
     done: bool = False
@@ -57,7 +62,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class RequeueRecord:
-    """`requeues`: what was used of the budget."""
+    """Names a job with its starts. `requeues` counts what was used of the budget."""
 
     job: str
     requeues: int = 0
@@ -65,7 +70,7 @@ class RequeueRecord:
 
 
 def read_record(path: Path) -> RequeueRecord | None:
-    """None where there is none, or none that can be read."""
+    """Reads the record, or returns None if there is none, or none that can be read."""
     try:
         values = decode_json(path.read_bytes())
         return RequeueRecord(
@@ -75,23 +80,24 @@ def read_record(path: Path) -> RequeueRecord | None:
         return None
 
 
-def continues(record: RequeueRecord | None, here: Allocation) -> bool:
-    """Whether the recorded run is this job's from before it was queued again."""
-    if record is None or record.job != here.key or not record.starts:  # ended before its first start was noted
+def continues_run(record: RequeueRecord | None, here: Allocation) -> bool:
+    """Tells whether the recorded run is this job's from before it was queued again."""
+    # A record without a start ended before its first one was noted.
+    if record is None or record.job != here.key or not record.starts:
         return False
     return record.starts[-1].restarts < here.restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`requeued`: SLURM has the job in its queue again, asked by us or by itself."""
+    """Says what becomes of a run. If `requeued`, SLURM has the job in its queue again, asked by us or by itself."""
 
     requeued: bool
     reason: str
 
 
 class Survival:
-    """Of one start of a run inside a job: told what happens, it keeps the record and asks SLURM."""
+    """Keeps the record of one start of a run inside a job, and asks SLURM when it is told what happens."""
 
     def __init__(
         self,
@@ -128,29 +134,29 @@ class Survival:
                 "earlier (hydra.launcher.signal_delay_s), or look in run.log for what ended it."
             )
 
-    def told_to_end(self, told: str, copy: Callable[[float], object] | None = None) -> Verdict:
-        """`told`: the signal's name. To be called once the run's state is on the disk; asks SLURM once.
-
-        `copy`: makes the run's copy, within so many seconds. Raises DiskError.
-        """
+    def told_to_end(self, signal_name: str, copy: Callable[[float], object] | None = None) -> Verdict:
+        """Decides what becomes of a run that a signal told to end, once its state is on the disk. Asks SLURM once.
+        `copy` makes the run's copy, within so many seconds. Raises DiskError."""
         if self._verdict is None:
-            if copy is not None and told in WARNINGS and (left_s := self._left_s()) > 0:
+            if copy is not None and signal_name in WARNINGS and (left_s := self._left_s()) > 0:
                 copy(left_s)
-            self._verdict = self._decide(told)
+            self._verdict = self._decide(signal_name)
             if self.record.starts:
                 *before, last = self.record.starts
                 self._keep(replace(self.record, starts=(*before, replace(last, told=self._verdict.reason))))
         return self._verdict
 
     def _left_s(self) -> float:
-        """For the copy, until SLURM ends the job by itself, less what it takes to ask it."""
-        seen = view(self._here.job_id, self._run) or JobView("RUNNING")
+        """Returns the seconds for the copy: until SLURM ends the job by itself, less what it takes to ask it."""
+        seen = view_job(self._here.job_id, self._run) or JobView("RUNNING")
         if seen.state != "RUNNING":
             return 0.0
-        return _COPY_S if seen.ends is None else min(seen.ends - self._clock() - _ASKING_S, _LONGEST_COPY_S)
+        if seen.ends is None:
+            return _COPY_S
+        return min(seen.ends - self._clock() - _ASKING_S, _LONGEST_COPY_S)
 
     def _decide(self, signal_name: str) -> Verdict:
-        seen = view(self._here.job_id, self._run) or JobView("RUNNING")
+        seen = view_job(self._here.job_id, self._run) or JobView("RUNNING")
         if self._is_queued(seen):
             return Verdict(True, f"told by {signal_name} to end; SLURM has queued job {self._here.job_id} again")
         if seen.state == "PREEMPTED" or seen.preempted:
@@ -172,16 +178,16 @@ class Survival:
         return replace(verdict, reason=f"{verdict.reason} ({asked + 1} of {self._limit})")
 
     def _ask(self, why: str) -> Verdict:
-        """What SLURM does counts, not what `scontrol` lives to say.
+        """Asks SLURM to queue the job again. What SLURM does counts, not what `scontrol` lives to say.
 
         SLURM's SIGTERM goes to every process of the job, so to `scontrol` too: often as the answer to its own request.
         """
         queued = Verdict(True, f"{why}; job {self._here.job_id} is queued again")
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                scontrol("requeue", self._here.job_id, run=self._run)
+                run_scontrol("requeue", self._here.job_id, run=self._run)
             except SlurmError as error:
-                if self._is_queued(view(self._here.job_id, self._run)):
+                if self._is_queued(view_job(self._here.job_id, self._run)):
                     return queued
                 if not error.perhaps or attempt == _ATTEMPTS:
                     return Verdict(False, f"{why}; SLURM does not queue it again: {error}")
@@ -197,34 +203,39 @@ class Survival:
         write_json_atomic(self._path, asdict(record))
 
 
-_ASKING_S = 60.0  # a controller may need several questions, and seconds for each
-_COPY_S = 120.0  # where nobody knows when the job ends
-_LONGEST_COPY_S = 300.0  # of a job that was warned hours ahead: a file system may not answer
-_ATTEMPTS = 3  # a request that a signal ended may not have reached SLURM
+# A controller may need several questions, and seconds for each.
+_ASKING_S = 60.0
+# The copy may take so long if nobody knows when the job ends.
+_COPY_S = 120.0
+# A job may be warned hours ahead, but a file system may not answer.
+_LONGEST_COPY_S = 300.0
+# A request that a signal ended may not have reached SLURM.
+_ATTEMPTS = 3
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "NODE_FAIL"})
 _kept: list[str] = []
 
 
 def keep_warnings() -> None:
-    """In a job, from now on until the run has handlers of its own; to be called before anything that takes long."""
+    """Keeps warnings in a job, from now on until the run has handlers of its own. It has to be called before anything
+    that takes long."""
     if not os.environ.get("SLURM_JOB_ID") or threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.Signals[name] for name in WARNINGS):
         if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _keep)
+            signal.signal(number, _keep_signal)
 
 
 def kept_warning() -> str | None:
-    """The name of the first one, for whoever could be late for it."""
+    """Returns the name of the first kept warning, for code that could be late for it, or None."""
     return _kept[0] if _kept else None
 
 
 def take_warning() -> str | None:
-    """`kept_warning`, for whoever answers it."""
+    """Returns the first kept warning and forgets all, for the code that answers it."""
     first = kept_warning()
     _kept.clear()
     return first
 
 
-def _keep(number: int, _: FrameType | None) -> None:
+def _keep_signal(number: int, _: FrameType | None) -> None:
     _kept.append(signal.Signals(number).name)

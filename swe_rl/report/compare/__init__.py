@@ -1,1 +1,1 @@
-"""Runs side by side."""
+"""Compares runs side by side."""

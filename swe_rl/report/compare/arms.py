@@ -1,4 +1,4 @@
-"""Which runs make an arm, and what the arms are called.
+"""Decides which runs make an arm, and what the arms are called.
 
 Invariants:
 - Labels are distinct. Those that nobody gave say what differs: the overrides that are not the same in all runs.
@@ -12,34 +12,38 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from swe_rl.config.choices import ROUTERS
-from swe_rl.report.compare.compare import Arm, Measured
+from swe_rl.report.compare.compare import Arm, MeasuredRun
 
-PUBLISHED = ("dp4_default", "dp4_tr_atw01")  # what the published comparison calls its two logs
+# The published comparison calls its two logs so.
+PUBLISHED = ("dp4_default", "dp4_tr_atw01")
 _SEED = "trainer.seed"
-_REPEATS = {"job.repeat": "repeat", _SEED: "seed"}  # keys that tell repeats of one arm apart, and their names
-_BARE = frozenset({"experiment"})  # its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`
+# These keys tell repeats of one arm apart; their names are beside them.
+_REPEATS = {"job.repeat": "repeat", _SEED: "seed"}
+# Its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`.
+_BARE = frozenset({"experiment"})
 _NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
 _ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(ROUTERS)})(?![a-z0-9])")
-_LONGEST_LABEL = 60  # characters: a column of the tables has room for it
+# A column of the tables has room for so many characters.
+_LONGEST_LABEL = 60
 _DATA_PARALLEL = re.compile(r"(?<![a-z0-9])dp(\d+)(?![a-z0-9])")
 
 
-def make_pair(runs: tuple[Measured, Measured], given: tuple[str | None, str | None]) -> list[Arm]:
-    """Baseline and candidate; a label that is None is chosen here."""
+def make_pair(runs: tuple[MeasuredRun, MeasuredRun], given: tuple[str | None, str | None]) -> list[Arm]:
+    """Returns baseline and candidate; a label that is None is chosen here."""
     first, second = (label or chosen for label, chosen in zip(given, _pair_labels(runs), strict=True))
     labels = first, second if second != first else f"{second} (2)"
-    return _arms([(label, {"": run}) for label, run in zip(labels, runs, strict=True)])
+    return _make_arms([(label, {"": run}) for label, run in zip(labels, runs, strict=True)])
 
 
-def make_arms(runs: Sequence[Measured], fallback: str) -> list[Arm]:
-    """Of a multirun, the baseline first; `fallback` names an arm that differs from the others in nothing."""
-    groups: dict[str, list[Measured]] = {}
-    for label, run in zip(differences(runs, ignored=frozenset({_SEED})), runs, strict=True):
+def make_arms(runs: Sequence[MeasuredRun], fallback: str) -> list[Arm]:
+    """Returns the arms of a multirun, the baseline first; `fallback` names an arm that differs in nothing."""
+    groups: dict[str, list[MeasuredRun]] = {}
+    for label, run in zip(differing_overrides(runs, ignored=frozenset({_SEED})), runs, strict=True):
         groups.setdefault(label or fallback, []).append(run)
     names = _repeat_names(list(groups.values()))
     repeats = [dict(zip(given, group, strict=True)) for given, group in zip(names, groups.values(), strict=True)]
-    arms = _arms(list(zip(groups, repeats, strict=True)))
-    return with_baseline(arms, next((arm for arm in arms if _router(arm.label) == "default"), arms[0]))
+    arms = _make_arms(list(zip(groups, repeats, strict=True)))
+    return with_baseline(arms, next((arm for arm in arms if _router_name(arm.label) == "default"), arms[0]))
 
 
 def with_baseline(arms: Sequence[Arm], baseline: Arm) -> list[Arm]:
@@ -47,49 +51,59 @@ def with_baseline(arms: Sequence[Arm], baseline: Arm) -> list[Arm]:
 
 
 def engines_of(arms: Sequence[Arm]) -> int | None:
-    """How many engines (data-parallel replicas) each of them had; a log says it in its label (`dp4_default`) only."""
-    counts = {_engines(arm.label, run) for arm in arms for run in arm.runs.values()}
-    return counts.pop() if len(counts) == 1 else None
+    """Returns how many engines (data-parallel replicas) each of them had; a log says it in its label (`dp4_default`)
+    only.
+    """
+    counts = {_count_engines(arm.label, run) for arm in arms for run in arm.runs.values()}
+    if len(counts) == 1:
+        return counts.pop()
+    return None
 
 
-def differences(runs: Sequence[Measured], ignored: frozenset[str] = frozenset()) -> list[str]:
-    """`router=tr layout=dp4`: for each run the overrides in which the runs differ; '' where they do in none.
+def differing_overrides(runs: Sequence[MeasuredRun], ignored: frozenset[str] = frozenset()) -> list[str]:
+    """Returns for each run the overrides in which the runs differ, `router=tr layout=dp4`; '' where they do in none.
 
-    What a run did not override it has from its configuration.
+    A run has from its configuration what it did not override.
     """
     keys = dict.fromkeys(key for run in runs for key in run.overrides)
     wanted = [key for key in keys if key not in ignored and not _NO_DIFFERENCE.fullmatch(key)]
-    values = {key: _ends([_value(run, key) for run in runs]) for key in wanted}
+    values = {key: _distinct_ends([_override_value(run, key) for run in runs]) for key in wanted}
     differing = [key for key in wanted if len(set(values[key])) > 1]
-    return [" ".join(_text(key, values[key][index]) for key in differing).strip() for index in range(len(runs))]
+    return [
+        " ".join(_override_text(key, values[key][index]) for key in differing).strip() for index in range(len(runs))
+    ]
 
 
-def _value(run: Measured, key: str) -> str:
+def _override_value(run: MeasuredRun, key: str) -> str:
     if key in run.overrides:
         return run.overrides[key]
     value = run.value(key.replace("/", ".").partition("@")[0])
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
-def _text(key: str, value: str) -> str:
+def _override_text(key: str, value: str) -> str:
     if key in _BARE:
         return value
-    return f"{key}={value}" if value else ""
+    if value:
+        return f"{key}={value}"
+    return ""
 
 
-def _pair_labels(runs: tuple[Measured, Measured]) -> Sequence[str]:
-    """The first way of naming that tells them apart in few words."""
+def _pair_labels(runs: tuple[MeasuredRun, MeasuredRun]) -> Sequence[str]:
+    """Returns the first way of naming that tells them apart in few words."""
     if all(run.is_log for run in runs):
         return PUBLISHED
     names = [run.job or str(run.value("name") or PurePath(run.source).name) for run in runs]
-    folders = _ends([run.source for run in runs])
-    ways = [names, folders] if any(run.is_log for run in runs) else [differences(runs), names, folders]
+    folders = _distinct_ends([run.source for run in runs])
+    ways = [names, folders] if any(run.is_log for run in runs) else [differing_overrides(runs), names, folders]
     telling = (way for way in ways if all(way) and len(set(way)) == len(way))
     return next((way for way in telling if max(map(len, way)) <= _LONGEST_LABEL), folders)
 
 
-def _ends(values: list[str]) -> list[str]:
-    """Of paths the last parts, as many as tell them apart; other values as they are."""
+def _distinct_ends(values: list[str]) -> list[str]:
+    """Returns the last parts of paths, as many as tell them apart; other values as they are."""
     if len(set(values)) < 2 or not all("/" in value for value in values):
         return values
     parts = [PurePath(value).parts for value in values]
@@ -100,9 +114,9 @@ def _ends(values: list[str]) -> list[str]:
     return values
 
 
-def _arms(labelled: Sequence[tuple[str, dict[str, Measured]]]) -> list[Arm]:
-    """Routers are short names where they tell the arms apart."""
-    routers = [_router(label, *runs.values()) for label, runs in labelled]
+def _make_arms(labelled: Sequence[tuple[str, dict[str, MeasuredRun]]]) -> list[Arm]:
+    """Returns arms. Routers are short names where they tell the arms apart."""
+    routers = [_router_name(label, *runs.values()) for label, runs in labelled]
     telling = None not in routers and len(set(routers)) == len(routers) > 1
     return [
         Arm(label, router if telling and router else label, runs)
@@ -110,28 +124,39 @@ def _arms(labelled: Sequence[tuple[str, dict[str, Measured]]]) -> list[Arm]:
     ]
 
 
-def _router(label: str, *runs: Measured) -> str | None:
+def _router_name(label: str, *runs: MeasuredRun) -> str | None:
     for run in runs[:1]:
         if name := run.value("router"):
             return str(name)
     match = next((match for word in label.split() if (match := _ROUTER.match(word))), None)
-    return match[1] if match else None
+    if match:
+        return match[1]
+    return None
 
 
-def _engines(label: str, run: Measured) -> int | None:
+def _count_engines(label: str, run: MeasuredRun) -> int | None:
     if run.is_log:
         match = _DATA_PARALLEL.search(label.replace("_", " "))
-        return int(match[1]) if match else None
+        if match:
+            return int(match[1])
+        return None
     engines = run.value("layout.engines")
-    return engines if type(engines) is int else None
+    if type(engines) is int:
+        return engines
+    return None
 
 
-def _repeat_names(groups: Sequence[Sequence[Measured]]) -> list[list[str]]:
-    """By repeat and seed where that pairs the arms' runs, else by their order; '' where every arm has one run."""
+def _repeat_names(groups: Sequence[Sequence[MeasuredRun]]) -> list[list[str]]:
+    """Returns names by repeat and seed where that pairs the arms' runs, else by order; '' where every arm
+    has one run.
+    """
     if all(len(group) == 1 for group in groups):
         return [[""] for _ in groups]
-    telling = [key for key in _REPEATS if len({_value(run, key) for group in groups for run in group}) > 1]
-    names = [[" ".join(f"{_REPEATS[key]}={_value(run, key)}" for key in telling) for run in group] for group in groups]
+    telling = [key for key in _REPEATS if len({_override_value(run, key) for group in groups for run in group}) > 1]
+    names = [
+        [" ".join(f"{_REPEATS[key]}={_override_value(run, key)}" for key in telling) for run in group]
+        for group in groups
+    ]
     unique = all(len(set(group_names)) == len(group_names) for group_names in names)
     if unique and set.intersection(*(set(group_names) for group_names in names)):
         return names

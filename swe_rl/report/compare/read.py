@@ -1,7 +1,7 @@
-"""A run's folder or a log of SkyRL's, as what was measured in it.
+"""Reads a run's folder or a log of SkyRL's, as what was measured in it.
 
 Invariants:
-- Reads only; a run that is still going, or died, gives the steps that it completed.
+- It only reads; a run that is still going, or died, gives the steps that it completed.
 - A step without a finite `avg_response_length` is incomplete; of two lines of one step the last counts. Where a run
   that was resumed did not spend a step's time itself (`rollout.mode=stream`), the step has no rate and no times.
 - In a log steps count from 1, as `Started: 'step'` opens them; what comes before the first belongs to none. The last
@@ -15,26 +15,52 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import UserError
+from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
 from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import finite, rates_of
-from swe_rl.report.compare.compare import Measured, StepRate, held_out
+from swe_rl.logger.summary import finite_number, rates_of
+from swe_rl.report.compare.compare import MeasuredRun, StepRate, held_out
 
 
 class CompareError(UserError):
     """What was given is nothing that can be compared."""
 
 
-def measured(path: Path, key: str, trajectories_per_step: int) -> Measured:
-    """`key` is the configuration's, for the errors; `trajectories_per_step` is for logs. Raises CompareError."""
+def read_measured(path: Path, key: str, trajectories_per_step: int) -> MeasuredRun:
+    """Returns what was measured. `key` is the configuration's, for the errors. Raises CompareError.
+
+    `trajectories_per_step` is for logs.
+    """
     if path.is_dir():
         if is_run(path):
-            return _run(RunFolder(path))
-        raise CompareError(f"{key}={path} is not the folder of a run: it has no steps.jsonl. {_instead(path)}")
+            try:
+                return _read_run(RunFolder(path))
+            except READING_ERRORS as error:
+                why = damage_of(RunFolder(path)) or reason_of(error)
+                raise CompareError(f"{key}={path} cannot be compared: {why}.") from error
+        raise CompareError(f"{key}={path} is not the folder of a run: it has no steps.jsonl. {_suggest_path(path)}")
     if not path.exists():
         raise CompareError(f"{key}={path} does not exist. Give a run's folder, or a log of SkyRL's (slurm-<id>.err).")
-    return _log(path, key, trajectories_per_step)
+    return _read_skyrl_log(path, key, trajectories_per_step)
+
+
+def measured_of(paths: Sequence[Path], key: str, trajectories_per_step: int) -> tuple[list[MeasuredRun], list[str]]:
+    """What can be read of the runs of one folder, and the damaged ones by name with the reason.
+
+    Of a damaged run that can still be read in part, that part counts.
+    """
+    runs: list[MeasuredRun] = []
+    damaged: list[str] = []
+    for path in paths:
+        reason = damage_of(RunFolder(path))
+        try:
+            runs.append(read_measured(path, key, trajectories_per_step))
+        except CompareError as error:
+            reason = reason or str(error)
+        if reason:
+            damaged.append(f"{path.name}: {reason}")
+    return runs, damaged
 
 
 def is_run(path: Path) -> bool:
@@ -43,7 +69,7 @@ def is_run(path: Path) -> bool:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """A multirun's runs: its sub-folders, by their numbers; what cannot be read has none."""
+    """Returns a multirun's runs: its sub-folders, by their numbers; what cannot be read has none."""
     try:
         runs = [path for path in folder.iterdir() if path.is_dir() and is_run(path)]
     except OSError:
@@ -51,7 +77,7 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(runs, key=lambda path: (not path.name.isdecimal(), path.name.zfill(9)))
 
 
-def _instead(path: Path) -> str:
+def _suggest_path(path: Path) -> str:
     if runs_below(path):
         return f"It is that of a multirun: compare its arms with job.runs={path}."
     if logs := sorted(path.glob("slurm-*.err")):
@@ -59,22 +85,23 @@ def _instead(path: Path) -> str:
     return "Give a run's folder (outputs/<name>/<time>), or a log of SkyRL's (slurm-<id>.err)."
 
 
-def _run(folder: RunFolder) -> Measured:
+def _read_run(folder: RunFolder) -> MeasuredRun:
     records: dict[int, Mapping[str, Any]] = {}
     for record in iter_jsonl(folder.steps_jsonl):
         if type(record.get("step")) is int:
             records[record["step"]] = record
     tokens_per_s = rates_of([*records.values()], "tokens_per_s")
     measured_steps = zip(records.items(), tokens_per_s, strict=True)
-    rates = {step: rate for (step, record), mean in measured_steps if (rate := _rate(record, mean)) is not None}
+    rates = {step: rate for (step, record), mean in measured_steps if (rate := _step_rate(record, mean)) is not None}
     status = folder.status()
-    under_way = status is not None and status.status is RunState.running  # its summary is that of an earlier start
-    return Measured(
+    # Its summary is that of an earlier start then.
+    under_way = status is not None and status.status is RunState.running
+    return MeasuredRun(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
-        num_trajectories=_same(records[step].get("num_trajectories") for step in rates),
-        wall_s=None if under_way else finite(read_json(folder.summary_json).get("wall_s")),
+        num_trajectories=_only_value(records[step].get("num_trajectories") for step in rates),
+        wall_s=None if under_way else finite_number(read_json(folder.summary_json).get("wall_s")),
         held_out=held_out(read_evals(folder)),
         status=status.status.value if status else None,
         overrides=_by_key(folder.overrides()),
@@ -82,13 +109,15 @@ def _run(folder: RunFolder) -> Measured:
     )
 
 
-def _rate(record: Mapping[str, Any], tokens_per_s: float | None) -> StepRate | None:
+def _step_rate(record: Mapping[str, Any], tokens_per_s: float | None) -> StepRate | None:
     names = ("reward_mean", "avg_response_length", "loss", *(() if tokens_per_s is None else ("generate_s", "step_s")))
-    rate = StepRate(tokens_per_s, **{name: finite(record.get(name)) for name in names})
-    return None if tokens_per_s is None and rate.avg_response_length is None else rate
+    rate = StepRate(tokens_per_s, **{name: finite_number(record.get(name)) for name in names})
+    if tokens_per_s is None and rate.avg_response_length is None:
+        return None
+    return rate
 
 
-def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
+def _read_skyrl_log(path: Path, key: str, trajectories_per_step: int) -> MeasuredRun:
     try:
         steps = read_log(path)
     except OSError as error:
@@ -103,7 +132,7 @@ def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
         for number, step in enumerate(steps, 1)
         if (rate := step.tokens_per_s(trajectories_per_step)) is not None
     }
-    return Measured(
+    return MeasuredRun(
         source=str(path),
         steps=rates,
         is_log=True,
@@ -114,15 +143,17 @@ def _log(path: Path, key: str, trajectories_per_step: int) -> Measured:
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
+    """Returns overrides without Hydra's `+` and quotes; what a sweep file added is not in it, its parameters are."""
     split = (override.partition("=") for override in overrides)
     return {name.lstrip("+~"): value.strip("'\"") for name, _, value in split}
 
 
-def _same(values: Iterable[Any]) -> int | None:
+def _only_value(values: Iterable[Any]) -> int | None:
     distinct = set(values)
     only = distinct.pop() if len(distinct) == 1 else None
-    return only if type(only) is int else None
+    if type(only) is int:
+        return only
+    return None
 
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -135,7 +166,7 @@ _JOB = re.compile(r"slurm-(\d+(?:_\d+)?)\.(?:err|out)")
 
 @dataclass(slots=True)
 class LogStep:
-    """What a log says of a step; None for what it does not (yet) say."""
+    """A step as a log has it; None for what it does not (yet) say."""
 
     generate_s: float | None = None
     step_s: float | None = None
@@ -143,10 +174,10 @@ class LogStep:
     avg_response_length: float | None = None
 
     def tokens_per_s(self, trajectories_per_step: int) -> float | None:
-        """Trajectories times mean response tokens over the seconds of generation; None for an incomplete step.
+        """Returns trajectories times mean response tokens over the seconds of generation; None for an incomplete step.
 
-        The published measure of the program-aware router (ThunderAgent's DP=4 comparison). Responses hold the tools'
-        output as well, and generation the start of containers and the grading.
+        It is the published measure of the program-aware router (ThunderAgent's DP=4 comparison). Responses hold the
+        tools' output as well, and generation the start of containers and the grading.
         """
         if self.avg_response_length is None or self.generate_s is None or self.generate_s <= 0:
             return None
@@ -154,13 +185,13 @@ class LogStep:
 
 
 def read_log(path: Path) -> list[LogStep]:
-    """Of a file that may still grow; bytes that are no text are passed over. Raises OSError."""
+    """Returns the steps of a file that may still grow; bytes that are no text are passed over. Raises OSError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
-        return list(parse(lines))
+        return list(parse_log(lines))
 
 
-def parse(lines: Iterable[str]) -> Iterator[LogStep]:
-    """The steps in their order, each once it is over."""
+def parse_log(lines: Iterable[str]) -> Iterator[LogStep]:
+    """Yields the steps in their order, each once it is over."""
     step: LogStep | None = None
     for line in lines:
         text = _ANSI.sub("", line) if "\x1b" in line else line
@@ -169,22 +200,25 @@ def parse(lines: Iterable[str]) -> Iterator[LogStep]:
                 yield step
             step = LogStep()
         if step is not None:
-            _add(step, text)
+            _add_line(step, text)
     if step is not None:
         yield step
 
 
-def _add(step: LogStep, text: str) -> None:
+def _add_line(step: LogStep, text: str) -> None:
     for name, cost_s in _FINISHED.findall(text):
         if name == "generate":
             step.generate_s = float(cost_s)
         else:
             step.step_s = float(cost_s)
     if averages := _AVERAGES.search(text):
-        step.reward_mean, step.avg_response_length = float(averages[1]), float(averages[2])
+        step.reward_mean = float(averages[1])
+        step.avg_response_length = float(averages[2])
 
 
 def job_id(path: Path) -> str | None:
-    """The job that SLURM named the file after: `slurm-25609.err` is of 25609."""
+    """Returns the job that SLURM named the file after: `slurm-25609.err` is of 25609."""
     match = _JOB.fullmatch(path.name)
-    return match[1] if match else None
+    if match:
+        return match[1]
+    return None

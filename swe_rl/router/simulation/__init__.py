@@ -1,1 +1,1 @@
-"""A discrete-event simulation of engines and router under a workload, in virtual time."""
+"""The simulation runs engines and router under a workload, event by event, in virtual time."""

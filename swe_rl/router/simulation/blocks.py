@@ -1,20 +1,51 @@
-"""An engine's paged cache of keys and values, as chains of segments instead of single blocks.
+"""This module models an engine's paged cache of keys and values, as chains of segments instead of single blocks.
 
 Invariants:
 - `used + idle + free` is the capacity at all times; none is ever negative.
 - Idle blocks stay until room is needed; then the segment that was given back first loses blocks from its end.
 - A segment is given back before the segments that it extends: what is resident of a chain is always its beginning.
+- The second tier has a copy of every whole block that was computed. So a block that the first tier still has takes room
+  there as well, and a tier that is no larger than the first one holds nothing more than it.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from swe_rl.router.simulation.workload import SimulatedProgram
+
 Key = tuple[str, str]
+# vLLM's default block has so many tokens.
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Names the segments of a program's blocks: what all share, what its group shares, its own. The first ends at
+    `system_blocks` and the second at `shared_blocks`; only whole blocks are shared."""
+
+    keys: tuple[Key, Key, Key]
+    system_blocks: int
+    shared_blocks: int
+
+    def bounds(self, tokens: int) -> tuple[int, int, int]:
+        """Returns how many blocks of each segment the first `tokens` need."""
+        blocks = -(-tokens // BLOCK_TOKENS)
+        system = min(blocks, self.system_blocks)
+        group = min(blocks, self.shared_blocks) - system
+        return system, group, blocks - system - group
+
+
+def chain_of(program: SimulatedProgram) -> Chain:
+    return Chain(
+        (("system", ""), ("group", program.group), ("program", program.program_id)),
+        program.system_tokens // BLOCK_TOKENS,
+        max(program.system_tokens, program.prompt_tokens) // BLOCK_TOKENS,
+    )
 
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """`resident` blocks of it are in the cache; `users` requests hold it there."""
+    """Describes a part of a chain. `resident` of its blocks are in the cache, and `users` requests hold it there."""
 
     key: Key
     resident: int = 0
@@ -40,7 +71,7 @@ class BlockCache:
         return segment.resident if segment else 0
 
     def idle_blocks(self, key: Key) -> int:
-        """Blocks of the segment that are available now and would not be once it is held."""
+        """Counts the blocks of the segment that are available now and would not be once it is held."""
         segment = self._segments.get(key)
         return segment.resident if segment and not segment.users else 0
 
@@ -56,7 +87,7 @@ class BlockCache:
         return segment
 
     def give_back(self, segment: Segment) -> None:
-        """Its blocks stay, as the newest of the idle ones, once nobody else holds it."""
+        """Ends one hold on the segment. When nobody else holds it, its blocks stay as the newest of the idle ones."""
         segment.users -= 1
         if segment.users:
             return
@@ -68,7 +99,7 @@ class BlockCache:
             del self._segments[segment.key]
 
     def take(self, blocks: int) -> None:
-        """For a request under way, in whose segment they are counted later or by `grow`. `blocks` are available."""
+        """Takes available blocks for a request under way. They are counted in its segment later, or by `grow`."""
         if blocks > self.free:
             self._evict(blocks - self.free)
         self.free -= blocks
@@ -79,7 +110,7 @@ class BlockCache:
         segment.resident += blocks
 
     def shrink(self, segment: Segment, blocks: int) -> None:
-        """Of a held segment: its last blocks are free again."""
+        """Frees the last blocks of a held segment."""
         segment.resident -= blocks
         self.used -= blocks
         self.free += blocks
@@ -103,3 +134,35 @@ class BlockCache:
             blocks -= lost
             if not segment.resident:
                 del self._idle[key], self._segments[key]
+
+
+class SimulatedTier:
+    """Models the tier in the host's memory: copies of blocks, of which those that were used least lately leave."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held = 0
+        self._blocks: OrderedDict[Key, int] = OrderedDict()
+
+    def resident(self, key: Key) -> int:
+        return self._blocks.get(key, 0)
+
+    def keep(self, key: Key, blocks: int) -> None:
+        """Copies the first `blocks` of a segment, as far as they are not there, and makes it the newest one."""
+        if not self.capacity or not blocks:
+            return
+        known = self._blocks.pop(key, 0)
+        self._blocks[key] = max(known, blocks)
+        self.held += self._blocks[key] - known
+        while self.held > self.capacity:
+            oldest, there = next(iter(self._blocks.items()))
+            lost = min(there, self.held - self.capacity)
+            self.held -= lost
+            if lost == there:
+                del self._blocks[oldest]
+            else:
+                self._blocks[oldest] = there - lost
+
+    def flush(self) -> None:
+        self._blocks.clear()
+        self.held = 0

@@ -1,7 +1,7 @@
-"""Virtual time: what is planned happens, and time jumps to it.
+"""Virtual time jumps to what is planned next.
 
 Invariants:
-- Time never goes back; of what happens at one time, what was planned first comes first.
+- Time never goes back; among what happens at one time, what was planned first comes first.
 - Ticks do not count as work: `idle` is True when nothing but them is planned.
 """
 
@@ -14,7 +14,8 @@ Happening = Callable[[], None]
 class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.worked_s = 0.0  # when something other than a tick happened last
+        # Something other than a tick happened last at this time.
+        self.worked_s = 0.0
         self._planned: list[tuple[float, int, bool, Happening]] = []
         self._order = 0
         self._work = 0
@@ -28,7 +29,7 @@ class VirtualClock:
         return not self._planned
 
     def at(self, time_s: float, happening: Happening) -> None:
-        """`time_s` is not in the past."""
+        """Plans what happens at `time_s`, which is not in the past."""
         self._plan(time_s, True, happening)
 
     def after(self, delay_s: float, happening: Happening) -> None:
@@ -38,7 +39,7 @@ class VirtualClock:
         self._plan(self.now_s + delay_s, False, happening)
 
     def advance(self) -> None:
-        """To what happens next."""
+        """Jumps to what happens next, and lets it happen."""
         self.now_s, _, work, happening = heapq.heappop(self._planned)
         if work:
             self._work -= 1

@@ -1,13 +1,16 @@
-"""One engine: continuous batching, chunked prefill, a paged cache with prefixes, preemption by recomputation.
+"""This module models one engine: continuous batching, chunked prefill, a paged cache with prefixes, preemption by
+recomputation.
 
 Invariants:
 - Every request that was submitted finishes once, with all its tokens; the blocks held never exceed the capacity.
 - Requests run in the order of their admission; the youngest is preempted first and comes back first.
 - While nothing is prefilled the engine jumps to the end of the first sequence, or to the step that lacks blocks: the
   result is the same as step by step. An arrival ends the jump after the step under way.
-- `computed` tokens have their keys and values in the cache; of the newest sampled token they never are.
+- `computed` tokens have their keys and values in the cache. The newest sampled token never has.
 - A preempted request keeps what it sampled and computes it again as if it were prompt; so does one that new weights
   interrupt.
+- What the host's memory has of a prompt is copied beside the step that computes the rest: all copies of a step share
+  the bus, and the step lasts as long as the slower of the two.
 """
 
 import heapq
@@ -18,39 +21,11 @@ from dataclasses import dataclass, field, replace
 from swe_rl.errors import UserError
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import EngineLoad
-from swe_rl.router.simulation.blocks import BlockCache, Key, Segment
-from swe_rl.router.simulation.workload import Program
-
-BLOCK_TOKENS = 16
+from swe_rl.router.simulation.blocks import BLOCK_TOKENS, BlockCache, Chain, Segment, SimulatedTier
 
 
 class SimulationTooSmall(UserError):
     """A trajectory does not fit into an engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The segments of a program's blocks: what all share, what its group shares, its own. `system_blocks` and
-    `shared_blocks` are where the first and the second end; only whole blocks are shared."""
-
-    keys: tuple[Key, Key, Key]
-    system_blocks: int
-    shared_blocks: int
-
-    def bounds(self, tokens: int) -> tuple[int, int, int]:
-        """Blocks of each segment that `tokens` from the start need."""
-        blocks = -(-tokens // BLOCK_TOKENS)
-        system = min(blocks, self.system_blocks)
-        group = min(blocks, self.shared_blocks) - system
-        return system, group, blocks - system - group
-
-
-def chain_of(program: Program) -> Chain:
-    return Chain(
-        (("system", ""), ("group", program.group), ("program", program.program_id)),
-        program.system_tokens // BLOCK_TOKENS,
-        max(program.system_tokens, program.prompt_tokens) // BLOCK_TOKENS,
-    )
 
 
 @dataclass(eq=False, slots=True)
@@ -61,18 +36,21 @@ class SimulatedRequest:
     prompt_tokens: int
     out_tokens: int
     arrived_s: float = 0.0
-    known_tokens: int = 0  # computed at some time by this program, here or elsewhere
+    known_tokens: int = 0  # The program computed so many tokens at some time, here or elsewhere.
     sampled: int = 0
     computed: int = 0
-    cached_tokens: int = -1  # at its first start; -1: not started
+    # The request found so many tokens at its first start; -1 before it.
+    cached_tokens: int = -1
     placed: bool = False
     segments: list[Segment] = field(default_factory=list)
-    older: Counter[int] = field(default_factory=Counter)  # tokens sampled by weights that are no more, by version
-    decoding_from: int = -1  # the engine's count of decoding steps when it began to decode; -1: it does not
+    # Counts tokens that were sampled by weights that are no more, by their version.
+    older: Counter[int] = field(default_factory=Counter)
+    # The engine's count of decoding steps was this when the request began to decode; -1 while it does not.
+    decoding_from: int = -1
 
     @property
     def target_tokens(self) -> int:
-        """What prefill must compute before the next token can be sampled."""
+        """Returns how many tokens prefill must compute before the next token can be sampled."""
         return self.prompt_tokens + self.sampled
 
 
@@ -82,10 +60,12 @@ class EngineLimits:
     max_num_seqs: int
     max_num_batched_tokens: int = 8192
     prefix_caching: bool = True
+    # The tier in the host's memory holds so many; 0: there is none.
+    host_tokens: int = 0
 
 
 def require_room(longest_tokens: int, limits: EngineLimits) -> None:
-    """Raises SimulationTooSmall."""
+    """Raises SimulationTooSmall if the longest trajectory does not fit into an engine."""
     if longest_tokens > limits.kv_capacity_tokens // BLOCK_TOKENS * BLOCK_TOKENS:
         raise SimulationTooSmall(
             f"a trajectory of {longest_tokens} tokens does not fit into an engine's {limits.kv_capacity_tokens} tokens "
@@ -96,12 +76,14 @@ def require_room(longest_tokens: int, limits: EngineLimits) -> None:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """`recomputed_tokens`: prefilled though the program had computed them before."""
+    """Counts an engine's work. `recomputed_tokens` were prefilled though the program had computed them before."""
 
     busy_s: float = 0.0
     steps: int = 0
     prefill_tokens: int = 0
     recomputed_tokens: int = 0
+    # These were copied from the host's memory.
+    loaded_tokens: int = 0
     sampled_tokens: int = 0
     preemptions: int = 0
 
@@ -110,27 +92,30 @@ class EngineModel:
     def __init__(self, name: str, speed: EngineSpeed, limits: EngineLimits) -> None:
         self.name = name
         self.cache = BlockCache(limits.kv_capacity_tokens // BLOCK_TOKENS)
+        self.host = SimulatedTier(limits.host_tokens // BLOCK_TOKENS if limits.prefix_caching else 0)
         self.counts = EngineCounts()
-        self.end_s: float | None = None  # of the steps under way; None: idle
-        self.is_interrupted = False  # by new weights that are on their way
+        # The steps under way end at this time; None while the engine is idle.
+        self.end_s: float | None = None
+        self.is_interrupted = False  # New weights are on their way.
         self._speed = speed
         self._limits = limits
         self._waiting: deque[SimulatedRequest] = deque()
-        self._running: dict[str, SimulatedRequest] = {}  # in order of admission
-        self._chunks: list[tuple[SimulatedRequest, int]] = []  # of the step under way
+        self._running: dict[str, SimulatedRequest] = {}  # Requests are in the order of their admission.
+        self._chunks: list[tuple[SimulatedRequest, int]] = []  # Has the prefills of the step under way.
+        self._loaded_tokens = 0  # Counts what is copied from the host during the step under way.
         self._start_s = 0.0
-        self._steps = 0  # under way, from `_start_s` on
+        self._steps = 0  # So many steps are under way from `_start_s` on.
         self._decodes = 0
-        self._context_tokens = 0  # of all that decode
-        self._decode_steps = 0  # since the beginning
-        self._phases = [0] * BLOCK_TOKENS  # decoding requests by the step, modulo a block, that needs a new one
-        self._ends: list[
-            tuple[int, int, SimulatedRequest]
-        ] = []  # (decode step, order, request); preempted ones are stale
+        self._context_tokens = 0  # Sums over all requests that decode.
+        self._decode_steps = 0  # Counts from the beginning.
+        # Counts the decoding requests by the step, modulo a block, that needs a new block.
+        self._phases = [0] * BLOCK_TOKENS
+        # An entry is (decode step, order, request). Those of preempted requests are stale.
+        self._ends: list[tuple[int, int, SimulatedRequest]] = []
         self._order = 0
 
     def submit(self, request: SimulatedRequest, now_s: float) -> None:
-        """Is considered at the end of the step under way, which `end_s` then tells."""
+        """Gives the engine a request. It is considered at the end of the step under way, which `end_s` then tells."""
         if not self._limits.prefix_caching:
             request.chain = replace(request.chain, system_blocks=0, shared_blocks=0)
         self._waiting.append(request)
@@ -148,6 +133,7 @@ class EngineModel:
             kv_used_tokens=self.cache.used * BLOCK_TOKENS,
             kv_capacity_tokens=self.cache.capacity * BLOCK_TOKENS,
             preemptions_total=self.counts.preemptions,
+            host_capacity_tokens=self.host.capacity * BLOCK_TOKENS,
         )
 
     @property
@@ -155,25 +141,29 @@ class EngineModel:
         return bool(self._running or self._waiting)
 
     def busy_s(self, now_s: float) -> float:
-        """Since the beginning."""
+        """Returns the seconds in which the engine computed since the beginning."""
         return self.counts.busy_s + (now_s - self._start_s if self.end_s is not None else 0.0)
 
     def interrupt(self, now_s: float, version: int) -> None:
-        """Weights of `version` go. The step under way is lost, and nothing outlives them in the cache; requests go on
-        in their order once somebody says so."""
+        """Takes away the weights of `version`. The step under way is lost, and nothing outlives them in the cache.
+        Requests go on in their order once the engine is started again."""
         self._settle(now_s)
         self.counts.busy_s = self.busy_s(now_s)
-        self.end_s, self._steps, self.is_interrupted = None, 0, True
+        self.end_s = None
+        self._steps = 0
+        self.is_interrupted = True
         self._chunks.clear()
+        self._loaded_tokens = 0
         while self._running:
             self._put_back()
         self._ends.clear()
         for request in self._waiting:
             request.older[version] += request.sampled - sum(request.older.values())
         self.cache.flush()
+        self.host.flush()
 
     def finish_steps(self) -> list[SimulatedRequest]:
-        """At `end_s`: what is finished by the steps that were under way."""
+        """Ends the steps that were under way until `end_s`. Returns the requests that they finished."""
         assert self.end_s is not None
         self.counts.busy_s += self.end_s - self._start_s
         self._apply(self._steps)
@@ -185,6 +175,7 @@ class EngineModel:
             if request.computed == request.target_tokens:
                 self._sample_first(request, finished)
         self._chunks.clear()
+        self._loaded_tokens = 0
         return finished
 
     def start_steps(self, now_s: float) -> None:
@@ -207,7 +198,8 @@ class EngineModel:
     def _duration_s(self, steps: int) -> float:
         prefill_tokens = sum(tokens for _, tokens in self._chunks)
         pairs = sum(tokens * request.computed + tokens * (tokens + 1) // 2 for request, tokens in self._chunks)
-        first_s = self._speed.step_s(self._decodes, self._context_tokens, prefill_tokens, pairs)
+        computed_s = self._speed.step_s(self._decodes, self._context_tokens, prefill_tokens, pairs)
+        first_s = max(computed_s, self._speed.copy_s * self._loaded_tokens)
         growth = self._decodes * (steps * (steps - 1) // 2)
         return steps * first_s + self._speed.kv_read_s * growth
 
@@ -224,7 +216,7 @@ class EngineModel:
             self.counts.busy_s += duration_s
 
     def _apply(self, steps: int) -> None:
-        """`steps` of decoding."""
+        """Counts so many steps of decoding."""
         self.counts.steps += steps
         self.cache.take(self._blocks_to_decode(steps))
         self._decode_steps += steps
@@ -252,7 +244,7 @@ class EngineModel:
         return whole * self._decodes + sum(self._phases[(first + step) % BLOCK_TOKENS] for step in range(rest))
 
     def _sample_first(self, request: SimulatedRequest, finished: list[SimulatedRequest]) -> None:
-        """At the end of its prefill."""
+        """Samples a request's first token, at the end of its prefill."""
         self.counts.sampled_tokens += 1
         request.sampled += 1
         if request.sampled == request.out_tokens:
@@ -278,7 +270,7 @@ class EngineModel:
         return finished
 
     def _stop_decoding(self, request: SimulatedRequest) -> None:
-        """Gives it the tokens and blocks that were counted for the whole batch."""
+        """Gives the request the tokens and blocks that were counted for the whole batch."""
         self._phases[(request.decoding_from - request.computed) % BLOCK_TOKENS] -= 1
         steps = self._decode_steps - request.decoding_from
         request.computed += steps
@@ -297,7 +289,7 @@ class EngineModel:
     # -- prefill
 
     def _continue_prefills(self, budget: int) -> int:
-        """Chunks for those that were admitted before. Returns what is left of the budget."""
+        """Computes chunks for requests that were admitted before. Returns what is left of the budget."""
         for request in [waiting for waiting in self._running.values() if waiting.decoding_from < 0]:
             tokens = min(budget, request.target_tokens - request.computed)
             if tokens <= 0 or not self._room_for_chunk(request, tokens):
@@ -307,7 +299,7 @@ class EngineModel:
         return budget
 
     def _room_for_chunk(self, request: SimulatedRequest, tokens: int) -> bool:
-        """Preempts younger ones for it; False if it was preempted itself."""
+        """Preempts younger requests to make room. Returns False if the request was preempted itself."""
         while self._missing(request, request.computed + tokens) + self._blocks_to_decode(1) > self.cache.available:
             self._preempt()
             if request.request_id not in self._running:
@@ -315,7 +307,7 @@ class EngineModel:
         return True
 
     def _missing(self, request: SimulatedRequest, tokens: int) -> int:
-        """Blocks that the first `tokens` of its sequence lack."""
+        """Counts the blocks that the first `tokens` of the sequence lack."""
         bounds = request.chain.bounds(tokens)
         return sum(
             max(0, need - self.cache.resident(key)) for need, key in zip(bounds, request.chain.keys, strict=True)
@@ -333,11 +325,13 @@ class EngineModel:
         request.known_tokens = max(end, request.known_tokens)
 
     def _admit(self, budget: int) -> None:
-        """In order of arrival, as long as the whole sequence fits beside one step of those that decode. (vLLM: the
-        default of `scheduler_reserve_full_isl`. It fits no sooner while they decode, which is why a jump is exact.)"""
+        """Admits requests in order of arrival, as long as the whole sequence fits beside one step of those that decode.
+        This is vLLM's default (`scheduler_reserve_full_isl`). A sequence fits no sooner while others decode, which is
+        why a jump is exact."""
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting[0]
-            hit = self._hit_tokens(request)
+            here = self._hit_tokens(request, with_host=False)
+            hit = self._hit_tokens(request, with_host=True) if self.host.capacity else here
             tokens = min(budget, request.target_tokens - hit)
             request.computed = hit
             blocks = self._missing(request, request.target_tokens) + self._blocks_to_decode(1)
@@ -346,19 +340,24 @@ class EngineModel:
             self._waiting.popleft()
             self._running[request.request_id] = request
             request.segments = [self.cache.hold(key) for key in request.chain.keys]
+            for key in reversed(request.chain.keys):
+                self.host.keep(key, self.host.resident(key))
             if request.cached_tokens < 0:
                 request.cached_tokens = hit
+            self._loaded_tokens += hit - here
+            self.counts.loaded_tokens += hit - here
             self._take_chunk(request, tokens)
             budget -= tokens
 
-    def _hit_tokens(self, request: SimulatedRequest) -> int:
-        """Of the chain's resident beginning; the last token is always computed, for its logits."""
+    def _hit_tokens(self, request: SimulatedRequest, *, with_host: bool) -> int:
+        """Returns how many tokens of the chain's resident beginning are used, on the GPU alone or in both tiers. The
+        last token is always computed, for its logits."""
         if not self._limits.prefix_caching:
             return 0
         wanted = (request.target_tokens - 1) // BLOCK_TOKENS
         hit = 0
         for need, key in zip(request.chain.bounds(wanted * BLOCK_TOKENS), request.chain.keys, strict=True):
-            there = min(need, self.cache.resident(key))
+            there = min(need, max(self.cache.resident(key), self.host.resident(key) if with_host else 0))
             hit += there
             if there < need:
                 break
@@ -371,7 +370,7 @@ class EngineModel:
         self.counts.preemptions += 1
 
     def _put_back(self) -> None:
-        """The youngest goes to the head of the queue."""
+        """Puts the youngest request at the head of the queue."""
         request = self._running[next(reversed(self._running))]
         if request.decoding_from >= 0:
             self._stop_decoding(request)
@@ -379,12 +378,14 @@ class EngineModel:
         self._waiting.appendleft(request)
 
     def _leave(self, request: SimulatedRequest) -> None:
-        """Its whole blocks stay as prefixes, the end of the chain to be evicted first."""
+        """Removes a request. Its whole blocks stay as prefixes, and the end of the chain is evicted first."""
         del self._running[request.request_id]
         new_tokens = request.segments[2]
         whole = request.computed // BLOCK_TOKENS - request.chain.shared_blocks if self._limits.prefix_caching else 0
         if new_tokens.resident > max(0, whole):
             self.cache.shrink(new_tokens, new_tokens.resident - max(0, whole))
         for segment in reversed(request.segments):
+            # What is evicted of the host's tier begins with the end of the chain, too.
+            self.host.keep(segment.key, segment.resident)
             self.cache.give_back(segment)
         request.segments = []

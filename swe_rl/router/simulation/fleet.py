@@ -1,4 +1,4 @@
-"""Router and engines in virtual time: programs ask, the router places, engines answer.
+"""The fleet is router and engines in virtual time: programs ask, the router places, engines answer.
 
 Invariants:
 - The router is fed as the gateway's placement feeds it: arrived, finished, released, ticks, and weights that change; it
@@ -26,23 +26,25 @@ from swe_rl.router.core import (
     SyncEnded,
     Tick,
 )
+from swe_rl.router.simulation.blocks import BLOCK_TOKENS, chain_of
 from swe_rl.router.simulation.clock import Happening, VirtualClock
-from swe_rl.router.simulation.engine_model import BLOCK_TOKENS, EngineLimits, EngineModel, SimulatedRequest, chain_of
-from swe_rl.router.simulation.outcome import Tally
-from swe_rl.router.simulation.workload import Program
+from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel, SimulatedRequest
+from swe_rl.router.simulation.outcome import SimulationTally
+from swe_rl.router.simulation.workload import SimulatedProgram
 
-_STUCK_S = 24 * 3600.0  # of ticks alone: nothing will ever be placed
+# After so long with nothing but ticks, nothing will ever be placed.
+_STUCK_S = 24 * 3600.0
 
 
 class SimulationError(RunError):
-    """The router holds requests for ever, or names an engine that there is not."""
+    """The router holds requests for ever, or names an engine that does not exist."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A program on its way; `request` is the one that is held or runs."""
+    """Follows a program on its way; `request` is the one that is held or runs."""
 
-    program: Program
+    program: SimulatedProgram
     acted: Happening
     turn: int = 0
     context_tokens: int = 0
@@ -52,21 +54,23 @@ class _Running:
 
 
 class Fleet:
-    """One router and engines of one kind. `version` is that of the engines' weights."""
+    """Runs one router and engines of one kind. The engines' weights have the version `version`."""
 
     def __init__(self, router: Router, speed: EngineSpeed, limits: EngineLimits) -> None:
         self.clock = VirtualClock()
         self.engines = {name: EngineModel(name, speed, limits) for name in router.engines}
-        self.tally = Tally()
+        self.tally = SimulationTally()
         self.version = 0
         self._router = router
         self._call_s = speed.call_s
-        self._asking: dict[str, _Running] = {}  # by request
-        self._running: dict[str, _Running] = {}  # by program
+        # Maps a request to its program.
+        self._asking: dict[str, _Running] = {}
+        # Maps a program's id to it.
+        self._running: dict[str, _Running] = {}
         self._woken: set[str] = set()
 
     def run(self, is_done: Callable[[], bool]) -> None:
-        """Raises SimulationError."""
+        """Advances the time until `is_done`. Raises SimulationError."""
         if self._router.tick_s is not None:
             self.clock.tick_after(self._router.tick_s, self._tick)
         while not is_done():
@@ -74,24 +78,25 @@ class Fleet:
             self.clock.advance()
 
     def busy_s(self) -> float:
-        """Of all engines together, until now."""
+        """Returns the seconds in which engines computed until now, summed over all engines."""
         return sum(engine.busy_s(self.clock.now_s) for engine in self.engines.values())
 
     # -- programs
 
-    def begin(self, program: Program, acted: Happening) -> None:
-        """`acted` is called after the tool of its last turn."""
+    def begin(self, program: SimulatedProgram, acted: Happening) -> None:
+        """Begins a program. `acted` is called after the tool of its last turn."""
         running = self._running[program.program_id] = _Running(program, acted)
         self.clock.after(program.boot_s + self._call_s, lambda: self._ask(running))
 
-    def release(self, program: Program) -> Counter[int]:
-        """It is graded. Tokens that it sampled, by the version of the weights."""
+    def release(self, program: SimulatedProgram) -> Counter[int]:
+        """Removes a graded program. Returns its sampled tokens, counted by weight version."""
         self.tally.response_tokens += program.total_tokens - program.prompt_tokens
         self.feed(ProgramReleased(program.program_id))
         return self._running.pop(program.program_id).versions
 
     def _ask(self, running: _Running) -> None:
-        program, turn = running.program, running.program.turns[running.turn]
+        program = running.program
+        turn = running.program.turns[running.turn]
         prompt_tokens = running.context_tokens + turn.new_in_tokens
         running.request = request = SimulatedRequest(
             request_id=f"{program.program_id}#{running.turn}",
@@ -125,7 +130,7 @@ class Fleet:
     # -- weights
 
     def renew(self, version: int, sync_s: float, then: Happening) -> None:
-        """New weights are on their way for `sync_s`, in which no engine computes; `then` they are there."""
+        """Sends new weights for `sync_s` seconds, in which no engine computes. Then it calls `then`."""
         self.feed(SyncBegan())
         for engine in self.engines.values():
             engine.interrupt(self.clock.now_s, self.version)
@@ -178,7 +183,7 @@ class Fleet:
     # -- engines
 
     def _wake(self, engine: EngineModel) -> None:
-        """After all that happens at this very time: what arrives together starts together."""
+        """Starts the engine after all that happens at this very time: what arrives together starts together."""
         if engine.name not in self._woken:
             self._woken.add(engine.name)
             self.clock.after(0.0, lambda: self._start_steps(engine))
@@ -197,7 +202,8 @@ class Fleet:
 
     def _finish_steps(self, engine: EngineModel, end_s: float) -> None:
         if engine.end_s != end_s:
-            return  # an arrival or new weights ended them earlier
+            # An arrival or new weights ended the steps earlier.
+            return
         finished = engine.finish_steps()
         self._wake(engine)
         for request in finished:

@@ -1,9 +1,9 @@
-"""What a simulated rollout came to: throughput, work done twice, and how long programs waited.
+"""The outcome says what a simulated rollout came to: throughput, work done twice, and how long programs waited.
 
 Invariants:
 - Rates are over the time of the steps; the time between two steps is not counted.
-- Counted from outside, the same for every policy: a pause is a request of a program's later turn that was not placed at
-  once, a move a turn on another engine than the one before.
+- Figures are counted from outside, the same for every policy: a pause is a request of a program's later turn that was
+  not placed at once, a move is a turn on another engine than the one before.
 """
 
 from collections.abc import Sequence
@@ -16,39 +16,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """`group_s`: when the last program of each group was done, from the start of the step, ascending."""
+    """Describes one step of a simulation. `group_s` says when the last program of each group was done, in seconds from
+    the start of the step, ascending."""
 
     makespan_s: float
     group_s: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     policy: str
     programs: int
     turns: int
     makespan_s: float
-    tokens_per_s: float  # as the field reports it: programs * mean length after the first prompt / makespan
+    # Published figures are computed so: programs * mean length after the first prompt / makespan.
+    tokens_per_s: float
     sampled_tokens_per_s: float
     sampled_tokens: int
-    prompt_tokens: int  # of all requests, what was cached included
+    # Counts the prompts of all requests, with what was cached.
+    prompt_tokens: int
     cached_tokens: int
-    cached_share: float  # of all prompt tokens
-    prefix_hit_rate: float  # of what a program held after its turn before, how much was still there
+    # This is a share of all prompt tokens.
+    cached_share: float
+    # This share of what a program held after its turn before was still there.
+    prefix_hit_rate: float
     prefill_tokens: int
-    recomputed_tokens: (
-        int  # prefilled though the program had computed them before: after evictions, moves and preemptions
-    )
+    # These were prefilled though the program had computed them before: after evictions, moves and preemptions.
+    recomputed_tokens: int
     engine_idle_share: float
     hold_p50_s: float
     hold_p99_s: float
     hold_max_s: float
-    held_share: float  # of all requests
+    # This is a share of all requests.
+    held_share: float
     pauses: int
     moves: int
     preemptions: int
-    forced: int  # let go because they were held for router.max_hold_s, not because there was room
-    forced_share: float  # of all requests
+    # These were let go because they were held for router.max_hold_s, not because there was room.
+    forced: int
+    # This is a share of all requests.
+    forced_share: float
     forced_share_of_held: float
     steps: tuple[StepOutcome, ...]
     group_p50_s: float
@@ -59,8 +66,8 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What is counted while the simulation runs."""
+class SimulationTally:
+    """Counts while the simulation runs."""
 
     turns: int = 0
     sampled_tokens: int = 0
@@ -82,7 +89,8 @@ class Tally:
         self.moves += moved
 
     def answer(self, request: "SimulatedRequest", reusable_tokens: int) -> None:
-        """`reusable_tokens`: whole blocks of what the program had computed before; negative of a first turn."""
+        """Counts an answered request. `reusable_tokens` are the whole blocks of what the program had computed before; a
+        first turn has a negative number."""
         reusable_tokens = max(0, reusable_tokens)
         self.turns += 1
         self.prompt_tokens += request.prompt_tokens
@@ -92,37 +100,39 @@ class Tally:
         self.reused_tokens += min(reusable_tokens, request.cached_tokens)
 
 
-def outcome_of(policy: str, tally: Tally, engines: "Sequence[EngineCounts]", *, programs: int) -> Outcome:
+def outcome_of(
+    policy: str, tally: SimulationTally, engines: "Sequence[EngineCounts]", *, programs: int
+) -> SimulationOutcome:
     makespan_s = sum(step.makespan_s for step in tally.steps)
     busy_s = sum(engine.busy_s for engine in engines)
     holds = sorted(tally.holds_s)
     held = sum(hold > 0 for hold in holds)
     groups = sorted(group_s for step in tally.steps for group_s in step.group_s)
-    return Outcome(
+    return SimulationOutcome(
         policy=policy,
         programs=programs,
         turns=tally.turns,
         makespan_s=makespan_s,
-        tokens_per_s=_ratio(tally.response_tokens, makespan_s),
-        sampled_tokens_per_s=_ratio(tally.sampled_tokens, makespan_s),
+        tokens_per_s=_safe_ratio(tally.response_tokens, makespan_s),
+        sampled_tokens_per_s=_safe_ratio(tally.sampled_tokens, makespan_s),
         sampled_tokens=tally.sampled_tokens,
         prompt_tokens=tally.prompt_tokens,
         cached_tokens=tally.cached_tokens,
-        cached_share=_ratio(tally.cached_tokens, tally.prompt_tokens),
-        prefix_hit_rate=_ratio(tally.reused_tokens, tally.reusable_tokens, nothing=1.0),
+        cached_share=_safe_ratio(tally.cached_tokens, tally.prompt_tokens),
+        prefix_hit_rate=_safe_ratio(tally.reused_tokens, tally.reusable_tokens, nothing=1.0),
         prefill_tokens=sum(engine.prefill_tokens for engine in engines),
         recomputed_tokens=sum(engine.recomputed_tokens for engine in engines),
-        engine_idle_share=1.0 - _ratio(busy_s, makespan_s * len(engines), nothing=1.0),
+        engine_idle_share=1.0 - _safe_ratio(busy_s, makespan_s * len(engines), nothing=1.0),
         hold_p50_s=percentile(holds, 50),
         hold_p99_s=percentile(holds, 99),
         hold_max_s=holds[-1] if holds else 0.0,
-        held_share=_ratio(held, len(holds)),
+        held_share=_safe_ratio(held, len(holds)),
         pauses=tally.pauses,
         moves=tally.moves,
         preemptions=sum(engine.preemptions for engine in engines),
         forced=tally.forced,
-        forced_share=_ratio(tally.forced, len(holds)),
-        forced_share_of_held=_ratio(tally.forced, held),
+        forced_share=_safe_ratio(tally.forced, len(holds)),
+        forced_share_of_held=_safe_ratio(tally.forced, held),
         steps=tuple(tally.steps),
         group_p50_s=percentile(groups, 50),
         group_p99_s=percentile(groups, 99),
@@ -130,11 +140,11 @@ def outcome_of(policy: str, tally: Tally, engines: "Sequence[EngineCounts]", *, 
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of the values do not exceed; 0 of none."""
+    """Returns the smallest value that at least `percent` of the values do not exceed, or 0 if there are none."""
     if not ascending:
         return 0.0
     return ascending[max(0, -(-int(len(ascending) * percent) // 100) - 1)]
 
 
-def _ratio(part: float, whole: float, nothing: float = 0.0) -> float:
+def _safe_ratio(part: float, whole: float, nothing: float = 0.0) -> float:
     return part / whole if whole else nothing

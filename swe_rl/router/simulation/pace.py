@@ -1,10 +1,11 @@
-"""Who begins which programs, and what the trainer does meanwhile: step by step, ahead of the trainer, or flowing.
+"""The pace decides which programs begin when, and what the trainer does meanwhile: step by step, ahead of the trainer,
+or flowing.
 
 Invariants:
 - `StepsPace` is run/loop: a step's programs begin together, and hold their places until they are graded. With `ahead`
   steps are sampled while the trainer learns (its Pipeline): the engines change their weights between two steps only.
-- `FlowPace` is rollout/flow: groups begin in order, at most `(1 + ahead) * prompts` of them begun and not trained; the
-  oldest complete ones are trained first; a place is given back before grading, which has as many places of its own.
+- `FlowPace` is rollout/flow: groups begin in order, at most `(1 + ahead) * prompts` of them begun and not trained. The
+  oldest complete ones are trained first. A place is given back before grading, which has as many places of its own.
   tests/rollout/test_pace.py holds the two against each other: the same order at the same times.
 - The trainer learns one step at a time. Staleness counts tokens by how many versions the weights that are trained are
   ahead of those that sampled.
@@ -17,29 +18,30 @@ from typing import Protocol
 
 from swe_rl.router.core import Event, StepTail
 from swe_rl.router.simulation.clock import Happening, VirtualClock
-from swe_rl.router.simulation.outcome import StepOutcome, Tally
-from swe_rl.router.simulation.workload import Program
+from swe_rl.router.simulation.outcome import SimulationTally, StepOutcome
+from swe_rl.router.simulation.workload import SimulatedProgram
 
-Group = tuple[Program, ...]
+Group = tuple[SimulatedProgram, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpeed:
-    """Seconds: of a token of the trained trajectories, of an update of the engines' weights, and of what comes after it
-    until the next step's groups are asked for (records, a checkpoint's share)."""
+    """Has the trainer's times in seconds: of a token of the trained trajectories, of an update of the engines' weights,
+    and of what comes after it until the next step's groups are asked for (records, a checkpoint's share)."""
 
     token_s: float
     sync_s: float
     rest_s: float = 0.0
 
-    def train_s(self, programs: Sequence[Program]) -> float:
+    def train_s(self, programs: Sequence[SimulatedProgram]) -> float:
         return self.token_s * sum(program.total_tokens for program in programs)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """`at_s`: when the trainer had learned it; `busy_s`: of all engines until then. `waited_s`: for rollouts, before it
-    was trained. `ages`: sampled tokens by staleness. `numbers`: of groups that flow, in the order of their begin."""
+    """Records a step that the trainer learned at `at_s`. Until then all engines together were busy for `busy_s`, and
+    the trainer waited for rollouts for `waited_s` before it. `ages` counts sampled tokens by staleness. `numbers` are
+    those of groups that flow, in the order of their begin."""
 
     at_s: float
     busy_s: float
@@ -50,14 +52,14 @@ class TrainedStep:
 
 
 class Drives(Protocol):
-    """What a pace needs of the engines."""
+    """Has what a pace needs of the engines."""
 
     clock: VirtualClock
     version: int
-    tally: Tally
+    tally: SimulationTally
 
-    def begin(self, program: Program, acted: Happening) -> None: ...
-    def release(self, program: Program) -> Counter[int]: ...
+    def begin(self, program: SimulatedProgram, acted: Happening) -> None: ...
+    def release(self, program: SimulatedProgram) -> Counter[int]: ...
     def renew(self, version: int, sync_s: float, then: Happening) -> None: ...
     def feed(self, event: Event) -> None: ...
     def busy_s(self) -> float: ...
@@ -73,10 +75,13 @@ class _Trainer:
     free_since_s: float = 0.0
     is_busy: bool = False
 
-    def learn(self, programs: Sequence[Program], ages: Counter[int], numbers: Sequence[int], then: Happening) -> None:
-        """`ages`: tokens by the version that sampled them."""
+    def learn(
+        self, programs: Sequence[SimulatedProgram], ages: Counter[int], numbers: Sequence[int], then: Happening
+    ) -> None:
+        """Learns a step. `ages` counts tokens by the version that sampled them."""
         self.is_busy = True
-        waited_s, version = self.fleet.clock.now_s - self.free_since_s, len(self.trained)
+        waited_s = self.fleet.clock.now_s - self.free_since_s
+        version = len(self.trained)
         stale = Counter[int]()
         for sampler, tokens in ages.items():
             stale[version - sampler] += tokens
@@ -90,10 +95,11 @@ class _Trainer:
         self.fleet.clock.after(self.speed.train_s(programs), learned)
 
     def rest(self, then: Happening) -> None:
-        """After a step, before the next."""
+        """Passes the time after a step, before the next."""
 
         def is_free() -> None:
-            self.is_busy, self.free_since_s = False, self.fleet.clock.now_s
+            self.is_busy = False
+            self.free_since_s = self.fleet.clock.now_s
             then()
 
         self.fleet.clock.after(self.speed.rest_s, is_free)
@@ -102,8 +108,8 @@ class _Trainer:
 @dataclass(slots=True)
 class _Step:
     started_s: float
-    programs: tuple[Program, ...]
-    waiting: deque[Program]
+    programs: tuple[SimulatedProgram, ...]
+    waiting: deque[SimulatedProgram]
     unfinished: int
     left_of_group: Counter[str]
     group_s: list[float] = field(default_factory=list)
@@ -111,27 +117,34 @@ class _Step:
 
 
 class StepsPace:
-    """`ahead` = 0: each step waits for the one before to be learned. `tail_programs`: when a step has so many programs
-    left, the router is told of its tail; 0: it never is."""
+    """Runs steps. With `ahead` = 0, each step waits for the one before to be learned. When a step has `tail_programs`
+    programs left, the router is told of its tail; with 0 it never is."""
 
     def __init__(
         self,
         fleet: Drives,
-        steps: Sequence[Sequence[Program]],
+        steps: Sequence[Sequence[SimulatedProgram]],
         trainer: TrainerSpeed,
         *,
         places: int,
         ahead: int = 0,
         tail_programs: int = 0,
     ) -> None:
-        self._fleet, self._steps = fleet, [tuple(step) for step in steps]
-        self._places, self._ahead, self._tail_programs = places, ahead, tail_programs
+        self._fleet = fleet
+        self._steps = [tuple(step) for step in steps]
+        self._places = places
+        self._ahead = ahead
+        self._tail_programs = tail_programs
         self._trainer = _Trainer(fleet, trainer)
         self._sampled: deque[_Step] = deque()
-        self._held: _Step | None = None  # sampled, and not given to the trainer before the engines are ready
-        self._begun = 0  # steps
-        self._is_waiting = False  # for the engines to be made ready
-        self._is_next = False  # to have the trainer, for its weights, once it is free
+        # This step is sampled, and is not given to the trainer before the engines are ready.
+        self._held: _Step | None = None
+        # Counts the steps that began.
+        self._begun = 0
+        # The pace waits for the engines to be made ready.
+        self._is_waiting = False
+        # The engines get the trainer's weights once it is free.
+        self._is_next = False
         self._begin_step()
 
     @property
@@ -143,7 +156,7 @@ class StepsPace:
         return len(self._fleet.tally.steps) == len(self._steps)
 
     def _begin_step(self) -> None:
-        """Empty steps take no time."""
+        """Begins the next step. Empty steps take no time."""
         while self._begun < len(self._steps) and not self._steps[self._begun]:
             self._begun += 1
             self._fleet.tally.steps.append(StepOutcome(0.0, ()))
@@ -162,7 +175,7 @@ class StepsPace:
             program, lambda: self._fleet.clock.after(program.grade_s, lambda: self._end_program(step, program))
         )
 
-    def _end_program(self, step: _Step, program: Program) -> None:
+    def _end_program(self, step: _Step, program: SimulatedProgram) -> None:
         step.ages.update(self._fleet.release(program))
         step.left_of_group[program.group] -= 1
         if not step.left_of_group[program.group]:
@@ -201,10 +214,11 @@ class StepsPace:
         self._learn()
 
     def _make_ready(self) -> None:
-        """The next step begins once the weights that it may be sampled with are there: the newest that can be had."""
+        """Begins the next step once the weights that it may be sampled with are there: the newest that can be had."""
         if not self._is_waiting:
             return
-        learned, needed = len(self.trained), self._begun - self._ahead
+        learned = len(self.trained)
+        needed = self._begun - self._ahead
         if learned < needed:
             return
         self._is_next = self._trainer.is_busy and self._fleet.version < needed
@@ -214,7 +228,8 @@ class StepsPace:
         if self._trainer.is_busy or self._fleet.version == learned:
             self._go_on()
         else:
-            self._trainer.is_busy = True  # its weights are read
+            # The trainer's weights are read meanwhile.
+            self._trainer.is_busy = True
             self._fleet.renew(learned, self._trainer.speed.sync_s, self._renewed)
 
     def _renewed(self) -> None:
@@ -223,13 +238,14 @@ class StepsPace:
 
     def _go_on(self) -> None:
         if self._held is not None:
-            step, self._held = self._held, None
+            step = self._held
+            self._held = None
             self._give(step)
         self._begin_step()
 
 
 @dataclass(slots=True)
-class _Group:
+class _PacedGroup:
     number: int
     programs: Group
     left: int
@@ -237,8 +253,8 @@ class _Group:
 
 
 class FlowPace:
-    """`groups` in the order in which they begin; `steps` of `prompts` groups are trained, `places` programs act at
-    once."""
+    """Runs groups that flow. `groups` begin in their order, `steps` steps of `prompts` groups are trained, and `places`
+    programs act at once."""
 
     def __init__(
         self,
@@ -251,15 +267,22 @@ class FlowPace:
         ahead: int,
         steps: int,
     ) -> None:
-        self.begun: list[tuple[float, int]] = []  # when, and the group's number
-        self._fleet, self._groups = fleet, groups
-        self._prompts, self._ahead, self._steps_left = prompts, ahead, steps
-        self._free, self._free_to_grade = places, places
+        # Says when which group began, by the group's number.
+        self.begun: list[tuple[float, int]] = []
+        self._fleet = fleet
+        self._groups = groups
+        self._prompts = prompts
+        self._ahead = ahead
+        self._steps_left = steps
+        self._free = places
+        self._free_to_grade = places
         self._trainer = _Trainer(fleet, trainer)
-        self._open: dict[int, _Group] = {}  # begun and not taken
+        # These groups began and were not taken.
+        self._open: dict[int, _PacedGroup] = {}
         self._training = 0
-        self._waiting: deque[tuple[_Group, Program]] = deque()  # of the group that begins, for a place
-        self._to_grade: deque[tuple[_Group, Program]] = deque()
+        # These programs of the group that begins wait for a place.
+        self._waiting: deque[tuple[_PacedGroup, SimulatedProgram]] = deque()
+        self._to_grade: deque[tuple[_PacedGroup, SimulatedProgram]] = deque()
         self._begin()
 
     @property
@@ -272,13 +295,14 @@ class FlowPace:
         return len(self._open) + self._training < steps * self._prompts
 
     def _begin(self) -> None:
-        """A group begins once all programs of the one before have; each of them takes a place."""
+        """Begins groups while there is room. A group begins once all programs of the one before have; each of them
+        takes a place."""
         while self._waiting or self._has_room:
             if not self._waiting:
                 number = len(self.begun)
                 self.begun.append((self._fleet.clock.now_s, number))
                 programs = self._groups[number]
-                group = self._open[number] = _Group(number, programs, len(programs))
+                group = self._open[number] = _PacedGroup(number, programs, len(programs))
                 self._waiting.extend((group, program) for program in programs)
             while self._waiting and self._free:
                 self._free -= 1
@@ -286,7 +310,7 @@ class FlowPace:
             if self._waiting:
                 return
 
-    def _start(self, group: _Group, program: Program) -> None:
+    def _start(self, group: _PacedGroup, program: SimulatedProgram) -> None:
         def acted() -> None:
             self._free += 1
             self._to_grade.append((group, program))
@@ -301,7 +325,7 @@ class FlowPace:
             group, program = self._to_grade.popleft()
             self._grade_one(group, program)
 
-    def _grade_one(self, group: _Group, program: Program) -> None:
+    def _grade_one(self, group: _PacedGroup, program: SimulatedProgram) -> None:
         def graded() -> None:
             self._free_to_grade += 1
             group.ages.update(self._fleet.release(program))
@@ -313,7 +337,7 @@ class FlowPace:
         self._fleet.clock.after(program.grade_s, graded)
 
     def _take(self) -> None:
-        """The oldest complete groups, as soon as there are enough of them."""
+        """Trains the oldest complete groups, as soon as there are enough of them."""
         complete = [group for _, group in sorted(self._open.items()) if not group.left]
         if self._trainer.is_busy or not self._steps_left or len(complete) < self._prompts:
             return

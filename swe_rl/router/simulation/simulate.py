@@ -1,4 +1,5 @@
-"""Steps of rollouts in virtual time, one after another: what a router makes of a workload.
+"""This module simulates steps of rollouts in virtual time, one after another, to show what a router makes of a
+workload.
 
 Invariants:
 - Equal arguments give equal outcomes: nothing is random.
@@ -10,15 +11,15 @@ from swe_rl.router.core import Router
 from swe_rl.router.simulation.clock import VirtualClock
 from swe_rl.router.simulation.engine_model import EngineLimits, EngineModel, require_room
 from swe_rl.router.simulation.fleet import Fleet
-from swe_rl.router.simulation.outcome import Outcome, outcome_of
+from swe_rl.router.simulation.outcome import SimulationOutcome, outcome_of
 from swe_rl.router.simulation.pace import StepsPace, TrainerSpeed
 from swe_rl.router.simulation.workload import Workload
 
 
 class Simulation:
-    """One router, engines of one kind and a workload; `run` once. Raises SimulationTooSmall.
+    """Runs one router and engines of one kind under a workload; `run` may be called once. Raises SimulationTooSmall.
 
-    `tail_programs`: when a step has so many programs left, the router is told of its tail; 0: it never is.
+    When a step has `tail_programs` programs left, the router is told of its tail; with 0 it never is.
     """
 
     def __init__(
@@ -31,7 +32,8 @@ class Simulation:
         tail_programs: int = 0,
     ) -> None:
         require_room(workload.max_context_tokens, limits)
-        self._router, self._workload = router, workload
+        self._router = router
+        self._workload = workload
         self._fleet = Fleet(router, speed, limits)
         self._tail_programs = tail_programs
 
@@ -43,8 +45,8 @@ class Simulation:
     def clock(self) -> VirtualClock:
         return self._fleet.clock
 
-    def run(self) -> Outcome:
-        """Raises SimulationError."""
+    def run(self) -> SimulationOutcome:
+        """Runs all steps and returns the outcome. Raises SimulationError."""
         load = self._workload
         between = TrainerSpeed(0.0, load.think_s)
         tail = self._tail_programs
@@ -58,8 +60,8 @@ class Simulation:
         )
 
 
-def simulate(
+def simulate_router(
     router: Router, workload: Workload, speed: EngineSpeed, limits: EngineLimits, *, tail_programs: int = 0
-) -> Outcome:
-    """Raises SimulationTooSmall, SimulationError."""
+) -> SimulationOutcome:
+    """Simulates a workload and returns the outcome. Raises SimulationTooSmall, SimulationError."""
     return Simulation(router, workload, speed, limits, tail_programs=tail_programs).run()

@@ -1,4 +1,5 @@
-"""A training run in virtual time: rollouts and trainer together, in one of the three ways in which they go on.
+"""This module simulates a training run in virtual time: rollouts and trainer together, in one of the three ways in
+which they go on.
 
 Invariants:
 - Only what lies between two steps in the middle of the run is counted: neither its beginning, where all groups begin at
@@ -20,21 +21,25 @@ from swe_rl.router.simulation.pace import FlowPace, Group, StepsPace, TrainedSte
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a run goes on: groups that flow, or steps; `ahead` is `trainer.max_staleness_steps`."""
+    """Says how a run goes on: with groups that flow, or in steps. `ahead` is `trainer.max_staleness_steps`."""
 
     flows: bool
     ahead: int
 
     def __str__(self) -> str:
         if self.flows:
-            return "stream" if self.ahead == 1 else f"stream, {self.ahead} steps ahead"
-        return "step" if self.ahead == 0 else f"step, {self.ahead} ahead"
+            if self.ahead == 1:
+                return "stream"
+            return f"stream, {self.ahead} steps ahead"
+        if self.ahead == 0:
+            return "step"
+        return f"step, {self.ahead} ahead"
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """`places` programs act at once, `prompts` groups are a step. Of all steps `counted` count: those after the first
-    `warm` ones."""
+class SimulatedSchedule:
+    """Has the sizes of a simulated run: `places` programs act at once, and `prompts` groups are a step. Of all steps
+    the `counted` ones after the first `warm` count."""
 
     prompts: int
     places: int
@@ -42,14 +47,16 @@ class Schedule:
     counted: int
 
     def groups(self, way: Way) -> int:
-        """That a run needs: those of the steps that count, those before, and those that are under way at the end."""
+        """Returns how many groups a run needs: those of the steps that count, those before, and those that are under
+        way at the end."""
         return (self.warm + self.counted + 1 + way.ahead) * self.prompts
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """`tokens_per_h`: of trained trajectories, prompts included. `staleness`: sampled tokens by how many steps the
-    trained weights were ahead of those that sampled them. Shares are of the time of one step."""
+    """Says what a simulated training came to. `tokens_per_h` counts trained trajectories, prompts included. `staleness`
+    has the shares of sampled tokens by how many steps the trained weights were ahead of those that sampled them. The
+    idle shares are of the time of one step."""
 
     way: str
     tokens_per_h: float
@@ -61,11 +68,13 @@ class TrainingOutcome:
 
     @property
     def slower_side(self) -> str:
-        """Whom the other one waits for."""
-        return "engines" if self.trainer_idle_share > self.engine_idle_share else "trainer"
+        """Returns the side that the other one waits for."""
+        if self.trainer_idle_share > self.engine_idle_share:
+            return "engines"
+        return "trainer"
 
     def to_record(self) -> dict[str, Any]:
-        """Rounded; ages as words."""
+        """Returns the figures rounded, with ages as words."""
         figures = {key: float(f"{value:.4g}") for key, value in asdict(self).items() if isinstance(value, float)}
         return figures | {"staleness": {str(age): float(f"{share:.4g}") for age, share in self.staleness.items()}}
 
@@ -76,26 +85,29 @@ def simulate_training(
     speed: EngineSpeed,
     limits: EngineLimits,
     trainer: TrainerSpeed,
-    schedule: Schedule,
+    schedule: SimulatedSchedule,
     way: Way,
 ) -> TrainingOutcome:
-    """Raises SimulationTooSmall, SimulationError, ValueError where there are too few groups."""
+    """Simulates a run in one way. Raises SimulationTooSmall, SimulationError, and ValueError if there are too few
+    groups."""
     needed = schedule.groups(way)
     if len(groups) < needed:
         raise ValueError(f"{needed} groups are needed, not {len(groups)}")
     groups = groups[:needed]
     require_room(max(program.total_tokens for group in groups for program in group), limits)
     fleet = Fleet(router, speed, limits)
-    trained, last = _paced(fleet, groups, trainer, schedule, way), schedule.warm + schedule.counted
+    trained = _start_pace(fleet, groups, trainer, schedule, way)
+    last = schedule.warm + schedule.counted
     fleet.run(lambda: len(trained) > last)
     return outcome_of_steps(str(way), trained[schedule.warm : last + 1], len(fleet.engines))
 
 
-def _paced(
-    fleet: Fleet, groups: Sequence[Group], trainer: TrainerSpeed, schedule: Schedule, way: Way
+def _start_pace(
+    fleet: Fleet, groups: Sequence[Group], trainer: TrainerSpeed, schedule: SimulatedSchedule, way: Way
 ) -> list[TrainedStep]:
-    """What is trained, while the fleet runs."""
-    prompts, places = schedule.prompts, schedule.places
+    """Starts the run's pace. Returns the list that gets the trained steps while the fleet runs."""
+    prompts = schedule.prompts
+    places = schedule.places
     steps = len(groups) // prompts
     if way.flows:
         return FlowPace(fleet, groups, trainer, places=places, prompts=prompts, ahead=way.ahead, steps=steps).trained
@@ -105,8 +117,9 @@ def _paced(
 
 
 def outcome_of_steps(way: str, trained: Sequence[TrainedStep], engines: int) -> TrainingOutcome:
-    """`trained[0]` is the step before the first that counts."""
-    steps, span_s = trained[1:], trained[-1].at_s - trained[0].at_s
+    """Returns the figures of the trained steps. `trained[0]` is the step before the first that counts."""
+    steps = trained[1:]
+    span_s = trained[-1].at_s - trained[0].at_s
     ages = sum((step.ages for step in steps), Counter[int]())
     sampled = sum(ages.values())
     return TrainingOutcome(
@@ -121,7 +134,7 @@ def outcome_of_steps(way: str, trained: Sequence[TrainedStep], engines: int) -> 
 
 
 def mean_of(outcomes: Sequence[TrainingOutcome]) -> TrainingOutcome:
-    """Of one way under several loads."""
+    """Returns the mean outcome of one way under several loads."""
 
     def mean(figure: Callable[[TrainingOutcome], float]) -> float:
         return sum(map(figure, outcomes)) / len(outcomes)

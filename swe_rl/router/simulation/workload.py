@@ -1,11 +1,11 @@
-"""What a rollout asks of the engines: programs of turns, drawn by a seeded generator or recorded.
+"""A workload is what a rollout asks of the engines: programs of turns, drawn by a seeded generator or recorded.
 
 Invariants:
 - A program depends on the parameters, the seed and its own place in the step only: a larger step starts with the
   programs of a smaller one.
 - A trajectory stays within the limits of `rollout`, as the gateway and the agent would keep it.
 - Equal parameters, limits and seeds give equal workloads, whatever the machine: only the standard library draws.
-- Lengths and pauses are those that were seen; how long an engine took is not taken over, it is what is simulated.
+- Recorded programs keep their lengths and pauses. How long an engine took is not taken over, as that is simulated.
 - A turn whose prompt does not go on from the one before (a cut chain) counts as going on: a program only grows.
 """
 
@@ -24,9 +24,9 @@ class WorkloadError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """`new_in_tokens` are put after all that the program holds (of the first turn: its whole prompt), `out_tokens` are
-    sampled, then a tool runs for `tool_s`."""
+class SimulatedTurn:
+    """Describes a turn of a program: `new_in_tokens` are put after all that the program holds (the first turn's are its
+    whole prompt), `out_tokens` are sampled, then a tool runs for `tool_s`."""
 
     new_in_tokens: int
     out_tokens: int
@@ -34,13 +34,13 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """`boot_s` passes before its first turn, `grade_s` after its last. All programs share `system_tokens` at the start,
-    those of one group the whole first prompt."""
+class SimulatedProgram:
+    """Describes a simulated trajectory. `boot_s` passes before its first turn, `grade_s` after its last. All programs
+    share `system_tokens` at the start, those of one group the whole first prompt."""
 
     program_id: str
     group: str
-    turns: tuple[Turn, ...]
+    turns: tuple[SimulatedTurn, ...]
     boot_s: float = 0.0
     grade_s: float = 0.0
     system_tokens: int = 0
@@ -58,7 +58,7 @@ class Program:
         return sum(turn.new_in_tokens + turn.out_tokens for turn in self.turns)
 
     def contexts(self) -> Iterator[int]:
-        """Tokens held after each turn."""
+        """Yields the tokens held after each turn."""
         held = 0
         for turn in self.turns:
             held += turn.new_in_tokens + turn.out_tokens
@@ -67,10 +67,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Steps one after the other, `concurrency` programs of a step at once, `think_s` between two steps, after which no
-    engine has a prefix left: its weights are new."""
+    """Steps that come one after the other, with `concurrency` programs of a step at once. `think_s` passes between two
+    steps; after it no engine has a prefix left, as its weights are new."""
 
-    steps: tuple[tuple[Program, ...], ...]
+    steps: tuple[tuple[SimulatedProgram, ...], ...]
     concurrency: int
     think_s: float = 0.0
 
@@ -85,7 +85,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """`sigma` is that of the logarithm; what is drawn is at most `high`."""
+    """Draws from a lognormal distribution. `sigma` is that of the logarithm; what is drawn is at most `high`."""
 
     median: float
     sigma: float
@@ -106,11 +106,14 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadParameters:
-    """Of each turn and program; `system_tokens` are the agent's words and its tools, the same for all."""
+    """Has the distributions of turns and programs. `system_tokens` are the agent's words and its tools, the same for
+    all."""
 
     turns: Distribution
-    issue_tokens: Distribution  # of the first prompt, after what all programs share
-    observation_tokens: Distribution  # what a tool says
+    # These tokens of the first prompt come after what all programs share.
+    issue_tokens: Distribution
+    # A tool says so many tokens.
+    observation_tokens: Distribution
     out_tokens: Distribution
     tool_s: Distribution
     boot_s: Distribution
@@ -134,9 +137,9 @@ def parameters_of(config: WorkloadConfig) -> WorkloadParameters:
 MINI_SWE = parameters_of(WorkloadConfig())
 
 
-# 160 programs on four engines of 120,000 tokens: 8 to 16 turns that grow to about 11k tokens, tools of 2 s (median; at
-# most 30 s), after a published benchmark. How its turns' tokens divide into observation and answer is not known; so
-# divided, default routing serves about a tenth more tokens a second than were published.
+# 160 programs run on four engines of 120,000 tokens: 8 to 16 turns that grow to about 11k tokens, with tools of 2 s
+# (median; at most 30 s), as in a published benchmark. It does not say how its turns' tokens divide into observation and
+# answer. So divided, default routing serves about a tenth more tokens a second than were published.
 AGENT_LOAD = replace(
     MINI_SWE,
     turns=Uniform(8, 16),
@@ -153,12 +156,13 @@ SLOW_TOOLS = replace(MINI_SWE, tool_s=Lognormal(2.0, 2.0, 600.0))
 WORKLOADS = {"mini_swe": MINI_SWE, "agent_load": AGENT_LOAD, "slow_tools": SLOW_TOOLS}
 
 
-def draw(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, steps: int = 1) -> Workload:
-    """`rollout.prompts_per_step` groups of `rollout.n` programs a step, in the order in which a rollout starts them."""
+def draw_workload(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, steps: int = 1) -> Workload:
+    """Draws `rollout.prompts_per_step` groups of `rollout.n` programs a step, in the order in which a rollout starts
+    them."""
     return Workload(
         tuple(
             tuple(
-                _program(parameters, rollout, seed, f"{step}.{prompt}", sample)
+                _draw_program(parameters, rollout, seed, f"{step}.{prompt}", sample)
                 for prompt in range(rollout.prompts_per_step)
                 for sample in range(rollout.n)
             )
@@ -168,14 +172,17 @@ def draw(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, step
     )
 
 
-def _program(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, group: str, sample: int) -> Program:
-    issue = _tokens(parameters.issue_tokens, Random(f"{seed}/{group}"))
+def _draw_program(
+    parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, group: str, sample: int
+) -> SimulatedProgram:
+    issue = _draw_tokens(parameters.issue_tokens, Random(f"{seed}/{group}"))
     rng = Random(f"{seed}/{group}/{sample}")
     prompt_limit = min(rollout.max_prompt_tokens, rollout.max_trajectory_tokens - 1)
     system_tokens = min(parameters.system_tokens, max(0, prompt_limit - 1))
-    boot_s, grade_s = parameters.boot_s.draw(rng), parameters.grade_s.draw(rng)
-    turns = _turns(parameters, rollout, min(prompt_limit, system_tokens + issue), rng)
-    return Program(
+    boot_s = parameters.boot_s.draw(rng)
+    grade_s = parameters.grade_s.draw(rng)
+    turns = _draw_turns(parameters, rollout, min(prompt_limit, system_tokens + issue), rng)
+    return SimulatedProgram(
         program_id=f"{group}.{sample}",
         group=group,
         turns=tuple(turns),
@@ -185,32 +192,36 @@ def _program(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, 
     )
 
 
-def _turns(parameters: WorkloadParameters, rollout: RolloutConfig, prompt_tokens: int, rng: Random) -> Iterator[Turn]:
-    """Up to the limit of turns, or until the trajectory has no room left."""
+def _draw_turns(
+    parameters: WorkloadParameters, rollout: RolloutConfig, prompt_tokens: int, rng: Random
+) -> Iterator[SimulatedTurn]:
+    """Draws turns up to the limit of turns, or until the trajectory has no room left."""
     count = min(rollout.max_turns, max(1, round(parameters.turns.draw(rng))))
-    held, new = 0, prompt_tokens
+    held = 0
+    new = prompt_tokens
     for _ in range(count):
         room = rollout.max_trajectory_tokens - held - new
         if room <= 0:
             return
-        out = min(room, rollout.max_turn_tokens, _tokens(parameters.out_tokens, rng))
-        yield Turn(new, out, min(parameters.tool_s.draw(rng), rollout.command_timeout_s))
+        out = min(room, rollout.max_turn_tokens, _draw_tokens(parameters.out_tokens, rng))
+        yield SimulatedTurn(new, out, min(parameters.tool_s.draw(rng), rollout.command_timeout_s))
         held += new + out
-        new = _tokens(parameters.observation_tokens, rng)
+        new = _draw_tokens(parameters.observation_tokens, rng)
 
 
-def _tokens(distribution: Distribution, rng: Random) -> int:
+def _draw_tokens(distribution: Distribution, rng: Random) -> int:
     return max(1, round(distribution.draw(rng)))
 
 
-def mean_context_tokens(programs: Sequence[Program]) -> float:
-    """Of a program under way: the mean over all turns of what is held after them."""
+def mean_context_tokens(programs: Sequence[SimulatedProgram]) -> float:
+    """Returns what a program under way holds: the mean over all turns of what is held after them."""
     contexts = [context for program in programs for context in program.contexts()]
     return sum(contexts) / max(1, len(contexts))
 
 
 def oversubscription(workload: Workload, engines: int, capacity_tokens: int) -> float:
-    """What the programs under way hold, as a multiple of what an engine's cache holds, were they spread evenly."""
+    """Returns what the programs under way hold, as a multiple of what the engines' caches hold, if the programs are
+    spread evenly."""
     programs = [program for step in workload.steps for program in step]
     at_once = min(workload.concurrency, max((len(step) for step in workload.steps), default=0))
     return at_once / engines * mean_context_tokens(programs) / capacity_tokens
@@ -218,7 +229,8 @@ def oversubscription(workload: Workload, engines: int, capacity_tokens: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """`asked_s` and `answered_s`: on one clock, when the request reached the gateway and when it was answered."""
+    """Describes a turn of a run. `asked_s` and `answered_s` are on one clock: when the request reached the gateway and
+    when it was answered."""
 
     prompt_tokens: int
     sampled_tokens: int
@@ -228,26 +240,28 @@ class RecordedTurn:
 
 def program_of(
     program_id: str, group: str, turns: Sequence[RecordedTurn], *, boot_s: float = 0.0, grade_s: float = 0.0
-) -> Program | None:
-    """None without a turn. What all programs share at the start is not recorded: a group's first prompt is."""
+) -> SimulatedProgram | None:
+    """Makes a program of recorded turns, or None of no turn. What all programs share at the start is not recorded: a
+    group's first prompt is."""
     if not turns:
         return None
-    return Program(program_id, group, tuple(_recorded_turns(turns)), boot_s, grade_s)
+    return SimulatedProgram(program_id, group, tuple(_recorded_turns(turns)), boot_s, grade_s)
 
 
-def _recorded_turns(turns: Sequence[RecordedTurn]) -> Iterator[Turn]:
+def _recorded_turns(turns: Sequence[RecordedTurn]) -> Iterator[SimulatedTurn]:
     held = 0
     for number, turn in enumerate(turns):
         new = max(1, turn.prompt_tokens - held)
         out = max(1, turn.sampled_tokens)
         last = number + 1 == len(turns)
         tool_s = 0.0 if last else max(0.0, turns[number + 1].asked_s - turn.answered_s)
-        yield Turn(new, out, tool_s)
+        yield SimulatedTurn(new, out, tool_s)
         held += new + out
 
 
-def resized(programs: Sequence[Program], count: int) -> tuple[Program, ...]:
-    """So many of them, in order; from the beginning again, as groups of their own, where there are fewer."""
+def resize_programs(programs: Sequence[SimulatedProgram], count: int) -> tuple[SimulatedProgram, ...]:
+    """Returns `count` programs in order. If there are fewer, it takes them from the beginning again, as groups of their
+    own."""
     made = list(programs[:count])
     while len(made) < count:
         again = len(made) // len(programs)
@@ -257,7 +271,7 @@ def resized(programs: Sequence[Program], count: int) -> tuple[Program, ...]:
 
 
 def shared_tokens(prompts: Iterable[Sequence[int]]) -> int:
-    """Length of the beginning that all token sequences have in common: a workload's `system_tokens`."""
+    """Returns the length of the beginning that all token sequences have in common: a workload's `system_tokens`."""
     common: Sequence[int] | None = None
     for prompt in prompts:
         if common is None:

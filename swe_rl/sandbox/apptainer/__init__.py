@@ -1,1 +1,1 @@
-"""Sandboxes by apptainer."""
+"""This package makes sandboxes by apptainer."""

@@ -1,4 +1,4 @@
-"""Sandboxes by apptainer, for clusters without a container daemon: one process of this machine each.
+"""This module makes sandboxes by apptainer, for clusters without a container daemon: each is a process of this machine.
 
 Invariants:
 - The container lives as long as its apptainer process, and that reads from a pipe of ours: however this process ends,
@@ -29,18 +29,22 @@ from swe_rl.sandbox.confined_path import read_confined
 from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
-from swe_rl.sandbox.container.spec import Mount, environment, parse_mount
+from swe_rl.sandbox.container.spec import Mount, parse_mount, sandbox_variables
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process_tree import first_inside
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
+# The sandbox sees the folder through which files pass under this path.
 EXCHANGE = "/run/swe_rl"
 
 
 def image_reference(image: str) -> str:
-    """A file or folder of this machine, or an address; a plain image name is one of a Docker registry."""
+    """Returns an image as apptainer wants it: a file or folder of this machine, or an address.
+
+    A plain image name is taken for one of a Docker registry.
+    """
     if "://" in image or image.startswith(("/", "./")) or image.endswith(".sif"):
         return image
     return f"docker://{image}"
@@ -49,7 +53,10 @@ def image_reference(image: str) -> str:
 def exec_argv(
     program: str, image: str, config: SandboxConfig, mounts: Sequence[Mount], exchange: Path, overlay: Path
 ) -> list[str]:
-    """`exchange` is the folder through which files pass; `overlay` takes what the sandbox writes."""
+    """Returns the command line that starts a container, whose first process is the guard.
+
+    `exchange` is the folder through which files pass, and `overlay` takes what the sandbox writes.
+    """
     argv = [program, "exec", "--containall", "--cleanenv", "--no-home", "--no-init", "--pid", "--fakeroot"]
     argv += ["--no-privs", "--hostname", "sandbox", "--pwd", "/", "--overlay", str(overlay)]
     if not config.network:
@@ -57,71 +64,81 @@ def exec_argv(
     argv += limits_argv(config)
     for mount in (*mounts, Mount(str(exchange), EXCHANGE, writable=True)):
         argv += ["--bind", f"{mount.source}:{mount.target}:{'rw' if mount.writable else 'ro'}"]
-    for name, value in environment(config).items():
-        argv += ["--env", f"{name}={_escaped(value)}"]
+    for name, value in sandbox_variables(config).items():
+        argv += ["--env", f"{name}={_escape_commas(value)}"]
     return [*argv, image_reference(image), *guard_argv(config.lease_s)]
 
 
 def limits_argv(config: SandboxConfig) -> list[str]:
+    """Returns the limits of a sandbox as words of apptainer's command line."""
     return [
-        *("--cpus", f"{config.cpus:g}"),
-        *("--memory", str(int(config.memory_gb * 1024**3))),
-        *("--memory-swap", str(int(config.memory_gb * 1024**3))),
-        *("--pids-limit", str(config.max_processes)),
+        "--cpus",
+        f"{config.cpus:g}",
+        "--memory",
+        str(int(config.memory_gb * 1024**3)),
+        "--memory-swap",
+        str(int(config.memory_gb * 1024**3)),
+        "--pids-limit",
+        str(config.max_processes),
     ]
 
 
 def without_limits(argv: Sequence[str], config: SandboxConfig) -> list[str]:
-    """For hosts whose cgroups are not this user's."""
+    """Returns the command line without its limits, for hosts whose cgroups are not this user's."""
     limits = limits_argv(config)
     at = next(i for i in range(len(argv)) if list(argv[i : i + len(limits)]) == limits)
     return [*argv[:at], *argv[at + len(limits) :]]
 
 
 def child_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What apptainer itself gets: its own variables and the search path, none of ours for the container."""
+    """Returns the variables that apptainer itself gets: its own and those of its user, and none for the container."""
     kept = ("PATH", "HOME", "USER", "TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
     apptainers = ("APPTAINER_CACHEDIR", "APPTAINER_TMPDIR", "APPTAINER_CONFIGDIR", "APPTAINER_DOCKER_USERNAME")
     return {name: given[name] for name in (*kept, *apptainers) if name in given}
 
 
-def _escaped(value: str) -> str:
-    """Commas separate variables."""
+def _escape_commas(value: str) -> str:
+    """Returns the value of a variable with its commas escaped, because apptainer separates variables by commas."""
     return value.replace("\\", "\\\\").replace(",", "\\,")
 
 
 _CHUNK_BYTES = 1 << 18
+# A container gets so long to end by itself before it is killed.
 _END_S = 10.0
+# Where this host's cgroups give no limits, apptainer's message has one of these words.
 _NO_LIMITS = re.compile(r"cgroup|systemd|dbus", re.I)
 
 
 class ProcessStream:
-    """The pipes of a running apptainer."""
+    """This is the guard's stream: the pipes of a running apptainer."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     async def read(self) -> bytes:
+        """Returns the next bytes, which are empty at the end."""
         assert self.process.stdout is not None
         return await self.process.stdout.read(_CHUNK_BYTES)
 
     async def write(self, data: bytes) -> None:
+        """Writes to the guard. Raises OSError where it is gone."""
         assert self.process.stdin is not None
         self.process.stdin.write(data)
         await self.process.stdin.drain()
 
     @property
     def ended(self) -> bool:
+        """Tells whether apptainer has ended."""
         return self.process.returncode is not None
 
     async def interrupt(self) -> None:
-        """To the container's first process, wherever below apptainer it is. Raises OSError."""
+        """Sends STOP_SIGNAL to the container's first process, wherever below apptainer it is. Raises OSError."""
         first = await asyncio.to_thread(first_inside, self.process.pid)
         if first is not None:
             os.kill(first, signal.Signals[STOP_SIGNAL])
 
     async def close(self) -> None:
-        """Ends the container: its guard sees the end of its input; what does not end is killed."""
+        """Ends the container, whose guard sees the end of its input. A container that does not end is killed."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -144,7 +161,7 @@ class _Started:
 
 
 class ApptainerProvider(BaseProvider[ContainerSandbox]):
-    """Raises UserError when apptainer (or singularity) is not on PATH."""
+    """This makes sandboxes by apptainer (or singularity). Raises UserError when neither is on PATH."""
 
     def __init__(
         self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], program: str | None = None
@@ -220,7 +237,7 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
         argv = exec_argv(self._program, image, self._config, self._mounts, folder / "exchange", folder / "overlay")
         if not self._limited:
             argv = without_limits(argv, self._config)
-        started = _Started(folder.name, folder, await _spawn(argv, folder / "errors"), folder / "errors")
+        started = _Started(folder.name, folder, await _spawn_guard(argv, folder / "errors"), folder / "errors")
         undo.push_async_callback(started.guard.close)
         said = HeadTail(4096)
         try:
@@ -272,7 +289,7 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
             self._places.release()
 
 
-async def _spawn(argv: list[str], errors: Path) -> Guard:
+async def _spawn_guard(argv: list[str], errors: Path) -> Guard:
     with errors.open("wb") as said:
         process = await asyncio.create_subprocess_exec(
             *argv,

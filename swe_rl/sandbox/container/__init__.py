@@ -1,1 +1,1 @@
-"""Sandboxes as containers of Docker or podman."""
+"""This package makes sandboxes as containers of Docker or podman."""

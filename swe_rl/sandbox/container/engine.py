@@ -1,4 +1,4 @@
-"""A container engine through the `docker` SDK, in a bounded number of threads; podman's service speaks the same API.
+"""This module talks to a container engine through the `docker` SDK; podman's service speaks the same API.
 
 Invariants:
 - Every failure leaves as a SandboxError that names what was asked; the SDK's exceptions stay in here.
@@ -28,29 +28,31 @@ from swe_rl.sandbox.protocol import SandboxError
 if TYPE_CHECKING:
     from docker import APIClient
 
+# These are the labels of our containers.
 PREFIX = "swe_rl."
 PROVIDER = f"{PREFIX}provider"
 RUN = f"{PREFIX}run"
 OWNER = f"{PREFIX}owner"
 _HOST = f"{PREFIX}host"
-_STARTS_UNTIL = f"{PREFIX}starts_until_s"
+_STARTS_UNTIL = f"{PREFIX}starts_until_s"  # It tells leftovers of other hosts from containers that are being started.
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """This process on this host, and one provider in it."""
+class ProviderIdentity:
+    """This names a process on its host, and one provider in it."""
 
     provider: str
     run: str
     process: ProcessIdentity
 
     @classmethod
-    def mine(cls, provider: str, run: str) -> "Identity":
+    def mine(cls, provider: str, run: str) -> "ProviderIdentity":
+        """Returns the identity of this process, for one of its providers."""
         return cls(provider, run, ProcessIdentity.mine())
 
 
-def labels_of(identity: Identity, owner: str, starts_until_s: float) -> dict[str, str]:
-    """`starts_until_s`: Unix time after which a container that does not run was left behind."""
+def labels_of(identity: ProviderIdentity, owner: str, starts_until_s: float) -> dict[str, str]:
+    """Returns a container's labels. One that does not run after the Unix time `starts_until_s` was left behind."""
     return {
         PROVIDER: identity.provider,
         RUN: identity.run,
@@ -61,7 +63,7 @@ def labels_of(identity: Identity, owner: str, starts_until_s: float) -> dict[str
 
 
 def is_orphan(labels: Mapping[str, str], *, running: bool, host: str, now_s: float | None = None) -> bool:
-    """True for a container that nobody will ever use again.
+    """Tells whether nobody will ever use a container again.
 
     On the owner's host its process decides. Elsewhere a running container ends by itself when its lease does
     (guard.sh), and one that does not run is left over once it should have started.
@@ -77,7 +79,7 @@ def is_orphan(labels: Mapping[str, str], *, running: bool, host: str, now_s: flo
         return False
 
 
-_HEAD_BYTES = 8
+_HEAD_BYTES = 8  # A frame begins with its stream's number and its length.
 _CHUNK_BYTES = 1 << 18
 
 
@@ -86,14 +88,17 @@ class AttachError(OSError):
 
 
 class FrameDecoder:
-    """Docker's multiplexed stream: frames of stream number, three zero bytes, length (4 bytes, big endian), data."""
+    """This unpacks Docker's multiplexed stream.
+
+    A frame has the stream's number, three zero bytes, the length (4 bytes, big endian) and the data.
+    """
 
     def __init__(self) -> None:
         self._head = bytearray()
         self._left_bytes = 0
 
     def feed(self, data: bytes) -> bytes:
-        """The payload bytes in `data`, of every stream."""
+        """Returns the payload bytes in `data`, of every stream."""
         payload = bytearray()
         view = memoryview(data)
         while view:
@@ -113,6 +118,8 @@ class FrameDecoder:
 
 
 class ContainerStream:
+    """This is a guard's stream to a container, on the event loop."""
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -135,12 +142,12 @@ class ContainerStream:
         return self._reader.at_eof() or self._writer.is_closing()
 
     async def close(self) -> None:
-        """At once; the container's first process sees the end of its input."""
+        """Closes the stream at once; the container's first process sees the end of its input."""
         self._writer.transport.abort()
 
 
-async def attach(address: str, api_version: str, container_id: str) -> ContainerStream:
-    """Attached before the container starts, so that nothing is missed. Raises OSError."""
+async def attach_stream(address: str, api_version: str, container_id: str) -> ContainerStream:
+    """Returns the stream of a container that does not run yet, so that nothing is missed. Raises OSError."""
     url = urlsplit(address)
     if url.scheme == "unix":
         reader, writer = await asyncio.open_unix_connection(url.path)
@@ -159,14 +166,15 @@ async def attach(address: str, api_version: str, container_id: str) -> Container
     status = head.split(b" ", 2)[1]
     if status not in (b"101", b"200"):
         writer.transport.abort()
-        raise AttachError(f"attach was refused: {head.splitlines()[0].decode(errors='replace')}")
+        first_line = head.partition(b"\r\n")[0].decode(errors="replace")
+        raise AttachError(f"attach was refused: {first_line}")
     return ContainerStream(reader, writer)
 
 
 _AGAIN_S = 0.05
-_REMOVE_TRIES = 100
-_INFO_S = 10.0
-# Said with status 500 of a container that just ends or is being removed (podman), or with 409.
+_REMOVE_TRIES = 100  # The engine refuses while a container is just ending, so a removal is tried for some seconds.
+_INFO_S = 10.0  # An engine that does not say its version in this time is taken for one that does not answer.
+# The engines say this with status 500 (podman) or 409 of a container that just ends or is being removed.
 _ENDED = re.compile("no container with|container state improper|is not running")
 
 
@@ -176,6 +184,8 @@ class ImageMissingError(SandboxError):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
+    """This is a container as the engine lists it."""
+
     container_id: str
     name: str
     labels: Mapping[str, str]
@@ -183,7 +193,7 @@ class Listed:
 
 
 class ContainerEngine:
-    """Raises UserError when no engine answers at `address`."""
+    """This is a client of one engine, in at most `threads` threads. Raises UserError when none is at `address`."""
 
     def __init__(self, address: str, *, threads: int, timeout_s: float) -> None:
         self.address = address
@@ -201,8 +211,10 @@ class ContainerEngine:
             ) from error
 
     async def call(self, action: Callable[["APIClient"], Any]) -> Any:
-        """Runs `action` with a client of its own thread. A cancelled caller waits for its end first, which comes
-        within `timeout_s`: what it was about to make can then be removed."""
+        """Returns what `action` returns for a client of its own thread.
+
+        A cancelled caller waits for its end first, which comes within `timeout_s`: then what it made can be removed.
+        """
         loop = asyncio.get_running_loop()
         asked = loop.run_in_executor(self._threads, lambda: action(self._client()))
         try:
@@ -213,7 +225,7 @@ class ContainerEngine:
             raise
 
     async def call_aside(self, action: Callable[["APIClient"], Any]) -> Any:
-        """In a thread of its own, for what may take half an hour; it holds up neither others nor the process's end."""
+        """Returns what `action` returns in a thread of its own, as it may take half an hour and must hold up nobody."""
         from docker import APIClient
 
         loop = asyncio.get_running_loop()
@@ -222,17 +234,19 @@ class ContainerEngine:
         def work() -> None:
             try:
                 with contextlib.closing(APIClient(self.address, self.api_version, self._timeout_s)) as client:
-                    value, error = action(client), None
+                    value = action(client)
+                    error = None
             except Exception as raised:
-                value, error = None, raised
-            with contextlib.suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(_settle, answer, value, error)
+                value = None
+                error = raised
+            with contextlib.suppress(RuntimeError):  # The loop may be gone, and whoever waited with it.
+                loop.call_soon_threadsafe(_settle_answer, answer, value, error)
 
         threading.Thread(target=work, name="containers-aside", daemon=True).start()
         return await answer
 
     async def create(self, image: str, argv: list[str], name: str, **options: Any) -> str:
-        """The new container's id. Raises ImageMissingError, SandboxError."""
+        """Returns the new container's id. Raises ImageMissingError, or SandboxError for any other refusal."""
         host = options.pop("host_options")
 
         def action(client: "APIClient") -> str:
@@ -244,21 +258,26 @@ class ContainerEngine:
 
         return str(await self._asked(action, f"container {name} of image {image!r} could not be created", image=image))
 
+    async def filters_calls(self) -> bool:
+        """Tells whether the engine filters the system calls of containers. Raises SandboxError."""
+        facts = await self._asked(lambda client: client.info(), "the engine does not say what it can do")
+        return any("name=seccomp" in str(option) for option in facts.get("SecurityOptions") or ())
+
     async def attach(self, container_id: str) -> ContainerStream:
-        """Raises SandboxError."""
+        """Returns the stream of a container that does not run yet. Raises SandboxError."""
         try:
-            return await asyncio.wait_for(attach(self.address, self.api_version, container_id), self._timeout_s)
+            return await asyncio.wait_for(attach_stream(self.address, self.api_version, container_id), self._timeout_s)
         except (AttachError, OSError, TimeoutError) as error:
             raise SandboxError(f"container {container_id[:12]}: {one_line(error)}") from error
 
     async def start(self, container_id: str, name: str) -> None:
-        """Raises SandboxError."""
+        """Starts a container. Raises SandboxError."""
         await self._asked(lambda client: client.start(container_id), f"container {name} could not be started")
 
     async def signal(self, container_id: str, name: str) -> None:
-        """To the container's first process; a container that has ended is fine. Raises SandboxError."""
+        """Sends a signal to a container's first process; one that has ended is fine. Raises SandboxError."""
         say = f"{name} could not be sent to container {container_id[:12]}"
-        reason = await self._asked(_refusal(lambda client: client.kill(container_id, name)), say)
+        reason = await self._asked(_return_refusal(lambda client: client.kill(container_id, name)), say)
         if reason and not _ENDED.search(reason):
             raise SandboxError(f"{say}: {reason}")
 
@@ -269,7 +288,7 @@ class ContainerEngine:
             raise SandboxError(f"{say}: the engine refused them")
 
     async def get_archive(self, container_id: str, path: str) -> bytes:
-        """The file as a tar archive. Raises SandboxError."""
+        """Returns a file of a container as a tar archive. Raises SandboxError."""
         say = f"{path} of container {container_id[:12]} could not be read"
         chunk_bytes = 1 << 20
         asked = self._asked(lambda client: b"".join(client.get_archive(container_id, path, chunk_bytes)[0]), say)
@@ -279,7 +298,7 @@ class ContainerEngine:
         """Kills and removes one container, by name or id; one that is gone is fine. Raises SandboxError."""
         reason = ""
         for _ in range(_REMOVE_TRIES):
-            removing = _refusal(lambda client: client.remove_container(name, force=True, v=True))
+            removing = _return_refusal(lambda client: client.remove_container(name, force=True, v=True))
             reason = await self._asked(removing, f"container {name} could not be removed")
             if not reason:
                 return
@@ -287,16 +306,16 @@ class ContainerEngine:
         raise SandboxError(f"container {name} could not be removed from the engine at {self.address}: {reason}")
 
     async def rename(self, container_id: str, name: str) -> None:
-        """Raises SandboxError."""
+        """Gives a container another name. Raises SandboxError."""
         say = f"container {container_id[:12]} could not be renamed"
         await self._asked(lambda client: client.rename(container_id, name), say)
 
     async def ours(self, label: str = PROVIDER) -> list[Listed]:
-        """Containers with our label, running or not. Raises SandboxError."""
+        """Returns the containers with our label, running or not. Raises SandboxError."""
         return list(await self._asked(lambda client: list_labelled(client, label), "containers could not be listed"))
 
     async def remove_orphans(self, host: str) -> list[str]:
-        """Removes what runs that are gone have left behind; returns the names. Raises SandboxError."""
+        """Removes the containers that runs have left behind, and returns their names. Raises SandboxError."""
         orphans = [row for row in await self.ours() if is_orphan(row.labels, running=row.running, host=host)]
         for orphan in orphans:
             await self.remove(orphan.container_id)
@@ -319,7 +338,7 @@ class ContainerEngine:
             raise SandboxError(f"{say}: {one_line(error)}") from error
 
     def _client(self) -> "APIClient":
-        """One of this thread: the SDK's session is not made for several."""
+        """Returns the client of this thread, because the SDK's session is not made for several threads."""
         from docker import APIClient
 
         client: APIClient | None = getattr(self._local, "client", None)
@@ -331,7 +350,7 @@ class ContainerEngine:
 
 
 def _spoken_version(address: str) -> str:
-    """The API version that SDK and engine share. Asked once: podman takes a second for it. Raises what the SDK does."""
+    """Returns the API version that SDK and engine share. It is asked for once, as podman takes a second for it."""
     from docker import APIClient
 
     client = APIClient(base_url=address, timeout=_INFO_S)
@@ -342,7 +361,7 @@ def _spoken_version(address: str) -> str:
 
 
 def list_labelled(client: "APIClient", label: str) -> list[Listed]:
-    """`label`: NAME or NAME=VALUE."""
+    """Returns the containers with a label, which is NAME or NAME=VALUE. Raises what the SDK raises."""
     rows = client.containers(all=True, filters={"label": label})
     return [
         Listed(row["Id"], row["Names"][0].lstrip("/"), row.get("Labels") or {}, row.get("State") == "running")
@@ -351,16 +370,19 @@ def list_labelled(client: "APIClient", label: str) -> list[Listed]:
     ]
 
 
-def _settle(answer: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
+def _settle_answer(answer: "asyncio.Future[Any]", value: Any, error: Exception | None) -> None:
     if not answer.done() and error is None:
         answer.set_result(value)
     elif not answer.done() and error is not None:
         answer.set_exception(error)
 
 
-def _refusal(action: Callable[["APIClient"], Any]) -> Callable[["APIClient"], str]:
-    """Empty once it is done or the container is gone, else what the engine says: a container that is just ending, and
-    being removed by the engine itself, is refused in many words by both engines."""
+def _return_refusal(action: Callable[["APIClient"], Any]) -> Callable[["APIClient"], str]:
+    """Returns an action that does not raise a refusal, but returns what the engine said, or an empty text.
+
+    A container that is gone is no refusal. One that is just ending, and being removed by the engine itself, is refused
+    in many words by both engines.
+    """
 
     def asked(client: "APIClient") -> str:
         from docker.errors import APIError, NotFound

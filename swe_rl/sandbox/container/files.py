@@ -1,9 +1,9 @@
-"""Files into and out of containers as tar archives, never as arguments.
+"""This module moves files into and out of containers as tar archives, never as arguments.
 
 Invariants:
 - A path is resolved inside the container, by a command there; what leaves the workdir, also through a link, is refused.
 - Only regular files come out, and none that is larger than `sandbox.max_file_mb`.
-- A folder goes in as it is on disk: links as links, permissions and times kept, owned by the container's root.
+- A folder goes in as it is on disk: links stay links, and permissions and times are kept. The container's root owns it.
 """
 
 import io
@@ -17,9 +17,13 @@ from pathlib import Path
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import SandboxError
 
-_LEAVES, _MISSING, _NO_FILE, _TOO_LARGE = 90, 91, 92, 93
+# The scripts below end with these statuses.
+_LEAVES = 90
+_MISSING = 91
+_NO_FILE = 92
+_TOO_LARGE = 93
 
-# The engines' archive calls read some names as patterns or garble them: a file passes through a plain name at /.
+# The engines' archive calls read some names as patterns or garble them, so a file passes through a plain name at /.
 # `realpath -m` resolves the links of a path whose end does not exist yet.
 _READ = """root=$(realpath .); real=$(realpath -m -- {path})
 case $real in "$root"/*) ;; *) exit 90;; esac
@@ -28,7 +32,7 @@ case $real in "$root"/*) ;; *) exit 90;; esac
 [ "$(stat -c %s -- "$real")" -le {max_bytes} ] || exit 93
 ln -- "$real" {stage} 2>/dev/null || cp -- "$real" {stage}"""
 
-# A link of the file's name is replaced, not followed.
+# Where the file's name is a link, the link is replaced and not followed.
 _WRITE = """trap 'rm -f -- {stage}' EXIT
 root=$(realpath .); folder=$(realpath -m -- {folder})
 case $folder/ in "$root"/*) ;; *) exit 90;; esac
@@ -40,7 +44,7 @@ mv -fT -- {stage} "$file" """
 
 
 def relative_parts(path: str, workdir: str) -> tuple[str, str]:
-    """Folder and name. Raises SandboxError for a path that cannot lie below the workdir."""
+    """Returns a path's folder and name. Raises SandboxError for a path that cannot lie below the workdir."""
     clean = posixpath.normpath(path)
     if path.startswith("/"):
         raise SandboxError(f"the path {path!r} is absolute; use one relative to {workdir}")
@@ -53,25 +57,27 @@ def relative_parts(path: str, workdir: str) -> tuple[str, str]:
 
 
 def read_script(path: str, stage: str, max_bytes: int) -> str:
-    """Puts the file also at `stage`."""
+    """Returns the script that puts the file also at `stage`."""
     return _READ.format(path=shlex.quote(path), stage=stage, max_bytes=max_bytes)
 
 
 def write_script(folder: str, name: str, stage: str) -> str:
-    """Moves `stage` to its place, or removes it."""
+    """Returns the script that moves the file at `stage` to its place, or removes it where that is impossible."""
     return _WRITE.format(folder=shlex.quote(folder), name=shlex.quote(name), stage=stage)
 
 
 def drop_script(stage: str) -> str:
+    """Returns the script that removes what is at `stage`."""
     return f"rm -f -- {stage}"
 
 
 def stage_name() -> str:
+    """Returns a new plain name for a file that passes in or out."""
     return f".swe_rl-{secrets.token_hex(8)}"
 
 
-def refusal(status: int, path: str, workdir: str, max_bytes: int) -> SandboxError | None:
-    """What a script's exit status means."""
+def error_of_status(status: int, path: str, workdir: str, max_bytes: int) -> SandboxError | None:
+    """Returns the error that a script's exit status stands for, or None for success."""
     if status == 0:
         return None
     if status == _MISSING:
@@ -85,6 +91,7 @@ def refusal(status: int, path: str, workdir: str, max_bytes: int) -> SandboxErro
 
 
 def pack_file(name: str, content: bytes) -> bytes:
+    """Returns an archive with one file."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         entry = tarfile.TarInfo(name)
@@ -94,7 +101,7 @@ def pack_file(name: str, content: bytes) -> bytes:
 
 
 def unpack_file(archive: bytes, path: str) -> bytes:
-    """The content of the only file. Raises SandboxError."""
+    """Returns the content of the archive's only file. Raises SandboxError where there is none."""
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
             for entry in opened:
@@ -107,7 +114,10 @@ def unpack_file(archive: bytes, path: str) -> bytes:
 
 
 def pack_folder(folder: Path, target: str) -> bytes:
-    """`folder` as `target` (absolute), to be unpacked at /. Sockets and pipes are left out. Raises OSError."""
+    """Returns an archive of `folder` that makes the absolute path `target` when it is unpacked at /. Raises OSError.
+
+    Sockets and pipes are left out.
+    """
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in (folder, *sorted(folder.rglob("*"))):
@@ -115,7 +125,7 @@ def pack_folder(folder: Path, target: str) -> bytes:
             entry = archive.gettarinfo(str(path), posixpath.normpath(f"{target}/{below}").lstrip("/"))
             if entry is None or not (entry.isreg() or entry.isdir() or entry.issym() or entry.islnk()):
                 continue
-            _normalise(entry)
+            _normalise_entry(entry)
             if entry.isreg():
                 with path.open("rb") as reader:
                     archive.addfile(entry, reader)
@@ -124,7 +134,7 @@ def pack_folder(folder: Path, target: str) -> bytes:
     return made.getvalue()
 
 
-def _normalise(entry: tarfile.TarInfo) -> None:
+def _normalise_entry(entry: tarfile.TarInfo) -> None:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = entry.mode & 0o777 | (0o700 if entry.isdir() else 0o600)

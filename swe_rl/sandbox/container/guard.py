@@ -1,7 +1,7 @@
-"""Talking to the guard, the shell that runs a container's commands (inside/guard.sh).
+"""This module talks to the guard, the shell that runs a container's commands (inside/guard.sh).
 
 Invariants:
-- One command at a time; whatever becomes of it, when `run` returns nothing of it is left in the sandbox.
+- One command runs at a time. Whatever becomes of it, nothing of it is left in the sandbox when `run` returns.
 - A command that ends or stops what listens inside has done no more than that: PID 1 still hears signals from outside.
 - The end of a command is a line that only this side knew before; a stream that ends without it is a GuardLostError.
 - Memory does not grow with the output.
@@ -21,55 +21,59 @@ from swe_rl.sandbox.command import until_done
 from swe_rl.sandbox.protocol import SandboxError, Waited, ends_within, no_wait
 
 SCRIPT = (Path(__file__).parents[1] / "inside" / "guard.sh").read_text(encoding="utf-8")
+# Only these bytes are sent to the guard as they are. All others are escaped for `printf %b`.
 _PLAIN = re.compile(rb"[A-Za-z0-9_./:=,@+-]")
 _ESCAPED = [chr(byte) if _PLAIN.fullmatch(bytes([byte])) else f"\\0{byte:03o}" for byte in range(256)]
-_EMPTY = "\\c"
-_TOKEN_BYTES = 16
-_TRAILER_BYTES = 2 * _TOKEN_BYTES + len(":255\n")
-_AGAIN_S = 1.0
+_EMPTY = "\\c"  # This escape prints nothing, and stands for an empty field, which would else be lost.
+_TOKEN_BYTES = 16  # A token is so long that no command can guess it.
+_TRAILER_BYTES = 2 * _TOKEN_BYTES + len(":255\n")  # This is the longest trailer: the token in hex, and a status.
+_AGAIN_S = 1.0  # The signal is sent again so often, as long as the command has not ended.
+# A guard hears so often within its lease that the owner lives, so that a late word does not end it.
 _BEATS_IN_A_LEASE = 4
-STOP_SIGNAL = "SIGUSR1"
+STOP_SIGNAL = "SIGUSR1"  # The guard ends its command at this signal, as it does at the word `stop`.
 
 
 class GuardLostError(SandboxError):
     """The stream to the guard ended, or it does not answer any more: the sandbox is gone."""
 
 
-class Stream(Protocol):
-    """Bytes to the guard and the bytes that it and its commands print."""
+class GuardStream(Protocol):
+    """This carries bytes to the guard, and the bytes that it and its commands print."""
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end. Raises OSError."""
+        """Returns the next bytes, which are empty at the end. Raises OSError."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Writes to the guard. Raises OSError."""
         ...
 
     @property
     def ended(self) -> bool:
-        """True once the other side is known to be gone."""
+        """Tells whether the other side is known to be gone."""
         ...
 
     async def close(self) -> None: ...
 
 
 def guard_argv(lease_s: float) -> list[str]:
+    """Returns the command line of a guard that ends when it hears nothing of its owner for `lease_s`."""
     return ["bash", "-c", SCRIPT, "guard", f"{lease_s:.3f}"]
 
 
 def request_line(token: str, workdir: str, command: str, env: Mapping[str, str]) -> bytes:
+    """Returns the line by which a guard is asked to run a command; `token` comes back at its end."""
     fields = [workdir, command, *(f"{name}={value}" for name, value in env.items())]
-    return " ".join(["run", token, *map(escape, fields)]).encode("ascii") + b"\n"
+    return " ".join(["run", token, *map(escape_text, fields)]).encode("ascii") + b"\n"
 
 
-def escape(text: str) -> str:
-    """For `printf %b`, without blanks and control characters; never empty."""
+def escape_text(text: str) -> str:
+    """Returns a text for `printf %b`, without blanks and control characters. It is never empty."""
     return "".join(_ESCAPED[byte] for byte in text.encode("utf-8", "replace")) or _EMPTY
 
 
 class Guard:
-    """`grace_s`: how long the end of a stopped command may take before the sandbox counts as broken.
+    """This is the outer side of a guard. A stopped command that does not end within `grace_s` breaks the sandbox.
 
     `interrupt` sends STOP_SIGNAL to PID 1 from outside of the sandbox, every second, where a command did not end within
     `patience_s` of its stop. It raises SandboxError or OSError where it cannot.
@@ -77,7 +81,7 @@ class Guard:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: GuardStream,
         *,
         interrupt: Callable[[], Awaitable[None]] | None = None,
         patience_s: float = 3.0,
@@ -88,7 +92,7 @@ class Guard:
         self._patience_s = patience_s
         self._grace_s = grace_s
         self._turn = asyncio.Lock()
-        self._key = secrets.token_hex(_TOKEN_BYTES // 2)  # the guard takes commands from nobody else
+        self._key = secrets.token_hex(_TOKEN_BYTES // 2)  # The guard takes commands only with this key.
 
     async def run(
         self,
@@ -100,9 +104,9 @@ class Guard:
         env: Mapping[str, str],
         waited: Waited = no_wait,
     ) -> tuple[int | None, float]:
-        """The exit status, or None after the timeout, and its seconds. Raises GuardLostError.
+        """Runs a command and feeds what it prints to `output`. A cancelled caller waits until the command is stopped.
 
-        A cancelled command is stopped first.
+        Returns the exit status, or None after the timeout, and the seconds that it took. Raises GuardLostError.
         """
         async with self._turn:
             started_s = time.monotonic()
@@ -117,10 +121,13 @@ class Guard:
             if ending.cancelled():
                 raise GuardLostError(f"a command did not end {self._grace_s:g} s after it was stopped")
             status = ending.result()
-            return (status, time.monotonic() - started_s) if in_time else (None, timeout_s)
+            if in_time:
+                return (status, time.monotonic() - started_s)
+            return (None, timeout_s)
 
     @property
     def ended(self) -> bool:
+        """Tells whether the guard is known to be gone."""
         return self._stream.ended
 
     async def beat(self) -> None:
@@ -152,8 +159,8 @@ class Guard:
             raise GuardLostError(f"the sandbox does not take commands any more: {error}") from error
 
     async def _until_the_end(self, token: bytes, output: HeadTail) -> int:
-        held = bytearray()  # the last bytes, which may be the trailer
-        while (status := _trailer(held, token)) is None:
+        held = bytearray()  # These are the last bytes, which may be the trailer.
+        while (status := _find_trailer(held, token)) is None:
             try:
                 data = await self._stream.read()
             except OSError as error:
@@ -170,14 +177,14 @@ class Guard:
 
 
 async def beat_all(lease_s: float, guards: Callable[[], Iterable[Guard]]) -> None:
-    """For as long as it is not cancelled: tells all of them that their owner lives, well within their lease."""
+    """Tells all guards again and again, well within their lease, that their owner lives. It ends when cancelled."""
     while True:
         await asyncio.sleep(lease_s / _BEATS_IN_A_LEASE)
         for guard in list(guards()):
             await guard.beat()
 
 
-def _trailer(held: bytearray, token: bytes) -> int | None:
+def _find_trailer(held: bytearray, token: bytes) -> int | None:
     if not held.endswith(b"\n") or (at := held.rfind(token + b":")) < 0:
         return None
     return int(held[at + len(token) + 1 : -1])

@@ -1,7 +1,7 @@
-"""Images on the engine: looked up once, pulled where that is allowed, a few at a time of each registry.
+"""This module sees to images on the engine: they are looked up once, and pulled where that is allowed.
 
 Invariants:
-- One pull of an image at a time, whoever waits for it; what was found once is not asked for again.
+- An image is pulled once at a time, whoever waits for it. An image that was found is not looked for again.
 - A registry that is busy or unreachable is asked again after growing pauses; one that does not have the image is not.
 - An image that cannot be had is an ImageMissingError that names instance, image and the way out.
 """
@@ -18,16 +18,17 @@ from swe_rl.errors import one_line
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.protocol import SandboxError
 
+# A pull that failed with one of these words would fail again, so it is not repeated.
 _FINAL = re.compile(
     r"not found|manifest unknown|denied|unauthorized|no such image|does not exist|invalid reference", re.I
 )
-_FIRST_PAUSE_S = 2.0
+_FIRST_PAUSE_S = 2.0  # Each pause is twice as long as the one before, up to the longest.
 _LONGEST_PAUSE_S = 120.0
-_DEFAULT_REGISTRY = "docker.io"
+_DEFAULT_REGISTRY = "docker.io"  # The engines take a name without a registry for one of this.
 
 
 class Images:
-    """`pause` and `rng` are there for tests."""
+    """This knows which images are on the engine, and pulls the others; `pause` and `rng` are there for tests."""
 
     def __init__(
         self,
@@ -48,7 +49,10 @@ class Images:
         )
 
     async def ensure(self, image: str, owner: str) -> None:
-        """Raises ImageMissingError, or SandboxError when the engine does not answer."""
+        """Returns once the image is on the engine.
+
+        Raises ImageMissingError where it cannot be had, and SandboxError when the engine does not answer.
+        """
         async with self._locks[image]:
             if image in self._there:
                 return
@@ -58,7 +62,7 @@ class Images:
             self._there.add(image)
 
     def forget(self, image: str) -> None:
-        """The engine has lost it meanwhile."""
+        """Forgets that the image is there, because the engine has lost it meanwhile."""
         self._there.discard(image)
 
     async def _is_there(self, image: str) -> bool:
@@ -75,7 +79,7 @@ class Images:
 
     async def _fetch(self, image: str, owner: str) -> None:
         if self._config.pull is PullPolicy.never:
-            raise _missing(image, owner, "sandbox.pull=never forbids to pull it", self._engine.address)
+            raise _missing_error(image, owner, "sandbox.pull=never forbids to pull it", self._engine.address)
         reason = ""
         async with self._registries[registry_of(image)]:
             for attempt in range(max(1, self._config.pull_retries)):
@@ -86,10 +90,10 @@ class Images:
                     return
                 if _FINAL.search(reason):
                     break
-        raise _missing(image, owner, f"its pull failed: {reason}", self._engine.address)
+        raise _missing_error(image, owner, f"its pull failed: {reason}", self._engine.address)
 
     async def _pull(self, image: str) -> str:
-        """Empty, or why it failed."""
+        """Pulls an image. Returns an empty text, or why that failed."""
         from docker.errors import DockerException
         from requests.exceptions import RequestException
 
@@ -108,19 +112,28 @@ class Images:
 
 
 def pause_s(attempt: int, jitter: float) -> float:
-    """Seconds before the `attempt`-th repetition (from 1); `jitter` in [0, 1) spreads those who failed together."""
+    """Returns the seconds before the `attempt`-th repetition, counted from 1.
+
+    A `jitter` in [0, 1) spreads those who failed together.
+    """
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)) * (0.5 + jitter)
 
 
 def registry_of(image: str) -> str:
-    """The part before the first slash where it is a host name (it has a dot, a port, or is localhost)."""
+    """Returns an image's registry.
+
+    That is the part before the first slash where it is a host name, which has a dot or a port, or is localhost.
+    """
     first, slash, _ = image.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
     return first if is_host else _DEFAULT_REGISTRY
 
 
 def split_tag(image: str) -> tuple[str, str | None]:
-    """Name and tag; a digest stays in the name, and without a tag it is `latest` (never all tags)."""
+    """Returns an image's name and tag. A digest stays in the name.
+
+    A name without both gets the tag `latest`, because the SDK would pull all tags.
+    """
     if "@" in image:
         return image, None
     folder, slash, last = image.rpartition("/")
@@ -128,7 +141,7 @@ def split_tag(image: str) -> tuple[str, str | None]:
     return f"{folder}{slash}{name}", tag if colon else "latest"
 
 
-def _missing(image: str, owner: str, why: str, address: str) -> ImageMissingError:
+def _missing_error(image: str, owner: str, why: str, address: str) -> ImageMissingError:
     return ImageMissingError(
         f"{owner}: the image {image!r} is not on the engine at {address}, and {why}. Pull or load it there before the "
         "run, set sandbox.pull=missing with a way to the registry, or leave the instance out"

@@ -1,4 +1,4 @@
-"""Sandboxes as containers of Docker or podman.
+"""This module makes sandboxes as containers of Docker or podman.
 
 Invariants:
 - At most `sandbox.concurrency` sandboxes are open, and `sandbox.start_concurrency` being started; a caller waits.
@@ -20,30 +20,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.choices import SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.logger.disk import encode_json, write_json_atomic
 from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, image_of, safe_name
 from swe_rl.sandbox.container import spec
-from swe_rl.sandbox.container.engine import ContainerEngine, Identity, ImageMissingError, labels_of
+from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError, ProviderIdentity, labels_of
 from swe_rl.sandbox.container.files import pack_folder
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.images import Images
 from swe_rl.sandbox.container.reaper import Reaper
 from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
+from swe_rl.sandbox.container.seccomp import make_profile
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
 from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
-_SPARE_THREADS = 8  # for archives and removals, beside the starts
+_SPARE_THREADS = 8  # Archives and removals have so many threads beside the starts.
+# An engine that cannot limit a container's disk refuses with one of these words.
 _NO_DISK_LIMIT = re.compile(r"storage.?opt|quota", re.I)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """All that a container is made from; two sandboxes of one recipe are interchangeable until they are used."""
+class ContainerRecipe:
+    """This is all that a container is made from. Sandboxes of one recipe are interchangeable until they are used."""
 
     image: str
     source: Path | None
@@ -53,15 +57,20 @@ class Recipe:
 
 @dataclass(slots=True)
 class Started:
+    """This is a container that is up, with its guard."""
+
     name: str
     container_id: str
-    recipe: Recipe
+    recipe: ContainerRecipe
     guard: Guard
     door_folder: Path | None
 
 
 class ContainerProvider(BaseProvider[ContainerSandbox]):
-    """Raises UserError when no engine answers. `run` names the run in labels; `warn` hears what is not enforced."""
+    """This makes sandboxes as containers; `run` names the run in labels, and `warn` hears what is not enforced.
+
+    Raises UserError when no engine answers.
+    """
 
     def __init__(self, config: SandboxConfig, scratch: Path, *, warn: Callable[[str], None], run: str = "") -> None:
         super().__init__(config)
@@ -70,10 +79,10 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         address = engine_address(config, os.environ)
         threads = config.start_concurrency + _SPARE_THREADS
         self._engine = ContainerEngine(address, threads=threads, timeout_s=config.start_timeout_s)
-        self._identity = Identity.mine(secrets.token_hex(6), run)
+        self._identity = ProviderIdentity.mine(secrets.token_hex(6), run)
         self._folder = make_scratch(scratch, "containers")
         self._images = Images(self._engine, config)
-        self._pool: WarmPool[Recipe, Started] = WarmPool(
+        self._pool: WarmPool[ContainerRecipe, Started] = WarmPool(
             lambda recipe: self._start(recipe, "warm"),
             self._discard,
             lambda started: not started.guard.ended,
@@ -84,17 +93,19 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         self._open: dict[ContainerSandbox, Started] = {}
         self._counter = itertools.count(1)
         self._limits_disk = True
+        self._seccomp: str | None = None
         self._preparing: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
         self._reaper: Reaper | None = None
 
     @property
     def engine(self) -> ContainerEngine:
+        """Returns the engine on which the containers are."""
         return self._engine
 
     @property
     def warm(self) -> int:
-        """How many are ready and belong to nobody yet."""
+        """Returns how many sandboxes are ready and belong to nobody yet."""
         return self._pool.ready
 
     async def close(self) -> None:
@@ -110,19 +121,19 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         await self._engine.close()
         await asyncio.to_thread(remove_or_say, self._folder, self._warn)
 
-    def _recipe(self, workspace: Workspace, owner: str, door: Door | None) -> Recipe:
+    def _recipe(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerRecipe:
         image = image_of(workspace, self._config, owner)
         if door is not None and not self._engine.address.startswith("unix:"):
             raise UserError(
                 f"{owner}: a program in the sandbox is to reach the gateway through a socket of this machine, and the "
                 f"engine is at {self._engine.address}: use an engine of this machine, or sandbox=remote"
             )
-        return Recipe(image, workspace.path, workspace.workdir, door is not None)
+        return ContainerRecipe(image, workspace.path, workspace.workdir, door is not None)
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
-        """Once: leftovers of runs that are gone are removed, and the heartbeat starts.
+        """Raises UserError for a workspace that does not fit.
 
-        Raises UserError for a workspace that does not fit.
+        The first call removes leftovers of runs that are gone, and starts the heartbeat.
         """
         self._recipe(workspace, owner, door)
         if self._preparing is None:
@@ -131,14 +142,32 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
 
     async def _prepare_once(self) -> None:
         await self._engine.remove_orphans(socket.gethostname())
+        self._seccomp = await self._seccomp_option()
         self._reaper = await asyncio.to_thread(Reaper, self._engine.address, self._identity, self._folder)
         self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
+
+    async def _seccomp_option(self) -> str | None:
+        """Returns our filter as the engine wants it: docker takes the filter itself, podman a file of its host.
+
+        It is None where the engine filters nothing, or cannot read our file and keeps its own filter. Raises
+        SandboxError.
+        """
+        if not await self._engine.filters_calls():
+            self._warn(f"the engine at {self._engine.address} filters no system calls: containers may make all of them")
+            return None
+        if self._config.kind is not SandboxKind.podman:
+            return encode_json(make_profile()).decode()
+        if not self._engine.address.startswith("unix:"):
+            return None
+        path = self._folder / "seccomp.json"
+        await asyncio.to_thread(write_json_atomic, path, make_profile())
+        return str(path)
 
     def _guards(self) -> list[Guard]:
         return [started.guard for started in (*self._open.values(), *self._pool.everyone())]
 
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> ContainerSandbox:
-        """Raises SandboxError (ImageMissingError where nobody has the image)."""
+        """Returns a new sandbox. Raises SandboxError, which is an ImageMissingError where nobody has the image."""
         recipe = self._recipe(workspace, owner, door)
         started = await self._taken(recipe, owner) or await self._start(recipe, owner)
         doorway = None
@@ -159,8 +188,8 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         self._open[sandbox] = started
         return sandbox
 
-    async def _taken(self, recipe: Recipe, owner: str) -> Started | None:
-        """One that is ready already, under its new owner's name."""
+    async def _taken(self, recipe: ContainerRecipe, owner: str) -> Started | None:
+        """Returns a container that is ready already, under its new owner's name, or None where there is none."""
         started = self._pool.take(recipe)
         if started is not None:
             name = self._name(owner)
@@ -175,12 +204,12 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
             started.name = name
         return started
 
-    async def _start(self, recipe: Recipe, owner: str) -> Started:
+    async def _start(self, recipe: ContainerRecipe, owner: str) -> Started:
         await self._images.ensure(recipe.image, owner)
         async with self._starts:
             name = self._name(owner)
             folder = self._folder / name if recipe.with_door else None
-            # Not `async with`: its end would run in the caller's task, and a cancelled caller would leave a container.
+            # The end of an `async with` would run in the caller's task, and a cancelled caller would leave a container.
             undo = contextlib.AsyncExitStack()
             try:
                 if folder is not None:
@@ -207,7 +236,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
                 raise
 
     async def _boot(
-        self, recipe: Recipe, owner: str, name: str, folder: Path | None, undo: contextlib.AsyncExitStack
+        self, recipe: ContainerRecipe, owner: str, name: str, folder: Path | None, undo: contextlib.AsyncExitStack
     ) -> Started:
         container_id = await self._create(recipe, owner, name, folder)
         stream = await self._engine.attach(container_id)
@@ -217,16 +246,16 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         if recipe.source is not None:
             archive = await asyncio.to_thread(pack_folder, recipe.source, recipe.workdir)
             await self._engine.put_archive(container_id, "/", archive)
-        await _greet(guard, recipe, self._config.start_timeout_s)
+        await _greet_guard(guard, recipe, self._config.start_timeout_s)
         return Started(name, container_id, recipe, guard, folder)
 
-    async def _create(self, recipe: Recipe, owner: str, name: str, folder: Path | None) -> str:
+    async def _create(self, recipe: ContainerRecipe, owner: str, name: str, folder: Path | None) -> str:
         starts_until_s = time.time() + 2 * self._config.start_timeout_s
         options: dict[str, Any] = {
-            "environment": spec.environment(self._config),
+            "environment": spec.sandbox_variables(self._config),
             "labels": labels_of(self._identity, owner, starts_until_s),
             "hostname": "sandbox",
-            "host_options": spec.host_options(self._config, self._mounts, folder),
+            "host_options": spec.host_options(self._config, self._mounts, folder, self._seccomp),
         }
         argv = guard_argv(self._config.lease_s)
         if not self._limits_disk:
@@ -261,8 +290,8 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         return f"swe_rl-{self._identity.provider}-{next(self._counter)}-{safe_name(owner)}"
 
 
-async def _greet(guard: Guard, recipe: Recipe, timeout_s: float) -> None:
-    """The guard answers: the container is up and bash is in it. Raises SandboxError."""
+async def _greet_guard(guard: Guard, recipe: ContainerRecipe, timeout_s: float) -> None:
+    """Returns once the guard answers: then the container is up and has bash. Raises SandboxError where it does not."""
     said = HeadTail(4096)
     status, _ = await guard.run(":", said, workdir=recipe.workdir, timeout_s=timeout_s, env={})
     if status != 0:

@@ -1,8 +1,8 @@
-"""A small process that outlives a killed run just long enough to remove the containers that it left.
+"""This module is a small process that outlives a killed run just long enough to remove the containers that it left.
 
 Invariants:
 - It removes only containers with the label of its own provider, and only once that provider's process is gone.
-- It ends by itself: after that, or when it is dismissed.
+- It ends by itself after that, and before that when it is dismissed.
 """
 
 import contextlib
@@ -15,18 +15,19 @@ import time
 from pathlib import Path
 
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.container.engine import PROVIDER, Identity
+from swe_rl.sandbox.container.engine import PROVIDER, ProviderIdentity
 from swe_rl.sandbox.working_copy import remove_tree
 
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # It looks so often whether the run still lives.
+# The engine may be restarting when the run has ended, so it is tried for half a minute.
 _TRIES = 30
-_PACKAGE_ROOT = Path(__file__).parents[3]
+_PACKAGE_ROOT = Path(__file__).parents[3]  # The process works in `/`, and finds swe_rl by this path.
 
 
 class Reaper:
-    """Started at once, in a session of its own, so that no signal to the run's group reaches it."""
+    """This starts the process at once, in a session of its own, so that no signal to the run's group reaches it."""
 
-    def __init__(self, address: str, identity: Identity, folder: Path) -> None:
+    def __init__(self, address: str, identity: ProviderIdentity, folder: Path) -> None:
         arguments = [address, identity.provider, json.dumps(identity.process.record()), str(folder)]
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(_PACKAGE_ROOT)}
         self._process = subprocess.Popen(
@@ -40,16 +41,19 @@ class Reaper:
         )
 
     def dismiss(self) -> None:
+        """Ends the process, because the run has removed its containers itself."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
 
 def wait_and_reap(address: str, provider: str, process: ProcessIdentity, folder: Path) -> None:
+    """Waits for the end of `process`, then removes the provider's containers and its folder."""
     while not process.is_gone():
         time.sleep(_LOOK_S)
     for _ in range(_TRIES):
-        with contextlib.suppress(Exception):  # the engine may be restarting; nobody is there to be told
+        # The engine may be restarting, and nobody is there to be told of an error.
+        with contextlib.suppress(Exception):
             if not _remove_all(address, provider):
                 break
         time.sleep(_LOOK_S)
@@ -58,7 +62,7 @@ def wait_and_reap(address: str, provider: str, process: ProcessIdentity, folder:
 
 
 def _remove_all(address: str, provider: str) -> int:
-    """How many were there."""
+    """Removes the provider's containers. Returns how many were there."""
     from docker import APIClient
 
     from swe_rl.sandbox.container.engine import list_labelled

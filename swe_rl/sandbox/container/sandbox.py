@@ -1,4 +1,4 @@
-"""One sandbox in a container.
+"""This module is one sandbox in a container.
 
 Invariants:
 - Commands and file transfers of one sandbox take turns; a command's timeout starts with its turn.
@@ -15,12 +15,13 @@ from swe_rl.sandbox.container.guard import Guard, GuardLostError
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.protocol import SandboxError, Waited, no_wait
 
+# These are limits of our own scripts, which move files.
 _SCRIPT_S = 60.0
 _SCRIPT_BYTES = 16384
 
 
 class ContainerSandbox(LocalSandbox):
-    """`archives` moves files; `on_close` removes the container and is called once."""
+    """This is a sandbox in a container: `archives` moves files, and `on_close`, called once, removes the container."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class ContainerSandbox(LocalSandbox):
         await self._ask(files.write_script(folder, name, f"/{stage}"), path)
 
     async def read_file(self, path: str) -> bytes:
-        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        """Returns a file's content. Raises MissingFileError (a SandboxError and a FileNotFoundError) without a file."""
         self._check_open()
         files.relative_parts(path, self.workdir)
         stage = f"/{files.stage_name()}"
@@ -76,7 +77,9 @@ class ContainerSandbox(LocalSandbox):
         self._check_open()
         output = HeadTail(_SCRIPT_BYTES)
         status, _ = await self._run(script, output, _SCRIPT_S, {"LC_ALL": "C.UTF-8"})
-        if error := files.refusal(TIMEOUT_EXIT if status is None else status, path, self.workdir, self._max_bytes):
+        if error := files.error_of_status(
+            TIMEOUT_EXIT if status is None else status, path, self.workdir, self._max_bytes
+        ):
             raise error
 
     async def _close(self) -> None:
@@ -91,7 +94,7 @@ class ContainerSandbox(LocalSandbox):
 
 
 class Archives:
-    """Tar archives of one container in and out."""
+    """This moves tar archives into and out of one container."""
 
     def __init__(self, put: Callable[[str, bytes], Awaitable[None]], get: Callable[[str], Awaitable[bytes]]) -> None:
         self.put = put

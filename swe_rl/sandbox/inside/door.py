@@ -1,8 +1,8 @@
-"""Runs inside a sandbox without network: 127.0.0.1:PORT there becomes a Unix socket that leads out.
+"""This program runs inside a sandbox without network, where it joins 127.0.0.1:PORT to a Unix socket that leads out.
 
 Invariants:
-- Alone: Python 3.6 or newer, nothing but its standard library. One thread, whatever the number of connections: the
-  sandbox's limits of processes and memory count threads as well.
+- It needs Python 3.6 or newer, and nothing but its standard library. It has one thread, whatever the number of
+  connections, because the sandbox's limits of processes and memory count threads as well.
 - When the starting process returns 0, the port accepts connections; the forwarder itself stays behind.
 """
 
@@ -11,7 +11,8 @@ import socket
 import sys
 
 
-def listen(port: int) -> socket.socket:
+def listen_on_port(port: int) -> socket.socket:
+    """Returns a socket that listens on the port. Raises OSError where the port is taken."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
@@ -19,16 +20,18 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
-def detach() -> None:
-    """Leaves the starting process's session and output."""
+def detach_process() -> None:
+    """Takes this process out of the starting process's session, and off its output."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
 
 
-def forward(listener: socket.socket, path: str) -> None:
-    import asyncio  # only here: nobody waits for it
+def forward_connections(listener: socket.socket, path: str) -> None:
+    """Forwards each connection to the Unix socket at `path`, and never returns."""
+    # It is imported only here, behind the fork, where nobody waits for it.
+    import asyncio
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -58,11 +61,11 @@ def forward(listener: socket.socket, path: str) -> None:
 
 
 def main() -> None:
-    listener = listen(int(sys.argv[1]))
+    listener = listen_on_port(int(sys.argv[1]))
     if os.fork():
         os._exit(0)
-    detach()
-    forward(listener, sys.argv[2])
+    detach_process()
+    forward_connections(listener, sys.argv[2])
 
 
 if __name__ == "__main__":

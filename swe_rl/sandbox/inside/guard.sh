@@ -48,12 +48,11 @@ watch() { # TOKEN
 }
 
 run() {
-    local token=$1 workdir command name status listener
+    local token=$1 workdir command name status
     printf -v workdir %b "$2"
     printf -v command %b "$3"
     shift 3
     watch "$token" >/dev/null &
-    listener=$!
     (
         trap - $ended_by USR1
         cd "$workdir" || { mkdir -p "$workdir" && cd "$workdir"; }
@@ -61,7 +60,6 @@ run() {
             printf -v name %b "$name"
             export "${name?}"
         done
-        export SWE_RL_LISTENER=$listener # older than all that the command starts
         echo 500 >/proc/self/oom_score_adj
         exec bash -c "$command" 2>&1 3<&- 4<&-
     ) &

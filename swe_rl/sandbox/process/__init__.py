@@ -1,1 +1,1 @@
-"""Sandboxes as processes of this machine, isolated by bubblewrap where that works."""
+"""This package makes sandboxes of processes of this machine, isolated by bubblewrap where that works."""

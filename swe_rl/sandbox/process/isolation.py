@@ -1,12 +1,12 @@
-"""Which isolation this host can give: found out by a real trial run, not by looking at versions.
+"""This module finds out which isolation this host can give, by a real trial run and not by looking at versions.
 
 Invariants:
-- Where there is none, four short lines say so: what it means, also for what swe_rl ships, why, the way out. The whole
-  reason is in `run.log`.
-- Not a security border: commands run as this user and can read what this user can read. They get no variable of this
-  process's environment.
-- Processes are counted per user by the kernel, so `sandbox.max_processes` is not enforced here.
-- A folder with programs of its own is refused: they would not be found where they expect to be.
+- Where there is none, four short lines say so, with what it means, also for what swe_rl ships, why it is so, and how to
+  change it. The whole reason is in `run.log`.
+- Without isolation there is no security border: commands run as this user and can read what this user can read. They
+  get no variable of this process's environment.
+- The kernel counts processes per user, so `sandbox.max_processes` is not enforced without isolation.
+- A folder with programs of its own is refused there, because they would not be found where they expect to be.
 """
 
 import logging
@@ -23,22 +23,33 @@ from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.host.bubblewrap import ABSENT, NEEDED_WAY_OUT, PROGRAM, UNISOLATED, WAY_OUT, does_not_work
+from swe_rl.host.lines import lines_of
 from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.container.spec import Mount, parse_mount
-from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapLauncher, Host, UserMode
-from swe_rl.sandbox.process.launcher import Launch, Launcher, Limits, SandboxFolder, limits_of, prelude
-from swe_rl.sandbox.process.overlay import mounted
+from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapHost, BubblewrapLauncher, UserMode
+from swe_rl.sandbox.process.launcher import (
+    CommandLaunch,
+    Launcher,
+    ProcessLimits,
+    SandboxFolder,
+    limit_prefix,
+    limits_of,
+)
+from swe_rl.sandbox.process.overlay import mount_overlays
 from swe_rl.sandbox.process.seccomp import filter_program
 from swe_rl.sandbox.process_tree import MARKER, kill_command
 from swe_rl.sandbox.protocol import Workspace
 
 
 class PlainLauncher:
+    """This launcher runs commands as plain processes of this user, without isolation."""
+
     isolated = False
     shares = False
     unbounded: tuple[str, ...] = ("user namespaces", "AF_VSOCK", "processes that leave their session and their parent")
 
-    def __init__(self, bash: str, limits: Limits, search_path: str, cpus: float) -> None:
+    def __init__(self, bash: str, limits: ProcessLimits, search_path: str, cpus: float) -> None:
         self.bash = bash
         self._limits = limits
         self._search_path = search_path
@@ -55,32 +66,32 @@ class PlainLauncher:
         if workspace.places:
             raise UserError(
                 f"{root.name}: its commands need the folders {', '.join(workspace.places)}, which only isolated "
-                "commands can be shown, and sandbox.kind=process has no isolation here: install bubblewrap (`apt-get "
-                "install bubblewrap`), or use sandbox=docker or podman"
+                f"commands can be shown, and sandbox.kind=process has no isolation here: {NEEDED_WAY_OUT}"
             )
         return SandboxFolder(root, workdir=str(root / "work"), uid=None)
 
     def launch(
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
-    ) -> Launch:
-        folder.work.mkdir(exist_ok=True)  # the command before may have removed it
+    ) -> CommandLaunch:
+        folder.work.mkdir(exist_ok=True)  # The command before may have removed it.
         folder.tmp.mkdir(exist_ok=True)
         env = clean_environment(self._search_path, str(folder.tmp), self._cpus) | {MARKER: marker}
-        return Launch([*prelude(self._limits, self.bash, timeout_s), self.bash, "-c", command], env)
+        return CommandLaunch([*limit_prefix(self._limits, self.bash, timeout_s), self.bash, "-c", command], env)
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
         return True
 
     def seen_end(self, status: bytes, exit_status: int) -> int | None:
-        """Nothing stands between: a kill from outside looks like the command's own end."""
+        """Returns the exit status as it is: nothing stands between, so a kill from outside looks like any other end."""
         return exit_status
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         kill_command(leader, marker, before)
 
 
-# The /etc that isolated commands see: enough for the loader, Python and git, and nothing of this host's accounts.
+# Isolated commands see an /etc with enough for the loader, Python and git, and with nothing of this host's accounts.
 _LOADER = ("ld.so.cache", "ld.so.conf")
+# Commands with a network need these to look up names and to check certificates.
 _NETWORK = ("resolv.conf", "ssl", "pki", "ca-certificates.conf")
 _FOLDERS = ("alternatives",)
 
@@ -89,20 +100,20 @@ def make_etc(target: Path, *, network: bool) -> None:
     """Writes the folder `target`. Raises OSError."""
     target.mkdir(mode=0o755)
     target.chmod(0o755)
-    _write(target / "passwd", "root:x:0:0:root:/:/bin/false\nagent:x:1000:1000:agent:/tmp:/bin/bash\n")
-    _write(target / "group", "root:x:0:\nagent:x:1000:\n")
-    _write(target / "hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
-    _write(target / "nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
+    _write_readable(target / "passwd", "root:x:0:0:root:/:/bin/false\nagent:x:1000:1000:agent:/tmp:/bin/bash\n")
+    _write_readable(target / "group", "root:x:0:\nagent:x:1000:\n")
+    _write_readable(target / "hosts", "127.0.0.1 localhost sandbox\n::1 localhost\n")
+    _write_readable(target / "nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n")
     for name in (*_LOADER, *_FOLDERS, *(_NETWORK if network else ())):
-        _copy(Path("/etc") / name, target / name)
+        _copy_readable(Path("/etc") / name, target / name)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_readable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o644)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_readable(source: Path, target: Path) -> None:
     if source.is_dir():
         shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("private"))
     elif source.is_file():
@@ -110,12 +121,15 @@ def _copy(source: Path, target: Path) -> None:
         target.chmod(0o644)
 
 
-# Where this process's Python lives, so that a sandbox can have the same `python` and the same pytest.
+# A sandbox has the same `python` and the same pytest as this process, and the system's programs from these folders.
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 
 
 def interpreter_folders() -> list[Path]:
-    """Folders outside /usr that the interpreter needs, links resolved and not; outer folders first."""
+    """Returns the folders outside /usr that the interpreter needs, with links resolved and not, in sorted order.
+
+    A folder inside of another one is left out.
+    """
     folders: set[Path] = set()
     for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix):
         folders |= {Path(prefix), Path(prefix).resolve()}
@@ -126,7 +140,7 @@ def interpreter_folders() -> list[Path]:
 
 
 def search_path(shim_folder: Path, seen_as: str) -> str:
-    """PATH with `python` and `python3` = `sys.executable`.
+    """Returns a PATH on which `python` and `python3` are `sys.executable`. Raises OSError.
 
     Where the interpreter's own folder lacks one of the two names (a system Python), links are made in `shim_folder`,
     which commands see as `seen_as`. A virtual environment always has both, and must be found under its own path.
@@ -141,11 +155,12 @@ def search_path(shim_folder: Path, seen_as: str) -> str:
     return os.pathsep.join(dict.fromkeys([*first, str(Path(sys.base_prefix) / "bin"), *SYSTEM_PATH]))
 
 
+# Isolated commands see these folders anyway.
 _ALWAYS_THERE = {("/",), ("/", "usr"), ("/", "bin"), ("/", "lib")}
 
 
 def _link_chain(path: Path) -> list[Path]:
-    """`path` and every link that it goes through (a version manager may link from folder to folder)."""
+    """Returns `path` and every link that it goes through, as a version manager may link from folder to folder."""
     chain = [path]
     while path.is_symlink() and len(chain) < 20:
         path = path.parent / path.readlink()
@@ -154,13 +169,14 @@ def _link_chain(path: Path) -> list[Path]:
 
 
 _log = logging.getLogger(__name__)
-_PROBE_S = 20.0
-_WIDTH = 80
+_PROBE_S = 20.0  # A trial run that takes longer has failed.
+_WIDTH = 80  # Each line of the warning is cut to this many characters.
+# Python and the distributions of Linux put packages into folders with these names.
 _PACKAGES = ("site-packages", "dist-packages")
 
 
 def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], None]) -> Launcher:
-    """The launcher for `config.isolation`; `folder` is the provider's own.
+    """Returns the launcher for `config.isolation`; `folder` is the provider's own, and `warn` hears of no isolation.
 
     Raises UserError when bubblewrap is asked for and does not work, or when there is no bash.
     """
@@ -168,22 +184,22 @@ def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], N
     if bash is None:
         raise UserError("sandbox.kind=process needs bash, which is not on PATH; install it")
     if config.isolation is Isolation.none:
-        return _plain(config, folder, bash)
-    launcher, reason = _bubblewrap(config, folder, bash)
+        return _plain_launcher(config, folder, bash)
+    launcher, reason = _try_bubblewrap(config, folder, bash)
     if launcher is not None:
         return launcher
     if config.isolation is Isolation.bubblewrap:
-        raise UserError(f"sandbox.isolation=bubblewrap does not work on this host: {reason}. {_WAY_OUT}")
-    _log.info("no isolation: %s. %s", reason, _WAY_OUT)
-    warn(_warning(reason))
-    return _plain(config, folder, bash)
+        raise UserError(f"sandbox.isolation=bubblewrap {does_not_work(reason)}. {WAY_OUT}")
+    _log.info("no isolation: %s. %s", reason, WAY_OUT)
+    warn(_warning_lines(reason))
+    return _plain_launcher(config, folder, bash)
 
 
-def _warning(reason: str) -> str:
-    """The first line also stands alone, beside a run's result."""
-    wanted = "apt-get install bubblewrap" if shutil.which("bwrap") is None else "allow user namespaces"
+def _warning_lines(reason: str) -> str:
+    """Returns the lines that warn of no isolation; the first one also stands alone, beside a run's result."""
+    wanted = "apt-get install bubblewrap" if shutil.which(PROGRAM) is None else "allow user namespaces"
     lines = (
-        "warning: commands run without isolation, as this user with its files in reach",
+        f"warning: {UNISOLATED}",
         "which include the answers and tests that swe_rl ships",
         f"because {reason}",
         f"way out: {wanted}, or sandbox=docker (docs/sandboxes.md)",
@@ -191,13 +207,7 @@ def _warning(reason: str) -> str:
     return "\n  ".join(textwrap.shorten(line, _WIDTH - 2, placeholder=" ...") for line in lines)
 
 
-_WAY_OUT = (
-    "Install bubblewrap (`apt-get install bubblewrap`) and allow user namespaces, use a container engine with "
-    "sandbox.kind=docker or podman, or set sandbox.isolation=none to accept this for code that you trust"
-)
-
-
-def _plain(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
+def _plain_launcher(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
     for mount in mounts_of(config):
         if mount.source != mount.target:
             raise UserError(
@@ -209,15 +219,16 @@ def _plain(config: SandboxConfig, folder: Path, bash: str) -> PlainLauncher:
     return PlainLauncher(bash, limits_of(config, count_processes=False), search_path(shims, str(shims)), config.cpus)
 
 
-def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[BubblewrapLauncher | None, str]:
-    """A launcher that has passed a trial run, or why there is none."""
-    bwrap = shutil.which("bwrap")
+def _try_bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[BubblewrapLauncher | None, str]:
+    """Returns a launcher that has passed a trial run, or None and the reason why there is none."""
+    bwrap = shutil.which(PROGRAM)
     if bwrap is None:
-        return None, "there is no `bwrap` on PATH"
-    etc, shims = folder / "etc", folder / "bin"
+        return None, ABSENT
+    etc = folder / "etc"
+    shims = folder / "bin"
     make_etc(etc, network=config.network)
     options = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
-    host = Host(
+    host = BubblewrapHost(
         bwrap=bwrap,
         bash=bash,
         setpriv=shutil.which("setpriv"),
@@ -232,12 +243,12 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
         nsenter=shutil.which("nsenter"),
     )
     reason = ""
-    for mode, way in _ways(host):
+    for mode, way in _bubblewrap_ways(host):
         limits = limits_of(config, count_processes=mode is UserMode.own_uid or os.geteuid() != 0)
         launcher = BubblewrapLauncher(
             way, mode, limits, network=config.network, cpus=config.cpus, mounts=mounts_of(config)
         )
-        reason = _trial(launcher, folder)
+        reason = _try_launcher(launcher, folder)
         if not reason:
             return launcher, ""
         if launcher.shares:
@@ -246,7 +257,7 @@ def _bubblewrap(config: SandboxConfig, folder: Path, bash: str) -> tuple[Bubblew
 
 
 def mounts_of(config: SandboxConfig) -> list[Mount]:
-    """Raises UserError for a folder that is not on this machine."""
+    """Returns the configured mounts. Raises UserError for a folder that is not on this machine."""
     mounts = [parse_mount(text) for text in config.mounts]
     for mount in mounts:
         if not Path(mount.source).exists():
@@ -255,7 +266,7 @@ def mounts_of(config: SandboxConfig) -> list[Mount]:
 
 
 def package_folders() -> list[Path]:
-    """Folders below /usr that hold packages of this process's Python or of the system's."""
+    """Returns the folders below /usr that hold packages of this process's Python or of the system's."""
     paths = [Path(entry) for entry in sys.path if Path(entry).parts[:2] == ("/", "usr")]
     for library in (Path("/usr/lib"), Path("/usr/local/lib")):
         paths += library.glob("python3*/*-packages")
@@ -263,14 +274,17 @@ def package_folders() -> list[Path]:
     return sorted(folder for folder in real if not real.intersection(folder.parents))
 
 
-def _modes(host: Host) -> list[UserMode]:
+def _user_modes(host: BubblewrapHost) -> list[UserMode]:
     own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
     return [*own_uid, UserMode.user_namespace]
 
 
-def _ways(host: Host) -> list[tuple[UserMode, Host]]:
-    """The best first: some hosts let nobody mount overlays, switch user namespaces off, or load a filter."""
-    modes = _modes(host)
+def _bubblewrap_ways(host: BubblewrapHost) -> list[tuple[UserMode, BubblewrapHost]]:
+    """Returns the ways to run bubblewrap, the best one first.
+
+    Some hosts let nobody mount overlays, switch user namespaces off, or load a filter.
+    """
+    modes = _user_modes(host)
     ways = [(mode, host) for mode in modes]
     ways += [(mode, replace(host, disables_userns=False)) for mode in modes if host.disables_userns]
     ways += [(mode, replace(host, disables_userns=False, seccomp=None)) for mode in modes if host.seccomp]
@@ -285,8 +299,8 @@ def _filter_file(folder: Path) -> Path | None:
     return folder / "seccomp"
 
 
-def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
-    """Runs Python in a sandbox of its own; empty, or the reason why that failed."""
+def _try_launcher(launcher: BubblewrapLauncher, parent: Path) -> str:
+    """Runs Python in a sandbox of its own. Returns an empty text, or the reason why that failed."""
     with tempfile.TemporaryDirectory(dir=parent, prefix="trial-") as root:
         folder = launcher.folder(Path(root), Workspace())
         try:
@@ -298,7 +312,7 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
                 shared = folder.root / "shared"
                 shared.mkdir()
                 (shared / "given").touch()
-                folder = replace(folder, namespace=mounted(folder.root, [(shared, folder.work)], folder.uid))
+                folder = replace(folder, namespace=mount_overlays(folder.root, [(shared, folder.work)], folder.uid))
             nowhere = Path(os.devnull)
             with nowhere.open("wb") as status, nowhere.open("wb") as report:
                 pipe = (status.fileno(), report.fileno())
@@ -325,6 +339,6 @@ def _trial(launcher: BubblewrapLauncher, parent: Path) -> str:
             if folder.namespace is not None:
                 folder.namespace.close()
         if done.returncode:
-            said = " ".join(done.stderr.decode(errors="replace").splitlines())
+            said = " ".join(lines_of(done.stderr.decode(errors="replace"), ends=False))
             return f"{said[-300:] or 'bwrap fails'} (status {done.returncode})"
     return ""

@@ -1,4 +1,4 @@
-"""The interface between a sandbox and the way that it isolates its commands.
+"""This module is the interface between a sandbox and the way that it isolates its commands.
 
 Invariants:
 - No code runs between fork and exec in this (large, threaded) process: limits are set after the exec.
@@ -20,22 +20,25 @@ from swe_rl.sandbox.protocol import Toolchain, Workspace
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    memory_kib: int  # address space of each process
-    file_kib: int  # size of each written file
-    processes: int | None  # of the command's user; None where that user is shared with the rest of the host
+class ProcessLimits:
+    """These are the limits that a command's processes inherit."""
+
+    memory_kib: int  # Each process may have so much address space.
+    file_kib: int  # Each written file may have this size.
+    processes: int | None  # The command's user may have so many; None where that user is shared with the host.
 
 
-def limits_of(config: SandboxConfig, *, count_processes: bool) -> Limits:
-    return Limits(
+def limits_of(config: SandboxConfig, *, count_processes: bool) -> ProcessLimits:
+    """Returns the configured limits, with one of processes only where `count_processes` says so."""
+    return ProcessLimits(
         memory_kib=int(config.memory_gb * 1024**2),
         file_kib=config.max_file_mb * 1024,
         processes=config.max_processes if count_processes else None,
     )
 
 
-def prelude(limits: Limits, bash: str, timeout_s: float) -> list[str]:
-    """The argv prefix that sets `limits` and execs the rest; a limit that is already lower stays as it is."""
+def limit_prefix(limits: ProcessLimits, bash: str, timeout_s: float) -> list[str]:
+    """Returns the argv prefix that sets `limits` and execs the rest; a limit that is already lower stays as it is."""
     cpu_s = math.ceil(timeout_s) * (os.cpu_count() or 1) + 1
     wanted = [f"-v {limits.memory_kib}", f"-f {limits.file_kib}", f"-t {cpu_s}", "-c 0"]
     if limits.processes is not None:
@@ -46,23 +49,27 @@ def prelude(limits: Limits, bash: str, timeout_s: float) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SandboxFolder:
-    """One sandbox on disk: the working copy, a temporary folder and programs of its own; owned by `uid` where given."""
+    """This is one sandbox on disk: the working copy, a temporary folder and programs of its own.
+
+    All of it belongs to `uid` where that is given.
+    """
 
     root: Path
-    workdir: str  # the working copy as commands see it
+    workdir: str  # Commands see the working copy under this path.
     uid: int | None
     toolchain: Toolchain | None = None
-    places: tuple[str, ...] = ()  # further folders, as the commands see them
-    namespace: Namespace | None = None  # in which working copy and programs are overlays; None: they are copies
+    places: tuple[str, ...] = ()  # Commands see further folders under these paths.
+    # Working copy and programs are overlays in this namespace. None means that they are copies.
+    namespace: Namespace | None = None
 
     @property
     def work(self) -> Path:
-        """As the launcher's namespace sees it; see `reached`."""
+        """Returns the working copy's path as the launcher's namespace sees it; `reached` is for this process."""
         return self.root / "work"
 
     @contextlib.contextmanager
     def reached(self) -> Iterator[Root]:
-        """The working copy as this process reaches it. Raises SandboxError once its namespace is closed."""
+        """Yields the working copy as this process reaches it. Raises SandboxError once its namespace is closed."""
         if self.namespace is None:
             yield self.work
             return
@@ -71,50 +78,64 @@ class SandboxFolder:
 
     @property
     def programs(self) -> Path:
-        """The toolchain, this sandbox's own."""
+        """Returns the folder of this sandbox's own toolchain."""
         return self.root / "toolchain"
 
     @property
     def tmp(self) -> Path:
+        """Returns the temporary folder, which isolated commands see as /tmp."""
         return self.root / "tmp"
 
     @property
     def place_folders(self) -> list[tuple[Path, str]]:
+        """Returns the further folders, each with the path under which commands see it."""
         return [(self.root / f"place-{number}", seen_as) for number, seen_as in enumerate(self.places)]
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class CommandLaunch:
+    """This is what a launcher starts for one command."""
+
     argv: list[str]
     env: dict[str, str]
 
 
 class Launcher(Protocol):
+    """This is a way to start commands, isolated or not."""
+
     isolated: bool
     bash: str
-    shares: bool  # whether prepared folders can be shared instead of copied
-    unbounded: tuple[str, ...]  # what a command is not kept from here, in words
+    shares: bool  # It says whether prepared folders can be shared instead of copied.
+    unbounded: tuple[str, ...]  # These words say what a command is not kept from here.
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
-        """Decides user and workdir of a new sandbox; touches nothing. Raises UserError for what it cannot show."""
+        """Decides user and workdir of a new sandbox, and makes nothing. Raises UserError for what it cannot show."""
         ...
 
     def launch(
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
-    ) -> Launch:
-        """The command line that runs `bash -c command` in `folder`. `status_fd`, `report_fd`: ends of one pipe, for the
-        launcher and for what stands between it and the command; see `started_well` and `seen_end`.
+    ) -> CommandLaunch:
+        """Returns the command line that runs `bash -c command` in `folder`.
+
+        `status_fd` and `report_fd` are ends of one pipe, for the launcher and for what stands between it and the
+        command. `started_well` and `seen_end` read what came through it.
         """
         ...
 
     def started_well(self, status: bytes, exit_status: int) -> bool:
-        """False when the launcher, not the command, ended with `exit_status`; `status` came through the pipe."""
+        """Tells whether it was the command that ended with `exit_status`, and not the launcher.
+
+        `status` came through the pipe.
+        """
         ...
 
     def seen_end(self, status: bytes, exit_status: int) -> int | None:
-        """The command's exit status; None where nobody saw its end: all in the sandbox was killed from outside."""
+        """Returns the command's exit status, or None where nobody saw its end.
+
+        Then all in the sandbox was killed from outside.
+        """
         ...
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
-        """Kills what a command left behind outside its process group; returns once it is gone."""
+        """Kills what a command left behind outside its process group, and returns once it is gone."""
         ...

@@ -1,11 +1,11 @@
-"""Prepared folders that sandboxes share: each sees one as its own and writes beside it, and nothing is copied.
+"""This module shares prepared folders: each sandbox sees one as its own and writes beside it, and nothing is copied.
 
 Invariants:
 - The shared folder is never written, whatever a command does: the kernel's overlay puts it below what is written.
 - The overlay is mounted in a mount namespace that only the descriptors here hold, and commands while they run: this
   host never sees it, and when this process ends in any way, by SIGKILL too, it is gone.
-- A folder with anything in it that an overlay would show otherwise than a copy is copied: another owner's, a pipe, or
-  a file that has another name elsewhere. Who makes a link to that one changes its ctime, and may write to it.
+- A folder is copied where anything in it would look otherwise in an overlay than in a copy: what another user owns, a
+  pipe, or a file that has another name elsewhere. Who makes a link to a file changes its ctime, and may write to it.
 """
 
 import contextlib
@@ -21,27 +21,29 @@ from pathlib import Path
 from swe_rl.sandbox.process import overlay_program
 from swe_rl.sandbox.protocol import SandboxError
 
-_MOUNT_S = 30.0
+_MOUNT_S = 30.0  # The program that mounts takes some 20 ms. One that hangs is killed after this time.
 
 
 class Namespace:
-    """Of one sandbox, with its overlays. Closing it, which may be done twice, ends them."""
+    """This is one sandbox's mount namespace with its overlays. Closing it, which may be done twice, ends them."""
 
     def __init__(self, descriptors: Sequence[int], work: int) -> None:
-        """`descriptors`: of the mount namespace and, for an ordinary user, of the user namespace; `work`: of the
-        working copy in it."""
+        """Takes over the descriptors of the mount namespace and, for an ordinary user, of the user namespace.
+
+        `work` is a descriptor of the working copy in it.
+        """
         self._descriptors = [*descriptors, work]
         self._lock = threading.Lock()
 
     def entered(self, nsenter: str) -> list[str]:
-        """The argv prefix of what is to run in it."""
+        """Returns the argv prefix of what is to run in the namespace."""
         mounts, *users = [f"/proc/{os.getpid()}/fd/{number}" for number in self._descriptors[:-1]]
         as_user = [f"--user={users[0]}", "--preserve-credentials"] if users else []
         return [nsenter, *as_user, f"--mount={mounts}", "--"]
 
     @contextlib.contextmanager
     def work(self) -> Iterator[int]:
-        """A descriptor of the working copy. Raises SandboxError once it is closed."""
+        """Yields a descriptor of the working copy. Raises SandboxError once the namespace is closed."""
         with self._lock:
             if not self._descriptors:
                 raise SandboxError("the sandbox is closed")
@@ -52,17 +54,20 @@ class Namespace:
             os.close(number)
 
     def close(self) -> None:
+        """Closes the descriptors, so that the namespace ends with the last command in it."""
         with self._lock:
-            descriptors, self._descriptors = self._descriptors, []
+            descriptors = self._descriptors
+            self._descriptors = []
         for number in descriptors:
             os.close(number)
 
 
-def mounted(root: Path, layers: Sequence[tuple[Path, Path]], uid: int | None) -> Namespace:
-    """Shows each folder of this machine at a new one right below `root`: (shared, new). Blocking, some 20 ms.
+def mount_overlays(root: Path, layers: Sequence[tuple[Path, Path]], uid: int | None) -> Namespace:
+    """Shows each shared folder of `layers` at a new one right below `root`. Returns the namespace in which that is so.
 
-    `uid`: whom everything is to belong to, as root; None: this user. The first of `layers` is the working copy. Raises
-    OSError where this host does not let it.
+    The first of `layers`, which are pairs (shared, new), is the working copy. Everything belongs to `uid`, which takes
+    root, or to this user where that is None. The call blocks for some 20 ms. Raises OSError where this host does not
+    allow it.
     """
     named = [text for shared, new in layers for text in (str(shared), new.name)]
     program = [sys.executable, "-I", "-S", overlay_program.__file__, str(root), "-" if uid is None else str(uid)]
@@ -90,7 +95,10 @@ def mounted(root: Path, layers: Sequence[tuple[Path, Path]], uid: int | None) ->
 
 @cache
 def can_be_shared(folder: Path) -> bool:
-    """Looked at once in a process: what is shared is complete under its name, and nobody changes it."""
+    """Tells whether an overlay would show the folder as a copy does (see the invariants).
+
+    It is looked at once in a process, because what is shared is complete under its name, and nobody changes it.
+    """
     owner = os.geteuid(), os.getegid()
     waiting = [os.fspath(folder)]
     try:

@@ -1,4 +1,4 @@
-"""Sandboxes as local processes: a folder of their own, and commands isolated by bubblewrap where that works.
+"""This module makes sandboxes of local processes, whose commands are isolated by bubblewrap where that works.
 
 Invariants:
 - What was prepared is shared below an overlay (see `overlay`), or copied: the sandbox's writes reach no other.
@@ -28,7 +28,7 @@ from swe_rl.sandbox.process.bubblewrap import HOME
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.isolation import choose_launcher
 from swe_rl.sandbox.process.launcher import SandboxFolder
-from swe_rl.sandbox.process.overlay import can_be_shared, mounted
+from swe_rl.sandbox.process.overlay import can_be_shared, mount_overlays
 from swe_rl.sandbox.process.sandbox import Bounded, ProcessSandbox
 from swe_rl.sandbox.process.watcher import Watcher, bounds_of, say_bounds
 from swe_rl.sandbox.process_tree import kill_marked
@@ -39,7 +39,7 @@ _DOOR_FOLDER = ".swe_rl"
 
 
 class ProcessProvider:
-    """Makes ProcessSandboxes below `scratch`; see the protocol.
+    """This makes ProcessSandboxes below `scratch`, as the protocol says.
 
     Raises UserError when the isolation that `config` asks for does not work here. `warn` hears when isolation=auto has
     to do without, and at the end of what cannot be removed.
@@ -69,10 +69,11 @@ class ProcessProvider:
 
     @property
     def isolated(self) -> bool:
+        """Tells whether commands are isolated."""
         return self._launcher.isolated
 
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> ProcessSandbox:
-        """Raises UserError for a workspace that cannot be used here, SandboxError when it cannot be copied."""
+        """Returns a new sandbox. Raises UserError for an unusable workspace, SandboxError when it cannot be copied."""
         if self._closed:
             raise SandboxError("the sandbox provider is closed")
         if workspace.path is None:
@@ -113,17 +114,20 @@ class ProcessProvider:
         return sandbox
 
     async def _boot(self, folder: SandboxFolder, source: Path) -> SandboxFolder:
-        """A few at a time: copies beside each other would make all of them late. Raises OSError."""
+        """Makes the folder of a sandbox, and returns it with its namespace. Raises OSError.
+
+        Only a few are made at a time, because copies beside each other would make all of them late.
+        """
         async with self._boots:
             return await asyncio.to_thread(_make_folder, folder, source, shares=self._launcher.shares)
 
     async def _bounded(self, root: Path) -> Bounded:
-        """Raises OSError where the kernel's group for a new sandbox cannot be made."""
+        """Returns what bounds a new sandbox. Raises OSError where the kernel's group for it cannot be made."""
         watched = await asyncio.to_thread(self._watcher.folder, root)
         return Bounded(self._watcher, watched, self._groups.make(root.name) if self._groups else None)
 
     def _doorway(self, door: Door | None, folder: SandboxFolder) -> Doorway | None:
-        """None without a door, and where commands share this machine's network."""
+        """Returns a doorway, or None without a door, and where commands share this machine's network."""
         if door is None or self._config.network or not self._launcher.isolated:
             return None
         return Doorway(door, folder.tmp / _DOOR_FOLDER, f"{HOME}/{_DOOR_FOLDER}")
@@ -134,8 +138,9 @@ class ProcessProvider:
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
-        """At the end of the process too: the folder, whatever is in it."""
-        if os.getpid() != self._pid:  # a forked child
+        """Removes the provider's folder, whatever is in it. It is also called at the end of the process."""
+        if os.getpid() != self._pid:
+            # A forked child ends, and the folder is its parent's.
             return
         atexit.unregister(self._remove)
         if self._folder.exists():
@@ -144,31 +149,36 @@ class ProcessProvider:
 
 
 def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> SandboxFolder:
-    """With its namespace where what is big is shared: what has programs of its own. Others are copied at once."""
+    """Makes the folder of a sandbox, and returns it with its namespace where its parts are shared. Raises OSError.
+
+    A workspace with programs of its own is big, so it is shared where that is possible. Others are copied at once.
+    """
     folder.root.mkdir(mode=0o700)
     folder.tmp.mkdir(mode=0o700)
     for place, _ in folder.place_folders:
         place.mkdir(mode=0o755)
         if folder.uid is not None:
             os.chown(place, folder.uid, folder.uid)
-    folder.tmp.chmod(0o1777)  # owned by this process: a command cannot replace mount points below it
+    # This process owns it, so that a command cannot replace mount points below it.
+    folder.tmp.chmod(0o1777)
     if folder.toolchain is None:
         copy_tree(source, folder.work, uid=folder.uid)
         return folder
     layers = [(source, folder.work), (folder.toolchain.folder, folder.programs)]
     if shares and all(can_be_shared(shared) for shared, _ in layers):
-        return replace(folder, namespace=mounted(folder.root, layers, folder.uid))
+        return replace(folder, namespace=mount_overlays(folder.root, layers, folder.uid))
     for shared, new in layers:
         copy_tree(shared, new, uid=folder.uid)
     return folder
 
 
 async def _take_back(making: "asyncio.Future[SandboxFolder]", doorway: Doorway | None, root: Path) -> None:
-    """What there is of a sandbox that will not be."""
+    """Removes what there is of a sandbox that could not be made."""
     await asyncio.wait([making])
     if not making.cancelled() and making.exception() is None and (namespace := making.result().namespace):
         namespace.close()
     if doorway is not None:
         await doorway.close()
-    with contextlib.suppress(OSError):  # left to the provider's end: what went wrong before counts
+    # What cannot be removed is left to the provider's end, because what went wrong before is what counts.
+    with contextlib.suppress(OSError):
         await asyncio.to_thread(remove_tree, root)

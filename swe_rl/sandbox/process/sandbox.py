@@ -1,4 +1,4 @@
-"""One sandbox of local processes: its commands, its files, its end.
+"""This module is one sandbox of local processes: its commands, its files, its end.
 
 Invariants:
 - Nothing that a command started outlives it: when `exec` returns, its processes are gone. So nothing that an agent left
@@ -31,14 +31,14 @@ from swe_rl.sandbox.process.control_group import ControlGroup
 from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
 from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, SandboxError, Waited
+from swe_rl.sandbox.protocol import USED_TOO_MUCH, OutsideError, SandboxError, Waited
 
-_KILLED_EXIT = 137  # as of one that SIGKILL ended
+_KILLED_EXIT = 137  # A shell gives this status for a command that SIGKILL ended.
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """What bounds one sandbox: a watcher, and the kernel where `group` is given."""
+    """This is what bounds one sandbox: a watcher, and the kernel where `group` is given."""
 
     watcher: Watcher
     folder: Folder
@@ -46,7 +46,7 @@ class Bounded:
 
 
 class ProcessSandbox(LocalSandbox):
-    """One working copy; see the protocol. Made by ProcessProvider."""
+    """This is a sandbox with one working copy, as the protocol says. ProcessProvider makes it."""
 
     def __init__(
         self,
@@ -68,6 +68,11 @@ class ProcessSandbox(LocalSandbox):
         self._forget = forget
         self._turn = asyncio.Lock()
         self._counter = itertools.count()
+        # Its commands used these CPU seconds so far. A command that is stopped counts with its time by the clock.
+        self.cpu_s = 0.0
+
+    def _count_cpu(self, cpu_s: float) -> None:
+        self.cpu_s += cpu_s
 
     async def _run(
         self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited
@@ -83,8 +88,9 @@ class ProcessSandbox(LocalSandbox):
             try:
                 status = await self._launch(command, timeout_s, env, output, waited)
             except OSError as error:
-                raise SandboxError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
+                raise OutsideError(f"sandbox {self.sandbox_id} cannot start a command: {error}") from error
             if status is None:
+                self._count_cpu(timeout_s)
                 return None, timeout_s
             return status if status >= 0 else 128 - status, time.monotonic() - started_s
 
@@ -92,7 +98,7 @@ class ProcessSandbox(LocalSandbox):
         self, command: str, timeout_s: float, env: Mapping[str, str], output: HeadTail, waited: Waited
     ) -> int | None:
         marker = f"{self._folder.root}{os.sep}{next(self._counter)}"
-        # Isolated commands end with their namespace; of others only what is newer than this may be killed.
+        # Isolated commands end with their namespace. Of others, only what is newer than this may be killed.
         before = frozenset() if self._launcher.isolated else frozenset(psutil.pids())
         with _status_pipe() as (status_in, status_out, report_out):
             launch = self._launcher.launch(
@@ -108,6 +114,7 @@ class ProcessSandbox(LocalSandbox):
                 timeout_s=timeout_s,
                 waited=waited,
                 pass_fds=(status_out, report_out) if isolated else (),
+                on_cpu_s=self._count_cpu,
             )
             said = bytearray()
 
@@ -115,7 +122,7 @@ class ProcessSandbox(LocalSandbox):
                 said.extend(_read_now(status_in))
                 self._launcher.sweep(pid, marker, before, bytes(said))
 
-            watched: list[Watched] = []  # empty where the command could not be started: there is no process to watch
+            watched: list[Watched] = []  # It stays empty where the command could not be started.
 
             def watch(pid: int) -> "asyncio.Future[str]":
                 watched.append(self._bounded.watcher.watch(pid, self._bounded.folder, isolated=isolated))
@@ -136,7 +143,7 @@ class ProcessSandbox(LocalSandbox):
                 return None
             seen = self._launcher.seen_end(bytes(said), status)
             if seen is None:
-                raise SandboxError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
+                raise OutsideError(f"a command of sandbox {self.sandbox_id} was killed from outside (status {status})")
             return seen
 
     def _ended(self, output: HeadTail, used: str) -> int:
@@ -152,7 +159,7 @@ class ProcessSandbox(LocalSandbox):
             write_confined(work, path, content, workdir=self.workdir, uid=self._folder.uid)
 
     async def read_file(self, path: str) -> bytes:
-        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        """Returns a file's content. Raises MissingFileError (a SandboxError and a FileNotFoundError) without a file."""
         self._check_open()
         return await asyncio.to_thread(self._read, path)
 
@@ -181,9 +188,9 @@ class ProcessSandbox(LocalSandbox):
 
 @contextlib.contextmanager
 def _status_pipe() -> Iterator[tuple[int, int, int]]:
-    """A pipe on which a launcher, and what it starts, say how the command ended: its end to read, and two to write."""
+    """Yields a pipe's end to read, and two ends to write: a launcher, and what it starts, say how the command ended."""
     read_fd, write_fd = os.pipe()
-    report_fd = os.dup(write_fd)  # bwrap keeps its own from what it starts
+    report_fd = os.dup(write_fd)  # What bwrap starts does not get bwrap's own end.
     try:
         os.set_blocking(read_fd, False)
         yield read_fd, write_fd, report_fd

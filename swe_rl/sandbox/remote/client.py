@@ -1,4 +1,4 @@
-"""Sandboxes of a sandbox server (`server`), for machines that should not or cannot run them.
+"""This module has the sandboxes of a sandbox server (`server`), for machines that should not or cannot run them.
 
 Invariants:
 - What the server's sandboxes raise is raised here, with the same type; a server that cannot be reached is a
@@ -26,22 +26,36 @@ from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox.archive import digest_of
 from swe_rl.sandbox.base import BaseProvider, BaseSandbox, safe_name
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Toolchain, Waited, Workspace, no_wait
+from swe_rl.sandbox.protocol import (
+    Door,
+    ExecResult,
+    OutsideError,
+    SandboxError,
+    Toolchain,
+    Waited,
+    Workspace,
+    no_wait,
+)
 from swe_rl.sandbox.remote import wire
 
 _CONNECT_S = 20.0
+# The server gives signs of life while a command runs, so one that misses several is taken for dead.
 _SILENCE_S = 6 * wire.SIGN_OF_LIFE_S
-_FULL_PAUSE_S = 1.0
-_TRIES = 5
+_FULL_PAUSE_S = 1.0  # A server without a free place is asked again after this pause.
+_TRIES = 5  # A call that can be made again is made so often before the server counts as gone.
+# The run tells so often within a lease that it lives, so that a late word loses no sandboxes.
 _RENEWALS_IN_A_LEASE = 4
 
 
-class ServerGoneError(SandboxError):
+class ServerGoneError(OutsideError):
     """The server cannot be reached; another one, or the same one later, may do the same."""
 
 
 class RuntimeClient:
-    """The server's calls. `pause_s` is the first pause before asking again; `key` goes before the environment's."""
+    """This makes the calls of a server.
+
+    `pause_s` is the first pause before a call is made again; a `key` goes before the environment's.
+    """
 
     def __init__(self, config: SandboxConfig, *, pause_s: float = 0.5, key: str | None = None) -> None:
         if not config.runtime_url:
@@ -57,7 +71,10 @@ class RuntimeClient:
     async def ask(
         self, method: str, path: str, *, silence_s: float = _SILENCE_S, again: bool = True, **body: Any
     ) -> tuple[int, bytes]:
-        """Status and body. Connections that fail are tried again where that is safe. Raises ServerGoneError."""
+        """Returns the status and the body of an answer.
+
+        Connections that fail are tried again, unless `again` is false. Raises ServerGoneError.
+        """
         for attempt in range(_TRIES if again else 1):
             if attempt:
                 await asyncio.sleep(self._pause_s * 2 ** (attempt - 1))
@@ -66,7 +83,8 @@ class RuntimeClient:
             try:
                 async with self._call(method, path, silence_s, **body) as response:
                     return response.status, await response.read()
-            except RuntimeError as error:  # aiohttp's word for a session that was closed under way
+            except RuntimeError as error:
+                # By this error aiohttp says that the session was closed under way.
                 if not self._closed:
                     raise
                 last: Exception = error
@@ -76,9 +94,12 @@ class RuntimeClient:
         raise ServerGoneError(f"the sandbox server at {self.url} does not answer ({method} {path}): {words}") from last
 
     async def asked(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """The JSON answer of a call that succeeded. Raises what the server's sandbox raised, SandboxError."""
+        """Returns the JSON answer of a call that succeeded.
+
+        Raises what the server's sandbox raised, and SandboxError for an answer that is something else.
+        """
         status, body = await self.ask(method, path, **options)
-        answer = _json(body, self.url)
+        answer = _parse_json(body, self.url)
         if status >= 400 or "error" in answer:
             raise wire.error_of(answer)
         return answer
@@ -101,6 +122,8 @@ class RuntimeClient:
 
 
 class RemoteSandbox(BaseSandbox):
+    """This is a sandbox on the server."""
+
     def __init__(
         self,
         client: RuntimeClient,
@@ -133,7 +156,7 @@ class RemoteSandbox(BaseSandbox):
             "env": dict(env or {}),
             "max_output_bytes": max_output_bytes,
         }
-        # Never asked twice: the first may have run.
+        # A command is never asked for twice, because the first one may have run.
         asked = self._client.asked("POST", f"{self._path}/exec", again=False, json=order)
         telling = None if waited is no_wait else asyncio.ensure_future(self._tell_waited(command_id, waited))
         try:
@@ -152,27 +175,35 @@ class RemoteSandbox(BaseSandbox):
         await self._client.asked("PUT", f"{self._path}/file", params={"path": path}, data=content)
 
     async def read_file(self, path: str) -> bytes:
-        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        """Returns a file's content. Raises MissingFileError (a SandboxError and a FileNotFoundError) without a file."""
         self._check_open()
         status, body = await self._client.ask("GET", f"{self._path}/file", params={"path": path})
         if status != 200:
-            raise wire.error_of(_json(body, self._client.url))
+            raise wire.error_of(_parse_json(body, self._client.url))
         return body
 
     async def _stop_command(self, command_id: str) -> None:
-        """Returns once it is gone; a server that does not answer ends it as soon as it sees the connection closed."""
+        """Stops a command, and returns once it is gone.
+
+        A server that does not answer ends it as soon as it sees the connection closed.
+        """
         with contextlib.suppress(SandboxError):
             await self._client.asked("DELETE", f"{self._path}/commands/{command_id}", again=False)
 
     async def _tell_waited(self, command_id: str, waited: Waited) -> None:
-        """For as long as the command runs. What the server was not told yet is a second or two."""
-        before_s, path = waited(), f"{self._path}/commands/{command_id}/waited"
+        """Tells the server how long the command has waited so far, until it is cancelled.
+
+        The server always lacks the last second or two.
+        """
+        before_s = waited()
+        path = f"{self._path}/commands/{command_id}/waited"
         told_s = before_s
         while True:
             await asyncio.sleep(wire.WAITED_EVERY_S)
             now_s = waited()
             if now_s > told_s:
-                with contextlib.suppress(SweRlError):  # the command's own answer tells what is wrong
+                # The command's own answer tells what is wrong.
+                with contextlib.suppress(SweRlError):
                     await self._client.asked("PUT", path, again=False, json={"waited_s": now_s - before_s})
                     told_s = now_s
 
@@ -186,7 +217,10 @@ class RemoteSandbox(BaseSandbox):
 
 
 class RemoteProvider(BaseProvider[RemoteSandbox]):
-    """Raises UserError without an address. `places`: of several providers together, in place of its own."""
+    """This makes sandboxes on one server. Several providers may share their `places`.
+
+    Raises UserError without an address.
+    """
 
     def __init__(
         self,
@@ -203,7 +237,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         self._renewing: asyncio.Task[None] | None = None
 
     async def greet(self) -> None:
-        """Before anything depends on it: a server that is well and takes the key. Raises UserError."""
+        """Raises UserError unless the server is well and takes the key. It is asked before anything depends on it."""
         try:
             status, body = await self._client.ask("GET", "/health", again=False)
             if status == 200:
@@ -224,7 +258,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
 
     @property
     def open(self) -> int:
-        """Sandboxes of this provider that are open."""
+        """Returns how many sandboxes of this provider are open."""
         return len(self._open)
 
     def begin_renewing(self) -> None:
@@ -234,12 +268,14 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
 
     async def close(self) -> None:
         self._closed = True
-        renewing, self._renewing = self._renewing, None
+        renewing = self._renewing
+        self._renewing = None
         if renewing is not None:
             renewing.cancel()
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._open)), return_exceptions=True)
         if renewing is not None:
-            with contextlib.suppress(SweRlError):  # its leases run out
+            # Where the server is not told of the end, the leases run out.
+            with contextlib.suppress(SweRlError):
                 await self._client.asked("DELETE", "/run", again=False)
         await self._client.close()
 
@@ -276,7 +312,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
             status, body = await self._client.ask(
                 "POST", "/sandboxes", silence_s=self._config.start_timeout_s * 4, json=order
             )
-            answer = _json(body, self._client.url)
+            answer = _parse_json(body, self._client.url)
             if status == 201:
                 return answer
             if status != wire.FULL_STATUS:
@@ -288,7 +324,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
             await self._client.asked("DELETE", f"/sandboxes/{quote(name)}", again=False)
 
     async def _send(self, path: Path, owner: str) -> str:
-        """Sends the folder once; its digest."""
+        """Sends the folder once, and returns its digest. Raises SandboxError."""
         if path not in self._sent:
             self._sent[path] = asyncio.ensure_future(self._send_now(path, owner))
         try:
@@ -311,7 +347,8 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._config.lease_s / _RENEWALS_IN_A_LEASE)
-            with contextlib.suppress(SweRlError):  # the next command tells
+            # What is wrong is told by the next command.
+            with contextlib.suppress(SweRlError):
                 await self._client.asked("POST", "/renew", again=False)
 
     def _closed_one(self, sandbox: RemoteSandbox) -> None:
@@ -319,7 +356,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         self._places.release()
 
 
-def _json(body: bytes, url: str) -> dict[str, Any]:
+def _parse_json(body: bytes, url: str) -> dict[str, Any]:
     try:
         answer = json.loads(body)
         if isinstance(answer, dict):

@@ -1,9 +1,9 @@
-"""Sandboxes of several sandbox servers that come and go, as one provider.
+"""This module is one provider for the sandboxes of several sandbox servers that come and go.
 
 Invariants:
 - A start goes to the server with the largest share of free places; one that is gone meanwhile is asked for nothing
   until it is named again, and the start goes to another or waits for one.
-- Waiting ends: with a server, or with the error that says why there will be none.
+- Waiting ends with a server, or with the error that says why there will be none.
 - A server that is not named any more is left behind; its sandboxes break, as a machine's do when it dies.
 """
 
@@ -20,7 +20,7 @@ from swe_rl.sandbox.remote.client import RemoteProvider, RemoteSandbox, ServerGo
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """`server` names one start of it: the same address with another name is another server."""
+    """This is where a server is. `server` names one start of it: with another name the address is another server."""
 
     server: str
     url: str
@@ -41,7 +41,7 @@ class _Server:
 
 
 class RuntimeFleet:
-    """A SandboxProvider. `renew_s`: how often the servers hear of this run."""
+    """This is a SandboxProvider; each server hears of this run every `renew_s` seconds."""
 
     def __init__(self, config: SandboxConfig, *, renew_s: float, pause_s: float = 0.5) -> None:
         self._config = replace(config, lease_s=4 * renew_s)
@@ -54,7 +54,7 @@ class RuntimeFleet:
         self._closed = False
 
     def use(self, addresses: Iterable[ServerAddress]) -> None:
-        """These servers live, now and until the next call; all others do not."""
+        """Uses these servers until the next call, and leaves all others."""
         named = {address.server: address for address in addresses}
         for name in self._servers.keys() - named.keys():
             self._leave(self._servers.pop(name))
@@ -66,16 +66,16 @@ class RuntimeFleet:
         self._changed.set()
 
     def give_up(self, failure: SweRlError) -> None:
-        """There will be no server: whoever waits for one, now or later, gets this error."""
+        """Says that there will be no server. Whoever waits for one, now or later, gets this error."""
         self._failure = failure
         self._changed.set()
 
     async def ready(self) -> None:
-        """Until a server is there. Raises what `give_up` was told."""
+        """Returns once a server is there. Raises what `give_up` was told."""
         await self._best()
 
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> RemoteSandbox:
-        """Raises SandboxError, UserError, or what `give_up` was told."""
+        """Returns a new sandbox on the least busy server. Raises SandboxError, UserError, or what `give_up` got."""
         while True:
             server = await self._best()
             server.starting += 1
@@ -85,7 +85,8 @@ class RuntimeFleet:
                 server.suspect = True
             except SandboxError:
                 if server.address.server in self._servers:
-                    raise  # it was not because we left the server
+                    # The server is still in use, so the error does not come from leaving it.
+                    raise
             finally:
                 server.starting -= 1
 
@@ -112,7 +113,7 @@ class RuntimeFleet:
         return provider
 
     def _leave(self, server: _Server) -> None:
-        task = asyncio.ensure_future(_closed(server.provider))
+        task = asyncio.ensure_future(_close_quietly(server.provider))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -121,6 +122,6 @@ class RuntimeFleet:
             raise SandboxError("the sandbox provider is closed")
 
 
-async def _closed(provider: RemoteProvider) -> None:
+async def _close_quietly(provider: RemoteProvider) -> None:
     with contextlib.suppress(SweRlError):
         await provider.close()

@@ -1,4 +1,6 @@
-"""Client of remote runtimes that speak OpenHands's protocol: a server that starts them, an action server in each.
+"""This module is a client of remote runtimes that speak OpenHands's protocol.
+
+A server starts the runtimes, and each of them has an action server.
 
 Invariants:
 - A command runs as `bash -c` of its own, in the workdir, with its own timeout inside the runtime: nothing is typed
@@ -31,9 +33,10 @@ from swe_rl.sandbox.container import files
 from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 
 _POLL_S = 2.0
-_SPARE_S = 30.0  # of an action beyond its command's timeout
-_FULL = 429
-_MARK = "swe_rl"
+_SPARE_S = 30.0  # An action gets so long beyond its command's timeout.
+_FULL = 429  # A server that answers so is asked again later.
+_MARK = "swe_rl"  # The line with a command's result begins so, followed by a random text.
+# The script runs a command with its time, ends what it left, and prints status, size and output as one line.
 _RUN = """f=$(mktemp) && cd {workdir} && {{
 timeout -k 1 {timeout_s:g} env {variable} {env} bash -c {command} </dev/null >"$f" 2>&1; s=$?
 for i in $(seq 50); do l=$(grep -lasxz -- {variable} /proc/[0-9]*/environ); [ -n "$l" ] || break
@@ -45,6 +48,8 @@ rm -f "$f"; echo "{mark}:$s:$n:$o:$e:"; }}"""
 
 
 class OpenHandsSandbox(BaseSandbox):
+    """This is a sandbox in one runtime; `act` makes a call to its action server."""
+
     def __init__(
         self,
         sandbox_id: str,
@@ -64,7 +69,7 @@ class OpenHandsSandbox(BaseSandbox):
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         max_output_bytes: int | None = None,
-        waited: Waited = no_wait,  # only programs wait, and they need a door
+        waited: Waited = no_wait,  # It is not used, because only programs wait, and they need a door.
     ) -> ExecResult:
         self._check_open()
         if (refused := refused_result(command)) is not None:
@@ -88,7 +93,7 @@ class OpenHandsSandbox(BaseSandbox):
             timeout_s=timeout_s + _SPARE_S,
             json={"action": {"action": "run", "args": {"command": script}, "timeout": timeout_s + _SPARE_S}},
         )
-        return _result(answer, mark, limit_bytes, timeout_s, time.monotonic() - started_s, self.sandbox_id)
+        return _parse_result(answer, mark, limit_bytes, timeout_s, time.monotonic() - started_s, self.sandbox_id)
 
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
@@ -100,7 +105,7 @@ class OpenHandsSandbox(BaseSandbox):
         await self._script(files.write_script(folder, name, f"/tmp/{stage}"), path)
 
     async def read_file(self, path: str) -> bytes:
-        """Raises MissingFileError (a SandboxError and a FileNotFoundError) when there is no such file."""
+        """Returns a file's content. Raises MissingFileError (a SandboxError and a FileNotFoundError) without a file."""
         self._check_open()
         files.relative_parts(path, self.workdir)
         folder = f"/tmp/{files.stage_name()}"
@@ -121,12 +126,15 @@ class OpenHandsSandbox(BaseSandbox):
 
     async def _script(self, script: str, path: str) -> None:
         done = await self.exec(script, timeout_s=60.0)
-        if (error := files.refusal(done.exit_code, path, self.workdir, self._max_bytes)) is not None:
+        if (error := files.error_of_status(done.exit_code, path, self.workdir, self._max_bytes)) is not None:
             raise error
 
 
 class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
-    """Raises UserError without an address. `poll_s`: between two looks at a runtime that is starting."""
+    """This starts runtimes on a server, and looks every `poll_s` seconds at one that is starting.
+
+    Raises UserError without an address.
+    """
 
     def __init__(self, config: SandboxConfig, *, poll_s: float = _POLL_S) -> None:
         if not config.runtime_url:
@@ -164,7 +172,8 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
             "resource_factor": max(1, round(self._config.cpus)),
         }
         made = await self._ask("POST", f"{self._url}/start", json=order, timeout_s=self._config.start_timeout_s)
-        runtime, url = str(made["runtime_id"]), str(made["url"]).rstrip("/")
+        runtime = str(made["runtime_id"])
+        url = str(made["url"]).rstrip("/")
         headers = {"X-Session-API-Key": str(made["session_api_key"])} if made.get("session_api_key") else {}
 
         async def act(method: str, path: str, **options: Any) -> Any:
@@ -216,9 +225,12 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
         while True:
             try:
                 async with self._session.request(method, url, timeout=timeout, headers=sent, **body) as response:
-                    status, said = response.status, await response.read()
+                    status = response.status
+                    said = await response.read()
                     if status == 200:
-                        return said if binary else await response.json(content_type=None)
+                        if binary:
+                            return said
+                        return await response.json(content_type=None)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 raise SandboxError(f"the runtime at {url} does not answer: {error or type(error).__name__}") from error
             if status != _FULL:
@@ -226,17 +238,18 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
             await asyncio.sleep(self._poll_s)
 
 
-def _result(
+def _parse_result(
     answer: Any, mark: str, limit_bytes: int, timeout_s: float, duration_s: float, sandbox_id: str
 ) -> ExecResult:
     content = str(answer.get("content", "")) if isinstance(answer, dict) else ""
     match = re.search(rf"{mark}:(\d+):(\d+):([A-Za-z0-9+/=\s]*):([A-Za-z0-9+/=\s]*):", content)
     if match is None:
         raise SandboxError(f"sandbox {sandbox_id}: a command ended without a result: {content[-300:]!r}")
-    status, left_out_bytes = int(match[1]), max(0, int(match[2]) - limit_bytes)
-    text = _text(match[3])
+    status = int(match[1])
+    left_out_bytes = max(0, int(match[2]) - limit_bytes)
+    text = _decode_text(match[3])
     if left_out_bytes:
-        text += f"\n... [{left_out_bytes} bytes left out] ...\n{_text(match[4])}"
+        text += f"\n... [{left_out_bytes} bytes left out] ...\n{_decode_text(match[4])}"
     timed_out = status in (TIMEOUT_EXIT, 137) and duration_s >= timeout_s
     return ExecResult(
         TIMEOUT_EXIT if timed_out else status,
@@ -247,5 +260,5 @@ def _result(
     )
 
 
-def _text(encoded: str) -> str:
+def _decode_text(encoded: str) -> str:
     return base64.b64decode(encoded).decode("utf-8", "replace")

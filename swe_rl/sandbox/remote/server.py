@@ -1,9 +1,9 @@
-"""The sandbox server: sandboxes of this machine over HTTP, for runs elsewhere.
+"""This module is the sandbox server, which offers sandboxes of this machine over HTTP, for runs elsewhere.
 
 Invariants:
 - Every call but `GET /health` needs the key, where there is one; it is compared in constant time and never printed.
   `GET /health?challenge=` proves that this server has it.
-- At most `slots` sandboxes are there; a start beyond that is told 429 and made by nobody.
+- At most `slots` sandboxes are there. A start beyond that is answered with 429, and nothing is made.
 - A run that is not heard of for `lease_s` loses its sandboxes; a client that hangs up ends its command.
 - When the server stops, so do all sandboxes.
 - A sandbox belongs to one run. A run that neither asked for anything nor renewed for `lease_s` loses all of its own.
@@ -34,23 +34,26 @@ Held = TypeVar("Held")
 
 
 @dataclass(slots=True)
-class _Run(Generic[Held]):
+class _RemoteRun(Generic[Held]):
     seen_s: float
     held: dict[str, Held] = field(default_factory=dict)
 
 
 class Leases(Generic[Held]):
+    """This knows what each run holds, and when it was last heard of."""
+
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
-        self._runs: dict[str, _Run[Held]] = {}
+        self._runs: dict[str, _RemoteRun[Held]] = {}
 
     def renew(self, run: str, now_s: float) -> int:
-        """How many sandboxes the run holds."""
-        entry = self._runs.setdefault(run, _Run(now_s))
+        """Notes that the run lives. Returns how many sandboxes it holds."""
+        entry = self._runs.setdefault(run, _RemoteRun(now_s))
         entry.seen_s = now_s
         return len(entry.held)
 
     def hold(self, run: str, sandbox_id: str, held: Held, now_s: float) -> None:
+        """Gives the run a sandbox, and notes that it lives."""
         self.renew(run, now_s)
         self._runs[run].held[sandbox_id] = held
 
@@ -59,30 +62,32 @@ class Leases(Generic[Held]):
         return self._runs[run].held.get(sandbox_id)
 
     def drop(self, run: str, sandbox_id: str) -> Held | None:
+        """Takes a sandbox from the run. Returns it, or None where the run does not have it."""
         entry = self._runs.get(run)
         return entry.held.pop(sandbox_id, None) if entry else None
 
     def end(self, run: str) -> list[Held]:
+        """Forgets the run, and returns what it held."""
         entry = self._runs.pop(run, None)
         return list(entry.held.values()) if entry else []
 
     def lapse(self, now_s: float) -> list[Held]:
-        """Ends the runs that were not heard of for too long; returns what they held."""
+        """Ends the runs that were not heard of for too long, and returns what they held."""
         gone = [run for run, entry in self._runs.items() if now_s - entry.seen_s > self._lease_s]
         return [held for run in gone for held in self.end(run)]
 
     def heard_s(self) -> float | None:
-        """When any run that has not ended was last heard of; None where there is none."""
+        """Returns when any run that has not ended was last heard of, or None where there is none."""
         return max((entry.seen_s for entry in self._runs.values()), default=None)
 
     def everyone(self) -> list[tuple[str, str, Held]]:
-        """Run, sandbox id, what is held."""
+        """Returns the run, the sandbox's id and what is held, for each sandbox."""
         return [(run, name, held) for run, entry in self._runs.items() for name, held in entry.held.items()]
 
 
-_MAX_BODY_BYTES = 8 << 30
+_MAX_BODY_BYTES = 8 << 30  # The archive of a workspace may be so large.
 _CHUNK_BYTES = 1 << 20
-_LONGEST_CHALLENGE = 64
+_LONGEST_CHALLENGE = 64  # Anybody may send a challenge, and no more than this is answered.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -93,21 +98,23 @@ class _Entry:
     since_s: float
     commands: int = 0
     running: dict[str, asyncio.Task[ExecResult]] = field(default_factory=dict)
-    waited_s: dict[str, float] = field(default_factory=dict)  # by command: as its client last said
+    waited_s: dict[str, float] = field(default_factory=dict)  # A client last said so of each running command.
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
+    """These are the options of a server."""
+
     slots: int
     lease_s: float
-    key: str | None  # None: only on a loopback address
+    key: str | None  # It may be None only on a loopback address.
     host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
-    name: str = ""  # of this start; in the proof
+    port: int = 0  # 0 stands for any free port.
+    name: str = ""  # This name of the server's start is part of its proof.
 
 
 class RuntimeServer:
-    """Serves `provider`, which it closes at its end. Raises UserError for an open address without a key."""
+    """This serves `provider`, and closes it at the end. Raises UserError for an open address without a key."""
 
     def __init__(self, provider: SandboxProvider, folder: Path, options: ServerOptions) -> None:
         if options.key is None and not is_loopback(options.host):
@@ -122,7 +129,7 @@ class RuntimeServer:
         self._closing: set[asyncio.Future[None]] = set()
 
     async def start(self) -> str:
-        """The address. Raises SandboxError when the port is taken."""
+        """Begins to listen, and returns the address. Raises SandboxError when the port is taken."""
         self._runner = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._options.host, self._options.port)
@@ -166,18 +173,22 @@ class RuntimeServer:
     @web.middleware
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path != "/health" and not self._may(request):
-            return _refuse(wire.Failure("user", "the sandbox server wants another key (sandbox.runtime_key_env)"), 401)
+            return _refuse_request(
+                wire.WireFailure("user", "the sandbox server wants another key (sandbox.runtime_key_env)"), 401
+            )
         try:
             return await handler(request)
         except SweRlError as error:
-            return _refuse(wire.failure_of(error), wire.ERROR_STATUS)
+            return _refuse_request(wire.failure_of(error), wire.ERROR_STATUS)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            return _refuse(wire.Failure("sandbox", f"the server does not understand the request: {error!r}"), 400)
+            return _refuse_request(
+                wire.WireFailure("sandbox", f"the server does not understand the request: {error!r}"), 400
+            )
 
     def _may(self, request: web.Request) -> bool:
         key = self._options.key
         given = request.headers.get(wire.KEY_HEADER, "")
-        # What is no UTF-8 in a header is here as surrogates.
+        # Bytes of a header that are no UTF-8 come as surrogates.
         return key is None or hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -189,12 +200,12 @@ class RuntimeServer:
 
     @property
     def used(self) -> int:
-        """Slots that are taken."""
+        """Returns how many slots are taken."""
         return len(self._leases.everyone()) + len(self._starting)
 
     @property
     def silence_s(self) -> float | None:
-        """Since any run was last heard of; None while there is none."""
+        """Returns the seconds since any run was last heard of, or None while there is none."""
         heard_s = self._leases.heard_s()
         return None if heard_s is None else time.monotonic() - heard_s
 
@@ -216,15 +227,17 @@ class RuntimeServer:
         }
 
     async def _create(self, request: web.Request) -> web.Response:
-        run, order = _run(request), await request.json()
+        run = _run_name(request)
+        order = await request.json()
         name = str(order["request_id"])
         self._leases.renew(run, time.monotonic())
         entry = self._leases.get(run, name, time.monotonic())
         if entry is None:
             if name not in self._starting:
                 if self.used >= self._options.slots:
-                    full = wire.Failure("sandbox", f"all {self._options.slots} places of the sandbox server are taken")
-                    return _refuse(full, wire.FULL_STATUS)
+                    slots = self._options.slots
+                    full = wire.WireFailure("sandbox", f"all {slots} places of the sandbox server are taken")
+                    return _refuse_request(full, wire.FULL_STATUS)
                 self._starting[name] = asyncio.ensure_future(self._make(run, name, order))
                 self._starting[name].add_done_callback(lambda task: self._starting.pop(name, None))
             # A client that hangs up and asks again finds the start going on.
@@ -247,7 +260,7 @@ class RuntimeServer:
         return entry
 
     def _sent(self, digest: str) -> Path:
-        """Raises SandboxError."""
+        """Returns the folder that a client sent. Raises SandboxError where there is none."""
         path = self._workspaces.path(digest)
         if path is None:
             raise SandboxError(f"workspace {digest} was not sent to this server")
@@ -255,7 +268,7 @@ class RuntimeServer:
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         _, _, entry = self._entry(request)
-        order = wire.ExecOrder.read(await request.json())  # before anything is answered
+        order = wire.ExecOrder.read(await request.json())  # It may raise, so it comes before any answer.
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         entry.commands += 1
@@ -280,7 +293,7 @@ class RuntimeServer:
         try:
             answer: dict[str, Any] = wire.result_to_json(running.result())
         except asyncio.CancelledError:
-            answer = wire.Failure("sandbox", "the command was stopped").as_json()
+            answer = wire.WireFailure("sandbox", "the command was stopped").as_json()
         except SweRlError as error:
             answer = wire.failure_of(error).as_json()
         await response.write(json.dumps(answer).encode())
@@ -296,9 +309,10 @@ class RuntimeServer:
         return web.json_response({})
 
     async def _note_waited(self, request: web.Request) -> web.Response:
-        """For how long a running command waited for its client's side so far."""
+        """Notes for how long a running command has waited for its client's side so far."""
         _, _, entry = self._entry(request)
-        command_id, waited_s = request.match_info["command_id"], float((await request.json())["waited_s"])
+        command_id = request.match_info["command_id"]
+        waited_s = float((await request.json())["waited_s"])
         if not math.isfinite(waited_s):
             raise ValueError(f"waited_s is {waited_s}")
         if command_id in entry.running:
@@ -319,7 +333,7 @@ class RuntimeServer:
         if (starting := self._starting.get(name)) is not None:
             starting.cancel()
             await asyncio.wait({starting})
-        entry = self._leases.drop(_run(request), name)
+        entry = self._leases.drop(_run_name(request), name)
         if entry is not None:
             await asyncio.shield(self._close_entry(entry))
         return web.json_response({})
@@ -337,15 +351,16 @@ class RuntimeServer:
         return web.json_response({})
 
     async def _renew(self, request: web.Request) -> web.Response:
-        return web.json_response({"sandboxes": self._leases.renew(_run(request), time.monotonic())})
+        return web.json_response({"sandboxes": self._leases.renew(_run_name(request), time.monotonic())})
 
     async def _end_run(self, request: web.Request) -> web.Response:
-        ended = self._leases.end(_run(request))
+        ended = self._leases.end(_run_name(request))
         await asyncio.gather(*map(self._close_entry, ended))
         return web.json_response({"closed": len(ended)})
 
     def _entry(self, request: web.Request) -> tuple[str, str, _Entry]:
-        run, name = _run(request), request.match_info["sandbox_id"]
+        run = _run_name(request)
+        name = request.match_info["sandbox_id"]
         entry = self._leases.get(run, name, time.monotonic())
         if entry is None:
             raise SandboxError(
@@ -368,8 +383,8 @@ class RuntimeServer:
 
 
 @contextlib.asynccontextmanager
-async def serving(provider: SandboxProvider, folder: Path, options: ServerOptions) -> AsyncIterator[str]:
-    """A server for the time of the block; its address."""
+async def run_server(provider: SandboxProvider, folder: Path, options: ServerOptions) -> AsyncIterator[str]:
+    """Runs a server for the time of the block, and yields its address. Raises SandboxError when the port is taken."""
     server = RuntimeServer(provider, folder, options)
     try:
         yield await server.start()
@@ -377,9 +392,9 @@ async def serving(provider: SandboxProvider, folder: Path, options: ServerOption
         await server.close()
 
 
-def _run(request: web.Request) -> str:
+def _run_name(request: web.Request) -> str:
     return request.headers.get(wire.RUN_HEADER, "")
 
 
-def _refuse(failure: wire.Failure, status: int) -> web.Response:
+def _refuse_request(failure: wire.WireFailure, status: int) -> web.Response:
     return web.json_response(failure.as_json(), status=status)

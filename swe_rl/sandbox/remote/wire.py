@@ -1,8 +1,8 @@
-"""What the sandbox server and its client say to each other: the one place for names of both sides.
+"""This module has what the sandbox server and its client say to each other, and is the one place for their names.
 
 Invariants:
 - Every answer that is no success has `kind` and `error`: the client raises the very error that the server met.
-- Exec answers may begin with blanks, a sign of life while a command runs; JSON readers skip them.
+- The answer of a command may begin with blanks, which are signs of life while it runs. JSON readers skip them.
 """
 
 import base64
@@ -19,19 +19,22 @@ from swe_rl.sandbox.protocol import ExecResult, SandboxError
 
 KEY_HEADER = "X-API-Key"
 RUN_HEADER = "X-Run"
-SIGN_OF_LIFE_S = 10.0
-WAITED_EVERY_S = 1.0  # a client says so often how long its command waited, where that grew
-FULL_STATUS = 429
-GONE_STATUS = 404
-ERROR_STATUS = 409
+SIGN_OF_LIFE_S = 10.0  # While a command runs, the server sends a blank so often.
+WAITED_EVERY_S = 1.0  # A client says so often how long its command waited, where that grew.
+FULL_STATUS = 429  # All places of the server are taken, and the client asks again.
+GONE_STATUS = 404  # The server does not have the workspace, and the client sends it.
+ERROR_STATUS = 409  # The answer has an error that the client raises.
 _MOST_PLACES = 16
+# A place is an absolute path of at most 200 characters.
 _PLACE = re.compile(r"(?!.{201})(/[^/\0]+)+", re.DOTALL)
 
 _KINDS: dict[str, type[SweRlError]] = {"user": UserError, "missing_file": MissingFileError, "sandbox": SandboxError}
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WireFailure:
+    """This is an error as it is sent; `kind` says which class of error the client raises."""
+
     kind: str
     error: str
 
@@ -41,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ExecOrder:
-    """A command that a client wants run."""
+    """This is a command that a client wants run."""
 
     command_id: str
     command: str
@@ -51,8 +54,10 @@ class ExecOrder:
 
     @classmethod
     def read(cls, record: Any) -> "ExecOrder":
-        """Raises KeyError, TypeError, ValueError or ArithmeticError for anything else."""
-        timeout_s, env, most_bytes = float(record["timeout_s"]), record.get("env") or {}, record.get("max_output_bytes")
+        """Returns the order in a record. Raises KeyError, TypeError, ValueError or ArithmeticError without one."""
+        timeout_s = float(record["timeout_s"])
+        env = record.get("env") or {}
+        most_bytes = record.get("max_output_bytes")
         if not math.isfinite(timeout_s):
             raise ValueError(f"timeout_s is {timeout_s}")
         if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
@@ -67,7 +72,7 @@ class ExecOrder:
 
 
 def places_of(value: Any) -> tuple[str, ...]:
-    """The further folders that a client wants in its sandbox. Raises TypeError or ValueError for anything else."""
+    """Returns the further folders that a client wants in its sandbox. Raises TypeError or ValueError without a list."""
     if not isinstance(value, list) or not all(isinstance(place, str) for place in value):
         raise TypeError("places is no list of texts")
     if len(value) > _MOST_PLACES:
@@ -84,7 +89,7 @@ def _check_place(place: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolchainOrder:
-    """A `Toolchain` whose folder was sent as a workspace."""
+    """This is a `Toolchain` whose folder was sent as a workspace."""
 
     workspace: str
     seen_as: str
@@ -95,8 +100,9 @@ class ToolchainOrder:
 
     @classmethod
     def read(cls, record: dict[str, Any]) -> "ToolchainOrder":
-        """Raises KeyError, TypeError or ValueError for anything else."""
-        seen_as, pairs = str(record["seen_as"]), [(name, value) for name, value in record["variables"]]
+        """Returns the order in a record. Raises KeyError, TypeError or ValueError without one."""
+        seen_as = str(record["seen_as"])
+        pairs = [(name, value) for name, value in record["variables"]]
         _check_place(seen_as)
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise TypeError("variables are no pairs of texts")
@@ -104,21 +110,29 @@ class ToolchainOrder:
 
 
 def proof_of(key: str, server: str, challenge: str) -> str:
-    """What only a server with the key can answer; asked before the key is sent to an address out of a file."""
+    """Returns what only a server with the key can answer to a challenge.
+
+    It is asked for before the key is sent to an address out of a file.
+    """
     return hmac.new(key.encode(), f"{server}/{challenge}".encode(), hashlib.sha256).hexdigest()
 
 
-def failure_of(error: SweRlError) -> Failure:
+def failure_of(error: SweRlError) -> WireFailure:
+    """Returns an error as it is sent."""
     kind = "user" if isinstance(error, UserError) else "sandbox"
-    return Failure("missing_file" if isinstance(error, MissingFileError) else kind, str(error))
+    return WireFailure("missing_file" if isinstance(error, MissingFileError) else kind, str(error))
 
 
 def error_of(answer: dict[str, Any]) -> SweRlError:
+    """Returns the error in an answer. A kind that is not known makes a SandboxError."""
     return _KINDS.get(str(answer.get("kind")), SandboxError)(str(answer.get("error", "the server said nothing")))
 
 
 def result_to_json(result: ExecResult) -> dict[str, Any]:
-    """Output as base64: it may hold any character, and JSON escapes would triple it."""
+    """Returns a result as a record of JSON.
+
+    The output is sent as base64, because it may hold any character, and JSON's escapes would triple it.
+    """
     return {
         "exit_code": result.exit_code,
         "output": base64.b64encode(result.output.encode("utf-8", "surrogatepass")).decode(),
@@ -129,7 +143,7 @@ def result_to_json(result: ExecResult) -> dict[str, Any]:
 
 
 def result_from_json(record: dict[str, Any]) -> ExecResult:
-    """Raises KeyError, ValueError, TypeError for anything else."""
+    """Returns the result in a record. Raises KeyError, ValueError or TypeError without one."""
     return ExecResult(
         exit_code=int(record["exit_code"]),
         output=base64.b64decode(record["output"]).decode("utf-8", "surrogatepass"),

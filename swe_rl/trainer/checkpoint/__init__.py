@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, by one process or by many ranks, read back, exported."""
+"""Writes checkpoints whole or not at all, by one process or many ranks, reads them back and exports them."""

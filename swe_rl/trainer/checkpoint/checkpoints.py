@@ -1,7 +1,8 @@
-"""Checkpoints of a trainer: every rank writes its own rows, in the background, into one folder that appears whole.
+"""Saves and loads a trainer: every rank writes its own rows, in the background, into one folder.
 
 Invariants:
-- As in `folder`: written aside, fsynced, hashed, renamed; older ones are pruned afterwards.
+- The rules of `folder` hold: a checkpoint is written aside, fsynced, hashed and renamed; older ones are pruned
+  afterwards.
 - A process that trains alone is the one rank of one.
 - Nothing is copied as a whole: shards are written from the live tensors, some MB at a time. Until they are written
   nobody changes them: rollouts, weight updates and forward passes go on, the optimizer's next update waits.
@@ -38,25 +39,30 @@ from swe_rl.trainer.checkpoint.folder import (
     write_file,
     wrong_hash,
 )
-from swe_rl.trainer.checkpoint.stored import Piece, index_entries, joined_index, pieces_of, restore, shard_name
+from swe_rl.trainer.checkpoint.stored import Piece, index_entries, joined_index, pieces_of, restore_trainer, shard_name
 from swe_rl.trainer.checkpoint.tensor_file import safetensors_chunks, tensor_bytes
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.sharded.mesh import Mesh
 
+# A rank looks this often for a file of another rank. One look is one `stat`, which a shared disk can bear.
 _POLL_S = 0.05
+# While it waits for its writer, a rank looks this often whether the folder grows, and gives a sign of life if so. Its
+# driver waits much longer (`trainer.collective_timeout_s`) before it calls the rank lost.
 _LOOK_S = 0.5
 
 
 class Checkpoints:
-    """Of one rank; all ranks call the same methods in the same order."""
+    """Saves and loads the part of one rank. All ranks call the same methods in the same order."""
 
     def __init__(self, mesh: Mesh, *, timeout_s: float = 1800.0, beat: Beat = no_beat) -> None:
-        """`timeout_s`: how long ranks wait for each other's files while none of them grows.
+        """Keeps the mesh. `timeout_s` is how long ranks wait for each other's files while none of them grows.
 
         `beat` is called while something is written or read.
         """
-        self._mesh, self._timeout_s, self._beat = mesh, timeout_s, beat
+        self._mesh = mesh
+        self._timeout_s = timeout_s
+        self._beat = beat
         self._writing: threading.Thread | None = None
         self._aside = Path()
         self._error: BaseException | None = None
@@ -74,8 +80,9 @@ class Checkpoints:
         self._aside = aside = folder / f".{target.name}.tmp-shards"
         if self._mesh.rank == 0:
             with _write_errors(target):
-                _fresh(folder, aside)
-        self._mesh.barrier()  # the last collective of a checkpoint: until here nobody has a folder to write into
+                _make_folders(folder, aside)
+        # This is the last collective of a checkpoint: until here nobody has a folder to write into.
+        self._mesh.barrier()
         state = trainer.state_dict()
         pieces = pieces_of(trainer, state["tensors"], self._mesh)
         content = checkpoint.state_content(step=step, counters=state["counters"], adapter=state["adapter"], **rest)
@@ -91,7 +98,8 @@ class Checkpoints:
     def wait(self) -> None:
         """Returns once nothing is being written on this rank. Raises CheckpointWriteError where it failed."""
         self.settle()
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 
@@ -114,10 +122,10 @@ class Checkpoints:
         self.settle()
         problem = size_problem(folder) or self._shared_problem(folder)
         if problem:
-            raise checkpoint.corrupt(folder, problem)
+            raise checkpoint.corrupt_error(folder, problem)
         state = read_json(folder / STATE_FILE)
         checkpoint.check_state(folder, state, expected_config_hash)
-        restore(trainer, folder, state, self._beat)
+        restore_trainer(trainer, folder, state, self._beat)
         return checkpoint.of_state(folder, state)
 
     def _shared_problem(self, folder: Path) -> str | None:
@@ -131,22 +139,27 @@ class Checkpoints:
     def _keeping_errors(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except BaseException as error:  # raised by the next `wait`, on the caller's thread
+        # The next `wait` raises it, on the caller's thread.
+        except BaseException as error:
             self._error = error
 
     def _write(self, target: Path, pieces: dict[str, Piece], state: dict[str, Any], keep: int) -> None:
         tensors = {name: piece.values for name, piece in pieces.items()}
+        # Whatever ends the writing, a folder that will never be whole must go: the other ranks wait for it otherwise.
         with _write_errors(target, tensor_bytes(tensors)):
             try:
                 self._write_all(self._aside, target, pieces, state)
-                if self._mesh.rank == 0:  # two ranks would take the same folder away from each other
-                    checkpoint.prune(target.parent, keep, target)
+                # Two ranks would take the same folder away from each other.
+                if self._mesh.rank == 0:
+                    checkpoint.prune_checkpoints(target.parent, keep, target)
             except BaseException:
-                shutil.rmtree(self._aside, ignore_errors=True)  # which tells the other ranks
+                # The missing folder tells the other ranks.
+                shutil.rmtree(self._aside, ignore_errors=True)
                 raise
 
     def _write_all(self, aside: Path, target: Path, pieces: dict[str, Piece], state: dict[str, Any]) -> None:
-        rank, world = self._mesh.rank, self._mesh.world
+        rank = self._mesh.rank
+        world = self._mesh.world
         name = shard_name(rank, world)
         size, digest = write_file(
             aside / name, safetensors_chunks({key: piece.values for key, piece in pieces.items()})
@@ -168,12 +181,17 @@ class Checkpoints:
         written[STATE_FILE] = write_file(aside / STATE_FILE, [checkpoint.json_bytes(state)])
         write_file(aside / MANIFEST_FILE, [checkpoint.json_bytes(manifest_content(written))])
         sync_folder(aside)
-        checkpoint.publish(aside, target)
+        checkpoint.publish_folder(aside, target)
 
     def _await(self, done: Callable[[], bool], aside: Path, what: str) -> None:
-        """Raises TimeoutError where another rank gave up, or nothing has grown for too long."""
-        growth, until = Growth(aside), time.monotonic() + self._timeout_s
+        """Returns once `done()` is true. Raises TimeoutError where another rank gave up, or nothing grows
+        for too long.
+        """
+        growth = Growth(aside)
+        until = time.monotonic() + self._timeout_s
         while not done():
+            # `done` is asked once more: rank 0 may have renamed the folder between the two questions, which is no
+            # failure.
             if not aside.is_dir() and not done():
                 raise TimeoutError(f"another rank gave up before there was {what}")
             if growth.seen():
@@ -194,7 +212,7 @@ def _write_errors(target: Path, needed_bytes: int = 0) -> Iterator[None]:
         raise CheckpointWriteError(f"The checkpoint {target} could not be written: {error}.") from error
 
 
-def _fresh(folder: Path, aside: Path) -> None:
+def _make_folders(folder: Path, aside: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.remove_leftovers(folder)
     aside.mkdir()
@@ -207,19 +225,21 @@ def _write_json_atomic(path: Path, content: Mapping[str, Any]) -> None:
 
 
 class Growth:
-    """Whether the files of a folder have become more, or larger, since it was last looked."""
+    """Tells whether a folder's files have become more, or larger, since the last look."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._state = self._sizes()
 
     def seen(self) -> bool:
-        before, self._state = self._state, self._sizes()
+        before = self._state
+        self._state = self._sizes()
         return self._state != before
 
     def _sizes(self) -> list[tuple[str, int]]:
         sizes = []
-        with suppress(OSError):  # it gets its name, or another rank gave up
+        # The folder gets its name just now, or another rank gave up.
+        with suppress(OSError):
             for entry in os.scandir(self._folder):
                 with suppress(OSError):
                     sizes.append((entry.name, entry.stat().st_size))

@@ -1,11 +1,11 @@
-"""A checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, chat template, generation_config.json.
+"""Exports a checkpoint as a Hugging Face folder: weights, config.json, tokenizer and chat template.
 
 Invariants:
-- Written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
+- It is written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
 - One file's tensors at a time are in memory, whichever number of ranks wrote the checkpoint; no model is built.
 - Names are the hub's; each expert of a mixture is read alone.
 - `transformers`, vLLM and this trainer load the result; nothing of it has to be unpickled.
-- Of an adapter it is the merged model, and `adapter/` has the adapter alone.
+- An adapter is exported as the merged model, and `adapter/` has the adapter alone.
 - The base is read from its own folder, which must be the one that the adapter was trained on.
 - One weight at a time is merged; no model is built, and peft is not needed.
 """
@@ -31,7 +31,8 @@ from swe_rl.config.known_models import STATE_FILE
 from swe_rl.errors import UserError
 from swe_rl.logger.disk import placed_by
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
-from swe_rl.model.experts import ExpertPart, expert_parts
+from swe_rl.model.experts import StoredLayout, StoredPart, expert_parts, hub_shapes
+from swe_rl.model.stored_names import model_without_weights, stored_names, untrained_names
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.folder import (
     files_of,
@@ -49,7 +50,7 @@ from swe_rl.trainer.checkpoint.tensor_file import (
     part_name,
     safetensors_chunks,
 )
-from swe_rl.trainer.lora import base_problem, fingerprint, in_files, merged, pair
+from swe_rl.trainer.lora import adapter_names, base_problem, in_files, merge_weight, weights_fingerprint
 from swe_rl.trainer.sharded.materialize import open_files
 
 FOLDER = "adapter"
@@ -58,31 +59,45 @@ _CHAT_TEMPLATE = "chat_template.jinja"
 
 
 class MergedFiles:
-    """Base files and a stored adapter, by transformers' names."""
+    """Reads base files and a stored adapter as one merged model, by transformers' names."""
 
-    def __init__(self, base: Mapping[str, Any], stored: StoredTensors, scale: float) -> None:
-        """`base`: the open safetensors file of each name."""
-        self._base, self._stored, self._scale = base, stored, scale
+    def __init__(
+        self, base: Mapping[str, Any], stored: StoredTensors, scale: float, in_memory: Mapping[str, str] | None = None
+    ) -> None:
+        """Keeps the open files. `base` has the open safetensors file of each name; `in_memory` has the model's own
+        names of those that are called otherwise there.
+        """
+        self._base = base
+        self._in_memory = in_memory or {}
+        self._stored = stored
+        self._scale = scale
         self._adapted = {name.removeprefix(MODEL) for name in stored.names()}
         self.shapes = {name: tuple(base[name].get_slice(name).get_shape()) for name in base}
 
     def read(self, name: str) -> Tensor:
         weight: Tensor = self._base[name].get_tensor(name)
-        first, second = pair(name)
+        first, second = adapter_names(self._in_memory.get(name, name))
         if first not in self._adapted:
             return weight
-        return merged(weight, self._stored.whole(MODEL + first), self._stored.whole(MODEL + second), self._scale)
+        return merge_weight(weight, self._stored.whole(MODEL + first), self._stored.whole(MODEL + second), self._scale)
 
 
 @contextmanager
-def merged_files(base: Path, stored: StoredTensors, adapter: Mapping[str, Any]) -> Iterator[MergedFiles]:
-    """`adapter` is what `Adapter.described` gave. Raises ValueError, OSError and SafetensorError as they come."""
+def merged_files(
+    base: Path, stored: StoredTensors, adapter: Mapping[str, Any], in_memory: Mapping[str, str] | None = None
+) -> Iterator[MergedFiles]:
+    """Yields the merged weights. `adapter` is what `Adapter.described` gave.
+
+    Raises ValueError, OSError and SafetensorError as they come.
+    """
     with ExitStack() as stack:
-        yield MergedFiles(open_files(base, stack), stored, adapter["alpha"] / adapter["rank"])
+        yield MergedFiles(open_files(base, stack), stored, adapter["alpha"] / adapter["rank"], in_memory)
 
 
 def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Path) -> None:
-    """adapter_config.json and adapter_model.safetensors, float32, as `peft.PeftModel.from_pretrained` reads them."""
+    """Writes adapter_config.json and adapter_model.safetensors, float32, as `peft.PeftModel.from_pretrained` reads
+    them.
+    """
     folder.mkdir()
     names = [name for name in stored.names() if name.startswith(MODEL)]
     tensors = {in_files(name.removeprefix(MODEL)): stored.whole(name) for name in names}
@@ -94,6 +109,7 @@ def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Pat
     sync_folder(folder)
 
 
+# A part of 4 GiB is what readers of the hub expect, and it bounds the memory of an export: one part at a time is held.
 MAX_FILE_BYTES = 4 * 2**30
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # What describes a model beside its weights; code (*.py) and pickles are left behind.
@@ -106,13 +122,13 @@ class ExportError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Names with their shapes, and how to read one whole."""
+    """The names and shapes of weights, and a function that reads one of them whole."""
 
     shapes: dict[str, tuple[int, ...]]
     read: Callable[[str], Tensor]
 
 
-def export(
+def export_checkpoint(
     folder: Path,
     described_by: Path,
     target: Path,
@@ -123,12 +139,12 @@ def export(
     card: str = "",
     key: str = "job.output",
 ) -> list[Path]:
-    """Writes the weights of the checkpoint `folder` to `target` and returns the files. `card`: its README.md; `key`:
-    what says where `target` is.
+    """Writes the weights of the checkpoint `folder` to `target` and returns the files.
 
-    `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter;
-    `dtype` None: the type that it has there. `chat_template`: Jinja, for a model without one. `facts`: more of its
-    config.json. Raises ExportError, DiskError, and CorruptCheckpointError where the checkpoint is not whole.
+    `described_by` is the model's own folder, which has config.json, the tokenizer, and the weights below an adapter.
+    `dtype` None stands for the type that it has there. `chat_template` is Jinja, for a model without one. `facts` go
+    into config.json, `card` is the text of README.md, and `key` is the key that says where `target` is. Raises
+    ExportError, DiskError, and CorruptCheckpointError where the checkpoint is not whole.
     """
     if target.exists():
         raise ExportError(f"{target} is there already and is not overwritten: name another folder, or remove it.")
@@ -136,14 +152,15 @@ def export(
         raise ExportError(f"{described_by} has no config.json: give the folder of the model that was trained.")
     problem = size_problem(folder) or wrong_hash(folder, files_of(folder))
     if problem:
-        raise checkpoint.corrupt(folder, problem)
-    dtype, adapter = dtype or _type_of(described_by), _adapter_of(folder, described_by)
+        raise checkpoint.corrupt_error(folder, problem)
+    dtype = dtype or _type_of(described_by)
+    adapter = _adapter_of(folder, described_by)
     _remove_left(target)
     aside = target.with_name(f"{_aside_of(target)}{os.getpid()}")
     try:
         with placed_by(key, target):
             aside.mkdir(parents=True)
-            with _source(folder, described_by, adapter) as source:
+            with _open_source(folder, described_by, adapter) as source:
                 _write_weights(source, aside, dtype)
             if adapter:
                 with open_stored(folder) as stored:
@@ -156,30 +173,31 @@ def export(
             sync_folder(aside)
             aside.rename(target)
     except (ValueError, SafetensorError) as error:
-        raise checkpoint.corrupt(folder, f"a tensor cannot be read ({error})") from error
+        raise checkpoint.corrupt_error(folder, f"a tensor cannot be read ({error})") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return sorted(path for path in target.rglob("*") if path.is_file())
 
 
 def _aside_of(target: Path) -> str:
-    """What this host's names beside `target` begin with; a process's number follows."""
+    """Returns what this host's names beside `target` begin with; a process's number follows."""
     return f".{target.name}.aside-{socket.gethostname()}-"
 
 
 def _remove_left(target: Path) -> None:
-    """What exports of this host left that were killed, or whose disk took no change any more."""
+    """Removes what exports of this host left that were killed, or whose disk took no change any more."""
     for left in target.parent.glob(f"{glob.escape(_aside_of(target))}*"):
+        # A process that still runs may still be writing there.
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
             shutil.rmtree(left, ignore_errors=True)
 
 
 def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
-    """`Adapter.described` of a checkpoint that is one."""
+    """Returns the `Adapter.described` of a checkpoint, or None where it is a whole model. Raises ExportError."""
     adapter: dict[str, Any] | None = read_json(folder / STATE_FILE).get("adapter")
     if not adapter:
         return None
-    here = {"path": str(described_by), "fingerprint": fingerprint(described_by)}
+    here = {"path": str(described_by), "fingerprint": weights_fingerprint(described_by)}
     problem = base_problem(adapter["base"], here)
     if problem:
         raise ExportError(f"{folder} cannot be merged: {problem}. Give the folder of that model as model.path.")
@@ -187,37 +205,68 @@ def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | None) -> Iterator[_Source]:
-    with open_stored(folder) as stored:
+def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | None) -> Iterator[_Source]:
+    model = model_without_weights(described_by)
+    with open_stored(folder) as stored, ExitStack() as stack:
+        base = {} if model is None else open_files(described_by, stack)
+        layout = expert_parts if model is None else stored_names(model, base)
         if adapter:
-            with merged_files(described_by, stored, adapter) as files:
+            with merged_files(described_by, stored, adapter, _names_in_memory(model, layout)) as files:
                 yield _Source(files.shapes, files.read)
             return
-        yield _stored_source(stored)
+        source = _stored_source(stored, layout)
+        untrained = {} if model is None else _untrained(model, layout, base, described_by)
+        for name in untrained:
+            source.shapes.setdefault(name, tuple(untrained[name].get_slice(name).get_shape()))
+        yield _Source(
+            source.shapes, lambda name: untrained[name].get_tensor(name) if name in untrained else source.read(name)
+        )
 
 
-def _stored_source(stored: StoredTensors) -> _Source:
+def _names_in_memory(model: Any, layout: StoredLayout) -> dict[str, str]:
+    """Maps the stored names of whole tensors to those in memory."""
+    names = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
+    return {stored: name for name, shape in names.items() for stored, _ in hub_shapes(name, shape, layout)}
+
+
+def _untrained(model: Any, layout: StoredLayout, base: Mapping[str, Any], described_by: Path) -> dict[str, Any]:
+    """Returns the open files of the tensors that the trainer has not: buffers, and all that is not the text model's."""
+    trained = {
+        name
+        for key, parameter in model.named_parameters(remove_duplicate=False)
+        for name, _ in hub_shapes(key, parameter.shape, layout)
+    }
+    config = read_json(described_by / "config.json")
+    others = base.keys() - trained if "text_config" in config and "quantization_config" not in config else set()
+    return {name: base[name] for name in others | untrained_names(model, layout) if name in base}
+
+
+def _stored_source(stored: StoredTensors, layout: StoredLayout) -> _Source:
     shapes: dict[str, tuple[int, ...]] = {}
     readers: dict[str, Callable[[], Tensor]] = {}
     for key in stored.names():
         if not key.startswith(MODEL):
             continue
-        name, shape = key.removeprefix(MODEL), stored.shape(key)
-        parts = expert_parts(name, shape)
+        name = key.removeprefix(MODEL)
+        shape = stored.shape(key)
+        parts = layout(name, shape)
         for part in parts:
-            shapes[part.name] = (part.stop - part.start, shape[2])
+            shapes[part.name] = part.shape(shape)
             readers[part.name] = partial(_read_part, stored, key, part)
         if not parts:
-            shapes[name], readers[name] = shape, partial(stored.whole, key)
+            shapes[name] = shape
+            readers[name] = partial(stored.whole, key)
     return _Source(shapes, lambda name: readers[name]())
 
 
-def _read_part(stored: StoredTensors, key: str, part: ExpertPart) -> Tensor:
+def _read_part(stored: StoredTensors, key: str, part: StoredPart) -> Tensor:
+    if part.expert is None:
+        return stored.rows(key, part.start, part.stop)
     return stored.rows(key, part.expert, part.expert + 1)[0, part.start : part.stop]
 
 
 def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
-    parts = _parts(source.shapes, dtype.itemsize)
+    parts = _split_by_size(source.shapes, dtype.itemsize)
     if len(parts) == 1:
         _write_part(source, parts[0], aside / SINGLE_FILE, dtype)
         return
@@ -234,7 +283,7 @@ def _write_part(source: _Source, names: list[str], path: Path, dtype: torch.dtyp
     write_file(path, safetensors_chunks({name: source.read(name).to(dtype) for name in names}))
 
 
-def _parts(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]:
+def _split_by_size(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     room = MAX_FILE_BYTES
     for name, shape in shapes.items():
@@ -254,6 +303,8 @@ def _write_description(described_by: Path, aside: Path, chat_template: str | Non
                 shutil.copyfile(path, aside / path.name)
     config: dict[str, Any] = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
+    # The weights are written as they were trained, in no quantized form.
+    config.pop("quantization_config", None)
     config |= facts
     write_file(aside / "config.json", [json.dumps(config, indent=2, sort_keys=True).encode()])
     if not (aside / "generation_config.json").exists():
@@ -272,4 +323,6 @@ def _has_chat_template(folder: Path) -> bool:
 def _type_of(described_by: Path) -> torch.dtype:
     config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
     dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    return torch.float32

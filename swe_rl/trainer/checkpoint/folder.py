@@ -1,12 +1,12 @@
-"""Checkpoints: folders `step_000010/` that are complete or do not exist.
+"""Knows the folders of checkpoints, `step_000010/`, which are complete or do not exist.
 
 Invariants:
-- Everything is written into `.step_000010.tmp-<pid>`, fsynced, then renamed: whatever the moment of a crash, `newest`
-  gives a complete checkpoint if there ever was one.
+- Everything is written into `.step_000010.tmp-<pid>`, fsynced, then renamed: whatever the moment of a crash,
+  `newest_checkpoint` gives a complete checkpoint if there ever was one.
 - Older ones are pruned only after the new one is complete; a failed save leaves them as they were and no folder behind.
 - What a killed process left behind (`.step_*`) is removed by the next save.
 - `manifest.json` holds size and sha256 of each other file; `load` believes nothing that does not match it.
-- JSON and safetensors only: reading a checkpoint never runs code.
+- Files are JSON and safetensors only: reading a checkpoint never runs code.
 - After `restore_rng(capture_rng())` every generator goes on as if nothing had happened.
 - Bytes go through `os.write` only, so a full disk is an OSError with its errno, never a half-written success.
 - A file's content and its directory entry are both fsynced; it is hashed while it is written.
@@ -34,20 +34,24 @@ from torch import Tensor
 from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
 from swe_rl.errors import RunError, UserError
 from swe_rl.host.kill_point import kill_point
-from swe_rl.trainer.pulse import Beat, beating, no_beat
+from swe_rl.trainer.pulse import Beat, no_beat, with_beats
 
 Chunk = bytes | memoryview
 
 FORMAT_VERSION = 1
-INDEX_FILE = "shards.json"  # which rows of which tensor are in which file
-MODEL_FILE, OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"  # in place of it where 0.4 wrote alone
+# This file says which rows of which tensor are in which file.
+INDEX_FILE = "shards.json"
+# Version 0.4 wrote these two in its place where it trained alone.
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 _READ_BYTES = 4 * 2**20
 STEP_FOLDER = re.compile(r"step_(\d{6,})")
 
 
 def write_file(path: Path, chunks: Iterable[Chunk]) -> tuple[int, str]:
     """Creates `path` (it must not exist) and returns its size in bytes and sha256. Raises OSError."""
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         for chunk in chunks:
@@ -78,7 +82,9 @@ def manifest_content(sizes_and_hashes: Mapping[str, tuple[int, str]]) -> dict[st
 def step_of(folder: Path) -> int | None:
     """The step in a checkpoint folder's name, or None where it is not one."""
     match = STEP_FOLDER.fullmatch(folder.name)
-    return int(match.group(1)) if match else None
+    if match:
+        return int(match.group(1))
+    return None
 
 
 def by_step(folder: Path) -> list[Path]:
@@ -90,12 +96,13 @@ def by_step(folder: Path) -> list[Path]:
 
 
 def size_problem(folder: Path) -> str | None:
-    """What the manifest, the presence and the sizes of the files tell; None if all is well."""
+    """Returns what is wrong by the manifest and by the presence and sizes of the files, or None if all is well."""
+    # Reading a named pipe in the manifest's place would never end.
+    if not (folder / MANIFEST_FILE).is_file():
+        return f"{MANIFEST_FILE} is missing"
     try:
         manifest = read_json(folder / MANIFEST_FILE)
-    except FileNotFoundError:
-        return f"{MANIFEST_FILE} is missing"
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         return f"{MANIFEST_FILE} cannot be read ({error})"
     if manifest.get("format_version") != FORMAT_VERSION:
         return f"its format version is {manifest.get('format_version')}, this program reads version {FORMAT_VERSION}"
@@ -113,7 +120,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def wrong_hash(folder: Path, names: Sequence[str], beat: Beat = no_beat) -> str | None:
-    """The first of these files that was changed."""
+    """Returns half a sentence about the first of these files that was changed, or None."""
     entries = read_json(folder / MANIFEST_FILE)["files"]
     wrong = (name for name in names if file_sha256(folder / name, beat) != entries[name]["sha256"])
     return next((f"{name} was changed after it was written (wrong sha256)" for name in wrong), None)
@@ -130,7 +137,9 @@ def _file_problem(path: Path, entry: dict[str, Any]) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
     size = path.stat().st_size
-    return None if size == entry["size"] else f"{path.name} has {size} bytes, not {entry['size']} (wrong size)"
+    if size == entry["size"]:
+        return None
+    return f"{path.name} has {size} bytes, not {entry['size']} (wrong size)"
 
 
 def _is_entry(name: str, entry: object) -> bool:
@@ -145,7 +154,7 @@ def _is_entry(name: str, entry: object) -> bool:
 def file_sha256(path: Path, beat: Beat = no_beat) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for chunk in beating(iter(lambda: file.read(_READ_BYTES), b""), beat):
+        for chunk in with_beats(iter(lambda: file.read(_READ_BYTES), b""), beat):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -156,7 +165,7 @@ def _write_all(descriptor: int, data: memoryview, write: Callable[[int, memoryvi
 
 
 def capture_rng(*, gpus: bool = True) -> dict[str, Any]:
-    """States of Python's, NumPy's (the global one), torch's and, where there are GPUs, CUDA's generators.
+    """Returns the states of Python's, NumPy's (the global one), torch's and, with GPUs, CUDA's generators.
 
     `gpus` False leaves CUDA's out: reading them takes memory on every GPU that this process sees.
     """
@@ -165,8 +174,8 @@ def capture_rng(*, gpus: bool = True) -> dict[str, Any]:
     return {
         "python": [version, list(internal), gauss],
         "numpy": [str(name), [int(k) for k in keys], int(position), int(has_gauss), float(cached)],
-        "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(state) for state in _cuda_states()] if gpus else [],
+        "torch": _encode_state(torch.get_rng_state()),
+        "cuda": [_encode_state(state) for state in _cuda_states()] if gpus else [],
     }
 
 
@@ -176,25 +185,28 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_decode(state["torch"]))
-    cuda = [_decode(text) for text in state["cuda"]]
+    torch.set_rng_state(_decode_state(state["torch"]))
+    cuda = [_decode_state(text) for text in state["cuda"]]
     if cuda and len(cuda) == len(_cuda_states()):
         torch.cuda.set_rng_state_all(cuda)
 
 
 def _cuda_states() -> list[Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    if torch.cuda.is_available():
+        return torch.cuda.get_rng_state_all()
+    return []
 
 
-def _encode(state: Tensor) -> str:
+def _encode_state(state: Tensor) -> str:
     return base64.b64encode(state.numpy().tobytes()).decode("ascii")
 
 
-def _decode(text: str) -> Tensor:
+def _decode_state(text: str) -> Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
 
 
 MB = 1_000_000
+# These errors all mean that there is no room: a full disk, a full quota, or a file larger than the system takes.
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 STATE_KEYS = frozenset({"step", "weight_version", "counters", "rng", "data_order", "config", "config_hash"})
 
@@ -209,7 +221,7 @@ class CheckpointWriteError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a run needs to go on, beside the tensors; `rng` is for `restore_rng`."""
+    """A loaded checkpoint: all that a run needs to go on, beside the tensors. `rng` is for `restore_rng`."""
 
     folder: Path
     step: int
@@ -221,7 +233,9 @@ class Checkpoint:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """sha256 of the configuration as canonical JSON; the caller leaves out what may change between two starts."""
+    """Returns the sha256 of the configuration as canonical JSON; the caller leaves out what may change between two
+    starts.
+    """
     return hashlib.sha256(json_bytes(config)).hexdigest()
 
 
@@ -236,9 +250,10 @@ def state_content(
     rng: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What `state.json` holds; the random number generators' states are taken here unless they are given.
+    """Returns what `state.json` holds; the random number generators' states are taken here unless they are given.
 
-    `adapter`: what the stored weights are an adapter of (`Adapter.described`); None: they are the whole model.
+    `adapter` says what the stored weights are an adapter of (`Adapter.described`); None says that they are the whole
+    model.
     """
     return {
         "step": step,
@@ -252,13 +267,19 @@ def state_content(
     }
 
 
-def newest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step under `folder`, or None; sizes are checked, hashes are not."""
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Returns the complete checkpoint of the highest step under `folder`, or None; it checks sizes, not hashes."""
     return next((path for path in by_step(folder) if size_problem(path) is None), None)
 
 
+def skipped_for(chosen: Path) -> dict[Path, str]:
+    """The checkpoints of higher steps beside `chosen`, and what is wrong with each; empty for one that is whole."""
+    later = (path for path in by_step(chosen.parent) if (step_of(path) or 0) > (step_of(chosen) or 0))
+    return {path: size_problem(path) or "" for path in later}
+
+
 def of_state(folder: Path, state: Mapping[str, Any]) -> Checkpoint:
-    """`state` is what `state.json` holds."""
+    """Returns the checkpoint whose `state.json` holds `state`."""
     return Checkpoint(
         folder=folder,
         step=state["step"],
@@ -270,7 +291,7 @@ def of_state(folder: Path, state: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-def publish(aside: Path, target: Path) -> None:
+def publish_folder(aside: Path, target: Path) -> None:
     """Gives a whole folder its name."""
     # A folder of the same step is here only if the run was taken back to an earlier one; it gives way.
     former = target.with_name(f".{target.name}.old-{os.getpid()}") if target.exists() else None
@@ -284,16 +305,16 @@ def publish(aside: Path, target: Path) -> None:
         shutil.rmtree(former, ignore_errors=True)
 
 
-def prune(folder: Path, keep: int, latest: Path) -> None:
+def prune_checkpoints(folder: Path, keep: int, latest: Path) -> None:
     """Discards all but the `keep` highest steps and `latest`; 0 keeps all."""
     whole = by_step(folder)
     for path in whole[keep:] if keep > 0 else []:
         if path != latest:
-            _discard(path)
+            _discard_folder(path)
 
 
-def _discard(folder: Path) -> None:
-    """Renames first, so that a checkpoint is never half deleted under its own name."""
+def _discard_folder(folder: Path) -> None:
+    """Renames the folder before it deletes it, so that a checkpoint is never half deleted under its own name."""
     aside = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     os.rename(folder, aside)  # noqa: PTH104
     kill_point("checkpoint_discarded")
@@ -301,13 +322,13 @@ def _discard(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What killed writers left in a folder of checkpoints, where nobody writes now."""
+    """Removes what killed writers left in a folder of checkpoints, where nobody writes now."""
     for path in folder.glob(".step_*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """Canonical JSON."""
+    """Returns canonical JSON: the same content always gives the same bytes."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -315,7 +336,7 @@ def check_state(folder: Path, state: Mapping[str, Any], expected_config_hash: st
     """Raises CorruptCheckpointError where something is missing, or it is of another configuration."""
     missing = STATE_KEYS - set(state)
     if missing:
-        raise corrupt(folder, f"{STATE_FILE} lacks {', '.join(sorted(missing))}")
+        raise corrupt_error(folder, f"{STATE_FILE} lacks {', '.join(sorted(missing))}")
     if expected_config_hash is not None and state["config_hash"] != expected_config_hash:
         raise CorruptCheckpointError(
             f"The checkpoint {folder} is of another configuration (config mismatch: {STATE_FILE} has hash "
@@ -324,8 +345,8 @@ def check_state(folder: Path, state: Mapping[str, Any], expected_config_hash: st
         )
 
 
-def corrupt(folder: Path, problem: str) -> CorruptCheckpointError:
-    """The error for half a sentence that says what is wrong; it names the checkpoint to go back to."""
+def corrupt_error(folder: Path, problem: str) -> CorruptCheckpointError:
+    """Returns the error for half a sentence that says what is wrong; it names the checkpoint to go back to."""
     step = step_of(folder)
     others = by_step(folder.parent) if step is not None else []
     older = next((p for p in others if (step_of(p) or 0) < (step or 0) and size_problem(p) is None), None)
@@ -334,8 +355,8 @@ def corrupt(folder: Path, problem: str) -> CorruptCheckpointError:
 
 
 def write_error(target: Path, error: OSError, needed_bytes: int) -> CheckpointWriteError:
-    """The error for what the system said; `needed_bytes` where the disk is full."""
-    kept = newest(target.parent)
+    """Returns the error for what the system said. `needed_bytes` is in the message where the disk is full."""
+    kept = newest_checkpoint(target.parent)
     rest = f"The newest complete checkpoint is {kept}." if kept else "There is no complete checkpoint yet."
     if error.errno not in NO_SPACE:
         return CheckpointWriteError(f"The checkpoint {target} could not be written: {error}. {rest}")

@@ -1,15 +1,15 @@
-"""The tensors of a checkpoint by name and rows: what each rank writes of them, and reading any rows back.
+"""Stores a checkpoint's tensors by name and rows: each rank writes its part, and any rows can be read.
 
 Invariants:
-- One safetensors file a rank, and one index: shape, dtype and pieces (file, first row, last row + 1) of each tensor.
-  A process that trains alone writes as the one rank of one.
+- There is one safetensors file a rank, and one index: shape, dtype and pieces (file, first row, last row + 1) of each
+  tensor. A process that trains alone writes as the one rank of one.
 - The pieces of a tensor cover its rows exactly once, also of several replicas; an index that does not say so is
   refused.
 - Scalars (and tensors that are the same on every rank) are one piece, written by rank 0.
 - Names are `model.NAME` and `optimizer.NAME`, with `critic.` before them those of a critic; of tied weights there is
   one.
 - Only the rows that are asked for are read, so that any number of ranks goes on from any other.
-- Of a model with an adapter they are the adapter's alone; it goes on upon the weights that it was trained on.
+- A model with an adapter has the adapter's tensors alone; it goes on upon the weights that it was trained on.
 - Whoever fills a trainer has verified the folder before.
 """
 
@@ -32,13 +32,15 @@ from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import Beat, no_beat
 from swe_rl.trainer.sharded.mesh import Mesh, is_sharded, local_shard, shard_range
 
-MODEL, OPTIMIZER = "model.", "optimizer."
-_OLD_FILES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER}  # whole tensors, whose names lack the prefix
+MODEL = "model."
+OPTIMIZER = "optimizer."
+# They have whole tensors, whose names lack the prefix.
+_OLD_FILES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER}
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `start` .. `stop` of a tensor of `shape`; a scalar has none and is whole."""
+    """The rows from `start` to before `stop` of a tensor of `shape`. A scalar has no rows and is whole."""
 
     shape: tuple[int, ...]
     start: int
@@ -47,7 +49,7 @@ class Piece:
 
 
 def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], mesh: Mesh) -> dict[str, Piece]:
-    """What this rank writes of the weights and of `tensors`, the optimizer's: the live tensors, not copies."""
+    """Returns what this rank writes of the weights and of the optimizer's `tensors`: live tensors, not copies."""
     named = {f"{MODEL}{name}": tensor for name, tensor in trainer.named_parameters().items()}
     named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
     named |= trainer.critic.tensors() if trainer.critic else {}
@@ -62,7 +64,7 @@ def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], mesh: Mesh) -> di
 
 
 def _own_rows(tensor: Tensor, mesh: Mesh) -> Piece:
-    """Replicas have the same rows: each writes its part of them."""
+    """Returns the part that this rank writes: replicas have the same rows, so each writes its share of them."""
     start, stop = shard_range(tensor)
     first, last = ((stop - start) * number // mesh.replicas for number in (mesh.replica, mesh.replica + 1))
     return Piece(tuple(tensor.shape), start + first, start + last, local_shard(tensor).detach()[first:last])
@@ -73,7 +75,7 @@ def shard_name(rank: int, world: int) -> str:
 
 
 def index_entries(pieces: Mapping[str, Piece], file: str) -> dict[str, Any]:
-    """What one rank adds to the index: JSON data."""
+    """Returns what one rank adds to the index, as JSON data."""
     return {
         name: {
             "shape": list(piece.shape),
@@ -85,19 +87,20 @@ def index_entries(pieces: Mapping[str, Piece], file: str) -> dict[str, Any]:
 
 
 def joined_index(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """The index of all ranks. Raises ValueError where pieces are missing or overlap."""
+    """Returns the index of all ranks. Raises ValueError where pieces are missing or overlap."""
     joined: dict[str, Any] = {}
     for entries in by_rank:
         for name, entry in entries.items():
             known = joined.setdefault(name, {"shape": entry["shape"], "dtype": entry["dtype"], "pieces": []})
             known["pieces"] += entry["pieces"]
     for name, entry in joined.items():
+        # Ranks may have written in any order; the check below walks the pieces row by row.
         entry["pieces"].sort(key=lambda piece: (piece[1], piece[2]))
-        _check(name, entry)
+        _check_entry(name, entry)
     return joined
 
 
-def _check(name: str, entry: Mapping[str, Any]) -> None:
+def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
     rows = entry["shape"][0] if entry["shape"] else 0
     at = 0
     for _, start, stop in entry["pieces"]:
@@ -109,10 +112,11 @@ def _check(name: str, entry: Mapping[str, Any]) -> None:
 
 
 class StoredTensors:
-    """The tensors of one folder; use it in `open_stored`."""
+    """Reads the tensors of one folder. Use it within `open_stored`."""
 
     def __init__(self, index: Mapping[str, Any], files: Mapping[str, Any]) -> None:
-        self._index, self._files = index, files
+        self._index = index
+        self._files = files
 
     def names(self) -> list[str]:
         return sorted(self._index)
@@ -121,20 +125,23 @@ class StoredTensors:
         return tuple(self._index[name]["shape"])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """[stop - start, ...] of a tensor; of a scalar the whole."""
+        """Returns the rows of a tensor as [stop - start, ...]; a scalar is returned whole."""
         entry = self._index[name]
         if not entry["shape"]:
             file = entry["pieces"][0][0]
             scalar: Tensor = self._files[file].get_tensor(_name_in(file, name))
             return scalar
-        parts = [
+        parts: list[Tensor] = [
             self._files[file].get_slice(_name_in(file, name))[max(start, first) - first : min(stop, last) - first]
             for file, first, last in entry["pieces"]
             if first < stop and last > start
         ]
+        # A rank without rows still needs a tensor of the right type and width.
         if not parts:
             return torch.empty(0, *entry["shape"][1:], dtype=getattr(torch, entry["dtype"]))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat(parts)
 
     def whole(self, name: str) -> Tensor:
         shape = self.shape(name)
@@ -143,7 +150,10 @@ class StoredTensors:
 
 @contextmanager
 def open_stored(folder: Path) -> Iterator[StoredTensors]:
-    """Raises ValueError for an index that does not cover its tensors, OSError and SafetensorError as they come."""
+    """Yields the tensors of a folder. Raises ValueError for an index that does not cover its tensors.
+
+    Raises OSError and SafetensorError as they come.
+    """
     index: dict[str, Any] = {}
     names = set(_OLD_FILES)
     if (folder / INDEX_FILE).is_file():
@@ -156,17 +166,18 @@ def open_stored(folder: Path) -> Iterator[StoredTensors]:
         }
         index = index or _old_index(files)
         for name, entry in index.items():
-            _check(name, entry)
+            _check_entry(name, entry)
         yield StoredTensors(index, files)
 
 
 def _old_index(files: Mapping[str, Any]) -> dict[str, Any]:
-    """As one rank of one would have written it."""
+    """Returns the index that the one rank of one would have written for a checkpoint of version 0.4."""
     index = {}
     for file, prefix in _OLD_FILES.items():
         for name in files[file].keys():  # noqa: SIM118 - not a dict
             tensor = files[file].get_slice(name)
-            shape, dtype = tensor.get_shape(), TYPES[tensor.get_dtype()]
+            shape = tensor.get_shape()
+            dtype = TYPES[tensor.get_dtype()]
             rows = shape[0] if shape else 0
             index[prefix + name] = {"shape": shape, "dtype": dtype, "pieces": [[file, 0, rows]]}
     return index
@@ -176,22 +187,22 @@ def _name_in(file: str, name: str) -> str:
     return name.removeprefix(_OLD_FILES.get(file, ""))
 
 
-def restore(trainer: Trainer, folder: Path, state: Mapping[str, Any], beat: Beat = no_beat) -> None:
-    """Weights, optimizer and counters of this rank; `state` is what `state.json` holds.
+def restore_trainer(trainer: Trainer, folder: Path, state: Mapping[str, Any], beat: Beat = no_beat) -> None:
+    """Puts weights, optimizer and counters of this rank into `trainer`. `state` is what `state.json` holds.
 
     Raises CorruptCheckpointError where they are another model's.
     """
     problem = adapter_problem(state.get("adapter"), trainer.adapter)
     if problem:
-        raise checkpoint.corrupt(folder, problem)
+        raise checkpoint.corrupt_error(folder, problem)
     try:
         with open_stored(folder) as stored, torch.no_grad():
-            _fill(trainer, stored, state["counters"], beat)
+            _fill_trainer(trainer, stored, state["counters"], beat)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise checkpoint.corrupt(folder, f"a tensor cannot be read ({error})") from error
+        raise checkpoint.corrupt_error(folder, f"a tensor cannot be read ({error})") from error
 
 
-def _fill(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any], beat: Beat) -> None:
+def _fill_trainer(trainer: Trainer, stored: StoredTensors, counters: Mapping[str, Any], beat: Beat) -> None:
     def rows(name: str, start: int, stop: int) -> Tensor:
         beat()
         return stored.rows(name, start, stop)

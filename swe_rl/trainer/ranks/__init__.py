@@ -1,1 +1,1 @@
-"""The trainer as many ranks: processes, steps of SLURM, actors of Ray, and the one object that asks them."""
+"""The package is the trainer as many ranks: processes, SLURM steps, actors of Ray, and the object that asks them."""

@@ -1,4 +1,4 @@
-"""Where ranks on other nodes come to their driver: a port that asks for the run's key.
+"""The module is where ranks on other nodes come to their driver: a port that asks for the run's key.
 
 Invariants:
 - Nothing is read as more than bytes before both ends have proven that they have the key, which is made for this run.
@@ -15,13 +15,16 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-_PROOF_S = 20  # that somebody has to prove the key
+# Whoever connects has this long to prove the key. The two messages of the proof take milliseconds; a busy node gets
+# seconds.
+_PROOF_S = 20
+# All ranks of a large run may connect in the same moment, and a full queue would refuse some of them.
 _BACKLOG = 256
 _AGAIN_S = 0.05
 
 
 class RankDoor:
-    """Open from the start; `close` may be called twice. Connections that were taken out stay open."""
+    """The open port. `close` may be called twice. Connections that were taken out stay open."""
 
     def __init__(self) -> None:
         self.key = secrets.token_bytes(32)
@@ -36,7 +39,7 @@ class RankDoor:
         return int(self._socket.getsockname()[1])
 
     def take(self, rank: int, timeout_s: float) -> Connection | None:
-        """The connection of `rank`, waited for; None where it has not come in time."""
+        """Returns the connection of `rank`, waited for; None where it has not come in time."""
         with self._change:
             self._change.wait_for(lambda: rank in self._came, timeout_s)
             return self._came.pop(rank, None)
@@ -44,7 +47,8 @@ class RankDoor:
     def close(self) -> None:
         self._closed = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # `accept` returns
+            # `accept` returns then, and its thread ends.
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with self._change:
             for connection in self._came.values():
@@ -66,13 +70,13 @@ class RankDoor:
         with came:
             came.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _limit(came, _PROOF_S)
+            _limit_socket(came, _PROOF_S)
             pipe: Any = Connection(came.dup().detach())
             try:
                 deliver_challenge(pipe, self.key)
                 answer_challenge(pipe, self.key)
                 rank = int(pipe.recv_bytes(16))
-                _limit(came, 0)
+                _limit_socket(came, 0)
             except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
                 pipe.close()
                 return
@@ -82,7 +86,7 @@ class RankDoor:
 
 
 def come_in(host: str, port: int, key: bytes, rank: int) -> Connection:
-    """The other end. Raises OSError, EOFError or AuthenticationError."""
+    """Connects a rank to its driver's port and proves the key. Raises OSError, EOFError or AuthenticationError."""
     there = socket.create_connection((host, port), timeout=_PROOF_S)
     there.settimeout(None)
     there.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -95,7 +99,10 @@ def come_in(host: str, port: int, key: bytes, rank: int) -> Connection:
     return connection
 
 
-def _limit(of: socket.socket, seconds: int) -> None:
-    """For every read and write; 0 takes the limit away. Python's own would make the descriptor non-blocking."""
+def _limit_socket(of: socket.socket, seconds: int) -> None:
+    """Limits every read and write of a socket in seconds; 0 takes the limit away.
+
+    Python's own limit would make the descriptor non-blocking.
+    """
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         of.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

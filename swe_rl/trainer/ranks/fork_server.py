@@ -1,16 +1,17 @@
-"""The process that ranks of this host are forked from. It has imported what they need: seconds of a core for each.
+"""The module is the process that ranks of this host are forked from, which has imported what they need.
 
-The driver starts one for each start of its ranks: `python -c BOOT serve SOCKET DRIVER MODULES SYS_PATH...`. Each
-message on the socket brings two descriptors. One is the rank's end of its link, whose first message says what the rank
-shall do. The other is its report: the server writes the rank's number there and, later, its exit status.
+An import costs seconds of a core, and each rank saves them. The driver starts one process for each start of its ranks:
+`python -c BOOT serve SOCKET DRIVER MODULES SYS_PATH...`. Each message on the socket brings two descriptors. One is the
+rank's end of its link, whose first message says what the rank shall do. The other is its report: the server writes the
+rank's number there and, later, its exit status.
 
 Invariants:
-- One thread, no CUDA, no pool of threads: a fork copies none of them. Where an import made one, or failed, each rank is
-  a new interpreter: it meets for itself what the server met, and reports it.
+- There are one thread, no CUDA and no pool of threads: a fork copies none of them. Where an import made one, or failed,
+  each rank is a new interpreter: it meets for itself what the server met, and reports it.
 - It ends with its driver, also in the middle of its imports, and its ranks end with it.
 - The driver's signals are blocked here from the first moment on; a rank decides what to do with them.
 - Environment, folder and sys.path are those that the driver had when it started its ranks.
-- The standard library only, but for the imports that it is for.
+- It imports the standard library only, but for the imports that it is for.
 """
 
 import gc
@@ -36,14 +37,19 @@ _LOOK_S = 0.5
 
 
 def main() -> None:
-    """`serve` or `rank`, a descriptor, the process that this one ends with, modules with commas between them."""
-    role, descriptor, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    """Reads `serve` or `rank`, a descriptor, the process that this one ends with, and modules with commas
+    between them.
+    """
+    role = sys.argv[1]
+    descriptor = int(sys.argv[2])
+    parent = int(sys.argv[3])
     if role == "serve":
-        hindrance = _imported(sys.argv[4].split(","), parent)
+        hindrance = _import_modules(sys.argv[4].split(","), parent)
         if hindrance:
             print(f"each rank imports for itself: {hindrance}", file=sys.stderr, flush=True)
-        sys.stdout.flush()  # else each rank prints once more what the imports did
-        descriptor, parent = _serve(socket.socket(fileno=descriptor), parent, forks=not hindrance)
+        # Without this, each rank would print once more what the imports printed.
+        sys.stdout.flush()
+        descriptor, parent = _serve_requests(socket.socket(fileno=descriptor), parent, forks=not hindrance)
     _be_a_rank(descriptor, parent)
 
 
@@ -52,7 +58,8 @@ def _be_a_rank(descriptor: int, parent: int) -> None:
     link = Connection(descriptor)
     try:
         work, arguments = link.recv()
-    except EOFError:  # it is not needed any more
+    # The driver does not need it any more.
+    except EOFError:
         os._exit(1)
     work(*arguments, link)
 
@@ -63,16 +70,19 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _imported(modules: Sequence[str], driver: int) -> str:
-    """Why a fork of this process would be no rank's process like any other; empty: it is one."""
+def _import_modules(modules: Sequence[str], driver: int) -> str:
+    """Imports the modules. Returns why a fork of this process would be no good rank; an empty text says
+    that it is one.
+    """
     if sys.platform != "linux":
         return f"on {sys.platform} libraries do not outlive a fork"
     before = {name: os.environ[name] for name in _QUIET if name in os.environ}
     os.environ.update(_QUIET)
-    if before.get(_ARROW):  # it counts at the import alone; of an option given twice the last value holds
+    # The variable counts at the import alone; of an option given twice the last value holds.
+    if before.get(_ARROW):
         os.environ[_ARROW] = f"{before[_ARROW]},{_QUIET[_ARROW]}"
     try:
-        with importing(), _ended_with(driver):
+        with pause_collection(), _ended_with(driver):
             for name in modules:
                 importlib.import_module(name)
     except Exception as error:
@@ -81,13 +91,18 @@ def _imported(modules: Sequence[str], driver: int) -> str:
         for name in _QUIET:
             os.environ.pop(name, None)
         os.environ.update(before)
-    threads = len(list(Path("/proc/self/task").iterdir()))  # other libraries' too
-    return f"their imports started {threads - 1} threads" if threads > 1 else ""
+    # Threads that other libraries started count as well.
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        return f"their imports started {threads - 1} threads"
+    return ""
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Around imports: no collection looks through their million objects, which are no garbage, then or in a fork."""
+def pause_collection() -> Iterator[None]:
+    """Keeps collections from looking through the million objects of imports, which are no garbage, then
+    or in a fork.
+    """
     gc.disable()
     try:
         yield
@@ -98,14 +113,15 @@ def importing() -> Iterator[None]:
 
 @contextmanager
 def _ended_with(driver: int) -> Iterator[None]:
-    """Looks for the driver without a thread."""
+    """Ends this process with its driver, which it looks for without a thread."""
 
     def look(*_: object) -> None:
         if os.getppid() != driver:
             os._exit(1)
 
     signal.signal(signal.SIGALRM, look)
-    signal.siginterrupt(signal.SIGALRM, False)  # else reads of libraries would break off
+    # Without this, reads of libraries would break off.
+    signal.siginterrupt(signal.SIGALRM, False)
     signal.setitimer(signal.ITIMER_REAL, _LOOK_S, _LOOK_S)
     try:
         yield
@@ -114,31 +130,35 @@ def _ended_with(driver: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _serve(requests: socket.socket, driver: int, *, forks: bool) -> tuple[int, int]:
-    """Returns in forked ranks only: the descriptor of the link, and the process that the rank ends with."""
+def _serve_requests(requests: socket.socket, driver: int, *, forks: bool) -> tuple[int, int]:
+    """Answers requests. Returns in forked ranks only: the link's descriptor, and the process that the
+    rank ends with.
+    """
     heard, noted = socket.socketpair()
-    for end in (heard, noted, requests):  # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too
+    # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too.
+    for end in (heard, noted, requests):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(noted.fileno(), warn_on_full_buffer=False)
     waits = select.poll()
     for end in (heard, requests):
         waits.register(end, select.POLLIN)
-    server, reports = os.getpid(), dict[int, int]()
+    server = os.getpid()
+    reports = dict[int, int]()
     while True:
         waits.poll(1000 * _LOOK_S)
         with suppress(BlockingIOError):
             heard.recv(4096)
-        _reap(reports)
+        _reap_ranks(reports)
         if os.getppid() != driver:
-            _leave(reports)
+            _kill_and_exit(reports)
         try:
             text, given, _, _ = socket.recv_fds(requests, 1, 2)
         except BlockingIOError:
             continue
         if not text:
-            _leave(reports)
-        if not (rank := _forked(given)):
+            _kill_and_exit(reports)
+        if not (rank := _fork_rank(given)):
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (*(end.detach() for end in (heard, noted, requests)), *reports.values()):
@@ -147,30 +167,32 @@ def _serve(requests: socket.socket, driver: int, *, forks: bool) -> tuple[int, i
                 if forks:
                     print("this rank imports for itself: imports asked for GPUs", file=sys.stderr, flush=True)
                 _start_anew(given, server)
-            for descriptor in given:  # `recv_fds` leaves them open for programs that a library starts
+            # `recv_fds` leaves them open for programs that a library starts.
+            for descriptor in given:
                 os.set_inheritable(descriptor, False)
-            return given[0], server  # its report stays open here: the end of it is the end of both of us
+            # The report stays open here: the end of it is the end of both of us.
+            return given[0], server
         reports |= {rank: given[1]} if rank > 0 else {}
 
 
-def _forked(given: Sequence[int]) -> int:
-    """The number of the new rank, 0 in itself, -1 where the system has none to give: the link says why."""
+def _fork_rank(given: Sequence[int]) -> int:
+    """Returns the number of the new rank, 0 in itself, -1 where the system has none to give: the link says why."""
     link, report = given
     try:
         rank = os.fork()
     except OSError as error:
         Connection(link).send(("failed", type(error).__name__, str(error), time.monotonic(), False))
-        _write(report, 0, 1)
+        _write_numbers(report, 0, 1)
         os.close(report)
         return -1
     if rank:
         os.close(link)
-        _write(report, rank)
+        _write_numbers(report, rank)
     return rank
 
 
 def _start_anew(given: Sequence[int], server: int) -> None:
-    """This process becomes a new interpreter, which is the rank."""
+    """Makes this process a new interpreter, which is the rank."""
     for descriptor in given:
         os.set_inheritable(descriptor, True)
     before = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
@@ -178,26 +200,30 @@ def _start_anew(given: Sequence[int], server: int) -> None:
 
 
 def _knows_cuda() -> bool:
-    """Whether the server had asked for GPUs, after which no fork of it may."""
-    return bool(sys.modules["torch"].cuda._is_in_bad_fork()) if "torch" in sys.modules else False
+    """Tells whether the server had asked for GPUs, after which no fork of it may."""
+    if "torch" in sys.modules:
+        return bool(sys.modules["torch"].cuda._is_in_bad_fork())
+    return False
 
 
-def _reap(reports: dict[int, int]) -> None:
+def _reap_ranks(reports: dict[int, int]) -> None:
     while reports:
         rank, status = os.waitpid(-1, os.WNOHANG)
         if not rank:
             return
-        if (report := reports.pop(rank, None)) is not None:  # not a process that an import started
-            _write(report, os.waitstatus_to_exitcode(status))
+        # A process that an import started has no report.
+        if (report := reports.pop(rank, None)) is not None:
+            _write_numbers(report, os.waitstatus_to_exitcode(status))
             os.close(report)
 
 
-def _write(report: int, *numbers: int) -> None:
-    with suppress(BrokenPipeError):  # nobody waits for it
+def _write_numbers(report: int, *numbers: int) -> None:
+    # Nobody may wait for it any more.
+    with suppress(BrokenPipeError):
         os.write(report, "".join(f"{number}\n" for number in numbers).encode())
 
 
-def _leave(ranks: Mapping[int, int]) -> None:
+def _kill_and_exit(ranks: Mapping[int, int]) -> None:
     for rank in ranks:
         os.kill(rank, signal.SIGKILL)
     os._exit(0)

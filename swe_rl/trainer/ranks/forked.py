@@ -1,4 +1,4 @@
-"""Ranks of this host as their driver starts and sees them: forked from a process that has their imports done.
+"""Starts ranks of this host and watches them: they are forked from a process that has done their imports.
 
 Invariants:
 - Nothing waits for the imports: a rank that is not yet there can be sent to, killed and waited for.
@@ -36,23 +36,28 @@ _MODULES = (
     "swe_rl.trainer.sharded.mesh",
     "transformers.models.auto.modeling_auto",
 )
+# Whoever waits for a rank looks this often whether another thread has closed its report meanwhile.
 _LOOK_S = 0.5
-_LEAVE_S = 5.0  # that a server without ranks takes to end
+# A server without ranks has this long to end; it does so at once, unless the machine is very busy.
+_LEAVE_S = 5.0
 
 
 class ForkServer:
-    """For one start of ranks: it keeps the environment, the folder and the sys.path of this moment."""
+    """The server for one start of ranks: it keeps the environment, the folder and the sys.path of this moment."""
 
     def __init__(self, modules: Sequence[str], log: Path | None) -> None:
-        """`modules`: what it imports. `log`: where it prints, if not where this process does. Raises DiskError."""
-        output = None if log is None else _opened(log)
+        """Starts the server. `modules` is what it imports; `log` is where it prints, if not where this process does.
+
+        Raises DiskError.
+        """
+        output = None if log is None else _open_log(log)
         self._requests, theirs = socket.socketpair()
         path = [*(str(folder) for folder in sys.path), str(PACKAGE.parent)]
         words = ["serve", str(theirs.fileno()), str(os.getpid()), ",".join(modules), *path]
         # What a rank ignores must not end its imports either; a child has the mask of the thread that starts it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, DRIVERS_SIGNALS)
         try:
-            self._process = _interpreter(words, theirs.fileno(), output)
+            self._process = _start_interpreter(words, theirs.fileno(), output)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
@@ -60,7 +65,10 @@ class ForkServer:
                 os.close(output)
 
     def start(self, work: Callable[..., Any], arguments: Sequence[Any]) -> "tuple[ForkedProcess, Connection]":
-        """A process that calls `work(*arguments, link)`, and this end of the link. Both are pickled: little, please."""
+        """Starts a process that calls `work(*arguments, link)`. Returns it and this end of the link.
+
+        Both arguments are pickled, so they should be small.
+        """
         ours, theirs = multiprocessing.Pipe()
         reading, writing = os.pipe()
         try:
@@ -82,8 +90,8 @@ class ForkServer:
         self._process.wait()
 
 
-def _interpreter(words: Sequence[str], kept: int, output: int | None) -> "subprocess.Popen[bytes]":
-    """`kept`: a descriptor that it inherits by its number."""
+def _start_interpreter(words: Sequence[str], kept: int, output: int | None) -> "subprocess.Popen[bytes]":
+    """Starts the interpreter of the server. It inherits the descriptor `kept` by its number."""
     return subprocess.Popen(
         [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", BOOT, *words],  # type: ignore[attr-defined]
         stdin=subprocess.DEVNULL,
@@ -93,7 +101,7 @@ def _interpreter(words: Sequence[str], kept: int, output: int | None) -> "subpro
     )
 
 
-def _opened(log: Path) -> int:
+def _open_log(log: Path) -> int:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -102,28 +110,31 @@ def _opened(log: Path) -> int:
 
 
 class ForkedProcess:
-    """As much of multiprocessing's processes as there is use for; any thread may ask and kill."""
+    """As much of multiprocessing's processes as there is use for. Any thread may ask and kill."""
 
     def __init__(self, report: int, server: "subprocess.Popen[bytes]") -> None:
         os.set_blocking(report, False)
         self._report = report
         self._server = server
-        self._told = b""  # its number and, in the end, its exit status
+        # It has said its number and, in the end, its exit status.
+        self._told = b""
         self._has_ended = False
         self._lock = threading.Lock()
 
     @property
     def pid(self) -> int:
-        """0 while there is none."""
+        """The number of the process, or 0 while there is none."""
         return next(iter(self._numbers()), 0)
 
     @property
     def exitcode(self) -> int | None:
-        """None while it lives. Of one whose server is gone, that of the server."""
+        """The exit status, or None while it lives. A rank whose server is gone has that of the server."""
         numbers = self._numbers()
         if not self._has_ended:
             return None
-        return numbers[1] if len(numbers) > 1 else self._server.wait()
+        if len(numbers) > 1:
+            return numbers[1]
+        return self._server.wait()
 
     def is_alive(self) -> bool:
         self._numbers()
@@ -132,13 +143,15 @@ class ForkedProcess:
     def join(self, timeout: float | None = None) -> None:
         until = None if timeout is None else time.monotonic() + timeout
         while self.is_alive() and (until is None or time.monotonic() < until):
-            waits = select.poll()  # of any descriptor; `select` takes the first 1024
+            # `poll` takes any descriptor, `select` the first 1024 only.
+            waits = select.poll()
             waits.register(self._report, select.POLLIN)
             left_s = _LOOK_S if until is None else min(_LOOK_S, max(0.0, until - time.monotonic()))
-            waits.poll(1000 * left_s)  # another thread may have closed it meanwhile, and its number be another's
+            # Another thread may have closed it meanwhile, and its number be another's.
+            waits.poll(1000 * left_s)
 
     def kill(self) -> None:
-        """One that is not yet there goes with its server, and so do all others."""
+        """Kills the process. One that is not yet there goes with its server, and so do all others."""
         if self.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL) if self.pid else self._server.kill()
@@ -148,22 +161,27 @@ class ForkedProcess:
             while not self._has_ended:
                 text = os.read(self._report, 64)
                 self._told += text
-                if not text or self._told.count(b"\n") > 1:  # a child of the rank may hold the other end
+                # A child of the rank may hold the other end open.
+                if not text or self._told.count(b"\n") > 1:
                     self._has_ended = True
                     os.close(self._report)
         return [int(line) for line in self._told.split(b"\n")[:-1]]
 
 
 def needed_by(model: str) -> tuple[str, ...]:
-    """The modules that a rank of this model imports. That of its class: where transformers has it, and `model` is here.
+    """Returns the modules that a rank of this model imports.
 
-    What is missing costs each rank the time of its import.
+    The module of the model's class is among them where transformers has it and the folder `model` is here. What is
+    missing costs each rank the time of its import.
     """
     try:
         kind = json.loads((Path(model) / "config.json").read_text("utf-8"))["model_type"].replace("-", "_")
-        library = find_spec("transformers")  # without importing it
+        # `find_spec` does not import it.
+        library = find_spec("transformers")
         folders = library.submodule_search_locations if library else None
         has_it = any(Path(folder, "models", kind, f"modeling_{kind}.py").is_file() for folder in folders or ())
-        return (*_MODULES, f"transformers.models.{kind}.modeling_{kind}") if has_it else _MODULES
+        if has_it:
+            return (*_MODULES, f"transformers.models.{kind}.modeling_{kind}")
+        return _MODULES
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
         return _MODULES

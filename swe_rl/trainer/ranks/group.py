@@ -1,7 +1,7 @@
-"""The trainer of many ranks as one object: started, asked and stopped from here, wherever they run.
+"""The module has the trainer of many ranks as one object: started, asked and stopped from here, wherever they run.
 
 Invariants:
-- Meets `TrainsPolicy`; every request goes to all ranks and returns when all have answered.
+- It meets `TrainsPolicy`; every request goes to all ranks and returns when all have answered.
 - A rank that fails, dies, or gives no sign of life in time ends all of them, and the error says which one was first and
   why: what the others then say of broken connections is not the reason. How long a request takes is no matter.
 - Rows are written once, to a file that all ranks read (`rows_file`); nothing of them passes through a link.
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -21,37 +21,34 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
 from swe_rl.engine.transfer.protocol import Staging, WritesFiles
 from swe_rl.trainer.checkpoint.folder import capture_rng
-from swe_rl.trainer.protocol import RankLost, TrainerError, TrainsPolicy
+from swe_rl.trainer.protocol import RankLost, TrainerError, TrainMetrics, TrainsPolicy
 from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcesses, Ranks, first_of
 from swe_rl.trainer.ranks.rank import RankSetup
-from swe_rl.trainer.ranks.rows_file import lent, remove_left
-from swe_rl.trainer.send.hand_over import received
-
-if TYPE_CHECKING:
-    from swe_rl.trainer.metrics import TrainMetrics
+from swe_rl.trainer.ranks.rows_file import lend_rows, remove_left
+from swe_rl.trainer.send.hand_over import receive_bucket
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# The weights of a group of ranks as engines take them: a mapping, or files.
-# - Nothing is moved before somebody asks; whoever asks for tensors gets those of the last request.
+# Engines take the weights of a group of ranks as a mapping, or as files. Nothing is moved before somebody asks; whoever
+# asks for tensors gets those of the last request.
 class GroupWeights(WritesFiles):
-    """Names as in transformers; tied weights once."""
+    """The weights of all ranks. Names are as in transformers; tied weights are there once."""
 
     def __init__(self, group: "TrainerGroup") -> None:
         self._group = group
         self._tensors: dict[str, Tensor] | None = None
 
     def fetch(self) -> dict[str, Tensor]:
-        """Into this process's memory, once. Raises TrainerError."""
+        """Returns the weights, brought into this process's memory once. Raises TrainerError."""
         if self._tensors is None:
             self._tensors = self._group.fetch_weights()
         return self._tensors
 
     def write_files(self, folder: Path, twice: Mapping[str, str]) -> None:
-        """By all ranks, each its share, without a way through this process. Raises TrainerError."""
+        """Has all ranks write the files, each its share, without a way through this process. Raises TrainerError."""
         self._group.ask("write_weights", folder, twice)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -64,14 +61,19 @@ class GroupWeights(WritesFiles):
         return len(self.fetch())
 
 
+# A request looks this often for ranks that died without a word.
 _POLL_S = 0.2
-_START = 2  # times the patience: a process that imports its libraries from a shared disk gives no sign
+# The start gets this many times the patience: a process that imports its libraries from a shared disk gives no sign.
+_START = 2
+# After `close` a rank has this long to leave by itself, for instance to end the writing of a checkpoint; then it is
+# killed.
 _STOP_S = 30.0
-_OTHERS_S = 3.0  # that a failed rank's companions have to say what they know
+# A failed rank's companions have this long to say what they know, which often is the real reason.
+_OTHERS_S = 3.0
 
 
 def _by_all_ranks(verb: Callable[Concatenate[Any, P], R]) -> "Callable[Concatenate[TrainerGroup, P], R]":
-    """The verb of the same name and signature, as every rank's `RankTrainer` carries it out; with rank 0's result."""
+    """Returns the verb of the same name, as every rank's `RankTrainer` carries it out; its result is rank 0's."""
     name = verb.__name__
 
     def ask(group: "TrainerGroup", /, *arguments: P.args, **named: P.kwargs) -> R:
@@ -82,13 +84,15 @@ def _by_all_ranks(verb: Callable[Concatenate[Any, P], R]) -> "Callable[Concatena
 
 
 class TrainerGroup:
-    """One request at a time; `close` alone may come in the middle of one, which then fails."""
+    """The trainer of many ranks. It takes one request at a time; `close` alone may come in the middle, which then
+    fails.
+    """
 
     def __init__(self, setup: RankSetup, *, in_memory: bool = False, ranks: Ranks | None = None) -> None:
-        """`setup` as rank 0's, with `address` left empty: whoever starts the ranks finds one.
+        """Keeps the plan. `setup` is rank 0's, with `address` left empty: whoever starts the ranks finds one.
 
-        `in_memory`: the engines are in this process, so `weights` brings them here. `ranks`: where they run; None:
-        they are processes of this host.
+        With `in_memory` the engines are in this process, so `weights` brings them here. `ranks` says where the ranks
+        run; None stands for processes of this host.
         """
         self._setup = setup
         self._place: Ranks = ranks or RankProcesses()
@@ -124,7 +128,7 @@ class TrainerGroup:
     load = _by_all_ranks(TrainsPolicy.load)
     forget_moments = _by_all_ranks(TrainsPolicy.forget_moments)
 
-    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> "TrainMetrics":
+    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> TrainMetrics:
         metrics: TrainMetrics = self._ask_of("train_step", rows, step, lr)
         return metrics
 
@@ -137,27 +141,28 @@ class TrainerGroup:
         return logprobs
 
     def weights(self) -> "GroupWeights":
-        """For engines: those of now, not a copy, until the next step of training."""
+        """Returns the weights for engines: those of now, not a copy, until the next step of training."""
         weights = GroupWeights(self)
         if self._in_memory:
             weights.fetch()
         return weights
 
     def fetch_weights(self) -> dict[str, Tensor]:
-        """All of them, in this process's memory."""
+        """Returns all weights, in this process's memory."""
         tensors: dict[str, Tensor] = {}
         with self._asking:
             self._request(("send_weights", (), {}), into=tensors)
         return tensors
 
     def wire_address(self, loopback: bool) -> tuple[str, int]:
-        """Of rank 0, which is the sender."""
-        here = all(rank.is_here for rank in self._ranks[:1])  # from another host, this one's loopback is not reached
+        """Returns the address of rank 0, which is the sender."""
+        # Ranks on another host cannot reach this one's loopback.
+        here = all(rank.is_here for rank in self._ranks[:1])
         address: tuple[str, int] = self.ask("wire_address", loopback and here)
         return address
 
     def open_staging(self, twice: Mapping[str, str]) -> Staging:
-        """The buffers of all ranks' GPUs."""
+        """Opens the buffers of all ranks' GPUs."""
         with self._asking:
             opened = self._request(("open_staging", (twice,), {}))
         problems = [f"rank {rank}: {staging.problem}" for rank, staging in sorted(opened.items()) if staging.problem]
@@ -167,13 +172,14 @@ class TrainerGroup:
         return Staging(opened[0].buckets, handles, "; ".join(problems) or None)
 
     def save(self, folder: Path, **state: Any) -> Path:
-        """As `Checkpoints.save`; the random numbers that a run goes on with are those of this process."""
+        """Calls `Checkpoints.save`. The random numbers that a run goes on with are those of this process."""
         target: Path = self.ask("save", folder, **{"rng": capture_rng(gpus=False), **state})
         return target
 
     def failure(self) -> TrainerError | None:
-        """Of a rank that ended since the last request; all others are stopped then."""
-        if self._asking.acquire(blocking=False):  # who asks now learns of it
+        """Returns the failure of a rank that ended since the last request; all others are stopped then."""
+        # Whoever asks at the moment learns of the failure by the answer.
+        if self._asking.acquire(blocking=False):
             try:
                 if self._failure is None and any(not rank.is_alive() for rank in self._ranks):
                     self._failed("between two requests")
@@ -184,13 +190,15 @@ class TrainerGroup:
     def close(self) -> None:
         """Ends all ranks; what they were writing is finished first, where they still can."""
         self._closed.set()
-        if not self._asking.acquire(blocking=False):  # whoever asks waits for answers, and meets the end of the pipes
+        # Whoever asks waits for answers, and meets the end of the pipes.
+        if not self._asking.acquire(blocking=False):
             for rank in list(self._ranks):
                 rank.kill()
             self._asking.acquire()
         try:
             if self._ranks and all(rank.is_alive() for rank in self._ranks):
-                with suppress(TrainerError):  # a rank that fails now is gone, which is what was asked for
+                # A rank that fails now is gone, which is what was asked for.
+                with suppress(TrainerError):
                     self._request(("close", (), {}))
             self._end(_STOP_S)
         finally:
@@ -199,16 +207,17 @@ class TrainerGroup:
     def _launch(self) -> None:
         for rank in self._place.launch(self._setup):
             self._ranks.append(rank)
-            if self._closed.is_set():  # it came too late for `close` to see it
+            # It came too late for `close` to see it.
+            if self._closed.is_set():
                 rank.kill()
 
     def _ask_of(self, verb: str, rows: Sequence[Row], *arguments: Any) -> Any:
-        """As `ask`, of `rows`. Raises DiskError."""
-        with lent(rows, self._setup.logs) as file:
+        """Asks `verb` with rows, which go through a file. Raises DiskError and what `ask` raises."""
+        with lend_rows(rows, self._setup.logs) as file:
             return self.ask(verb, file, *arguments)
 
     def ask(self, verb: str, /, *arguments: Any, **named: Any) -> Any:
-        """What rank 0 says to `verb`, a method of `RankTrainer`, once all ranks have carried it out.
+        """Returns what rank 0 says to `verb`, a method of `RankTrainer`, once all ranks have carried it out.
 
         Raises TrainerError, RankLost.
         """
@@ -218,7 +227,7 @@ class TrainerGroup:
     def _request(
         self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]], into: dict[str, Tensor] | None = None
     ) -> dict[int, Any]:
-        """The results by rank. `into`: where the tensors go that rank 0 sends meanwhile."""
+        """Returns the results by rank. Tensors that rank 0 sends meanwhile go to `into`."""
         verb = request[0]
         if not self._ranks:
             raise self._failure or TrainerError(
@@ -234,7 +243,9 @@ class TrainerGroup:
     def _answers(
         self, what: str, into: dict[str, Tensor] | None = None, patience_s: float | None = None
     ) -> dict[int, Any]:
-        """The results by rank, once all ranks have answered. `patience_s`: with a silent rank."""
+        """Returns the results by rank, once all ranks have answered. `patience_s` is the patience with a
+        silent rank.
+        """
         patience_s = self._patience_s if patience_s is None else patience_s
         asked = list(self._ranks)
         results: dict[int, Any] = {}
@@ -247,7 +258,7 @@ class TrainerGroup:
                     if kind == ALIVE:
                         continue
                     if kind == "bucket" and into is not None:
-                        into.update(received(rest[0], rank))
+                        into.update(receive_bucket(rest[0], rank))
                         continue
                 except (EOFError, OSError) as error:
                     raise self._failed(f"during {what}") from error
@@ -286,9 +297,10 @@ class TrainerGroup:
         return self._failure
 
     def _end(self, patience_s: float) -> None:
-        """Rank 0 is let go last: until then the others may need its store."""
+        """Ends all ranks, rank 0 last: until then the others may need its store."""
         until = time.monotonic() + patience_s
-        ranks, self._ranks = self._ranks, []
+        ranks = self._ranks
+        self._ranks = []
         if not patience_s:
             for rank in ranks:
                 rank.kill()

@@ -1,9 +1,9 @@
-"""How a driver reaches the ranks of its trainer, wherever they run: the protocol, and processes of this host.
+"""The module is how a driver reaches its trainer's ranks: the protocol, and the processes of this host.
 
 Invariants:
 - A link carries requests one way and answers the other, in order; bytes follow the answer that announces them.
 - Whatever a rank's end looks like where it runs, here it is EOFError or OSError, and `ended` says what is known.
-- Of several ends the earliest is the reason. One that was killed could not say when, and comes first: nobody else's
+- The earliest of several ends is the reason. A rank that was killed could not say when, and comes first: nobody else's
   failure kills a process.
 - A rank shares nothing with its driver but its pipe. It is forked from a process that is made for that.
 """
@@ -21,28 +21,33 @@ from swe_rl.host.addresses import LOOPBACK, held_port, port_of
 from swe_rl.trainer.ranks.forked import ForkedProcess, ForkServer, needed_by
 from swe_rl.trainer.ranks.rank import RankSetup, run_rank
 
+# A message quotes this many last lines of a rank's log: enough for an error of the system, short enough to read.
 _LOG_LINES = 3
-# Not SIGABRT: by that libraries end a process whose companions are gone.
+# SIGABRT is not among them: libraries end a process by it when its companions are gone.
 _KILLED_BY = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGTERM, signal.SIGILL, signal.SIGFPE})
 _LOG_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """`at_s`: monotonic seconds, the same clock for all processes of a host.
+    """How a rank ended. `at_s` is in monotonic seconds, the same clock for all processes of a host.
 
-    `repeats`: by an error of ours (a malformed row, a full disk), which ranks that are started anew would meet again.
+    `repeats` says that it is an error of ours (a malformed row, a full disk), which ranks that are started anew would
+    meet again.
     """
 
     rank: int
     reason: str
     at_s: float
     repeats: bool = False
-    wordless: bool = False  # it could not say when; it may be why another one failed
+    # The rank could not say when it ended; it may be why another one failed.
+    wordless: bool = False
 
     @classmethod
     def reported(cls, rank: int, report: Sequence[Any]) -> "RankEnd":
-        """`report`: the error's type, its message, when, and whether it is one of ours."""
+        """Returns the end of a rank by its `report`: the error's type, its message, when, and whether it is one of
+        ours.
+        """
         kind, message, at_s, ours = report
         return cls(rank, f"{kind}: {message.rstrip('. ')}", at_s, ours)
 
@@ -52,14 +57,15 @@ class RankEnd:
 
     @classmethod
     def of(cls, rank: int, process: Any, pipe: Any, when: str, log: Path | None) -> "RankEnd | None":
-        """None while it lives and has not said that it failed."""
+        """Returns how a rank's process ended; None while it lives and has not said that it failed."""
         try:
             while pipe.poll():
                 kind, *rest = pipe.recv()
                 if kind == "failed":
                     return cls.reported(rank, rest)
         except Exception:  # the end of the pipe, or half of a message
-            process.join(timeout=1)  # its end of the pipe is closed: so will it be
+            # Its end of the pipe is closed, so its process will end as well, but perhaps a moment later.
+            process.join(timeout=1)
         if process.is_alive():
             return None
         reason = f"it ended {when} {status_text(process.exitcode)}{last_words(log)}"
@@ -67,13 +73,15 @@ class RankEnd:
 
 
 def first_of(ends: Iterable[RankEnd]) -> RankEnd:
-    """Of those that could not say when, the first that is given."""
+    """Returns the earliest end; among those that could not say when, the first that is given."""
     return min(ends, key=lambda end: end.at_s)
 
 
 def _at_s(exit_code: int | None) -> float:
     killed = exit_code is not None and -exit_code in _KILLED_BY
-    return float("-inf") if killed else float("inf")
+    if killed:
+        return float("-inf")
+    return float("inf")
 
 
 def status_text(exit_code: int | None) -> str:
@@ -97,7 +105,9 @@ def last_words(log: Path | None) -> str:
     except OSError:
         return ""
     said = [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
-    return f"; the end of {log}: {' | '.join(said)}" if said else f"; its log is {log}"
+    if said:
+        return f"; the end of {log}: {' | '.join(said)}"
+    return f"; its log is {log}"
 
 
 class RankLink(Protocol):
@@ -108,38 +118,38 @@ class RankLink(Protocol):
 
     @property
     def is_here(self) -> bool:
-        """On this host."""
+        """True where the rank runs on this host."""
         ...
 
     @property
     def pid(self) -> int:
-        """Of its process, on the host where it runs; 0 while that is not known."""
+        """The number of its process, on the host where it runs; 0 while that is not known."""
         ...
 
     def send(self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]]) -> None:
-        """Verb, arguments, named arguments. Raises OSError where the rank is known to be gone."""
+        """Sends a verb, arguments and named arguments. Raises OSError where the rank is known to be gone."""
         ...
 
     def recv(self) -> Any:
-        """The next answer, waited for. Raises EOFError or OSError where the rank is gone."""
+        """Returns the next answer, waited for. Raises EOFError or OSError where the rank is gone."""
         ...
 
     def recv_bytes_into(self, buffer: bytearray) -> Any:
-        """Bytes that an answer announced. Raises EOFError or OSError where the rank is gone."""
+        """Receives bytes that an answer announced. Raises EOFError or OSError where the rank is gone."""
         ...
 
     def is_alive(self) -> bool: ...
 
     def reported(self, report: Sequence[Any]) -> RankEnd:
-        """What the rank itself said of its failure; see `RankEnd.reported`."""
+        """Returns what the rank itself said of its failure; see `RankEnd.reported`."""
         ...
 
     def ended(self, when: str) -> RankEnd | None:
-        """None while it lives and has not said that it failed."""
+        """Returns how the rank ended; None while it lives and has not said that it failed."""
         ...
 
     def kill(self) -> None:
-        """At once, also in the middle of a request, from any thread."""
+        """Ends the rank at once, also in the middle of a request, from any thread."""
         ...
 
     def end(self, patience_s: float) -> None:
@@ -151,14 +161,16 @@ class Ranks(Protocol):
     """A place for ranks: this host, or a cluster."""
 
     def launch(self, setup: RankSetup) -> Iterator[RankLink]:
-        """In the order of their ranks, each as soon as there is something to kill; all are at work at the end.
+        """Yields the ranks in their order, each as soon as there is something to kill; all are at work at the end.
 
         Raises UserError or TrainerError; what was started until then is the caller's to end.
         """
         ...
 
     def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
-        """Those that have something to receive, the end of them included; none within `timeout_s` seconds: []."""
+        """Returns the links that have something to receive, their end included; [] if none has within `timeout_s`
+        seconds.
+        """
         ...
 
     def close(self) -> None:
@@ -167,14 +179,16 @@ class Ranks(Protocol):
 
 
 class RankProcesses:
-    """Meets `Ranks`."""
+    """Ranks as processes of this host."""
 
     def __init__(self) -> None:
-        self._port: socket.socket | None = None  # held: rank 0 listens there after its imports, beside starting engines
+        # The port is held until rank 0 listens there, after its imports: engines that start at the same time take
+        # ports, too.
+        self._port: socket.socket | None = None
         self._server: ForkServer | None = None
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess"]:
-        """Where `setup` has no address yet, a free port of this host is taken."""
+        """Starts the ranks. Where `setup` has no address yet, a free port of this host is taken."""
         if not setup.address:
             self._port = held_port()
             setup = replace(setup, address=f"{LOOPBACK}:{port_of(self._port)}")
@@ -195,7 +209,7 @@ class RankProcesses:
 
 
 class RankProcess:
-    """Meets `RankLink`."""
+    """One rank as a process of this host."""
 
     is_here = True
 
@@ -207,7 +221,7 @@ class RankProcess:
 
     @classmethod
     def started(cls, setup: RankSetup, server: ForkServer) -> "RankProcess":
-        """The rank `setup.rank`."""
+        """Starts the rank `setup.rank`."""
         process, ours = server.start(run_rank, (setup,))
         return cls(setup.rank, process, ours, setup.log(setup.rank))
 

@@ -1,8 +1,8 @@
-"""What a rank's process does: it builds its part of the trainer, then carries out what its driver asks for.
+"""The module is what a rank's process does: it builds its part of the trainer, then does what its driver asks for.
 
 Invariants:
-- All ranks get the same requests in the same order; only rank 0 sends results back, but for what
-  each has of its own; the others their state.
+- All ranks get the same requests in the same order; only rank 0 sends results back, but for what each has of its own;
+  the others their state.
 - An exception ends the rank after it was reported: its collectives can no longer be trusted.
 - While it works it gives signs of life (`pulse`): each micro-batch, each tensor that is read, gathered or written.
 - Ctrl-C is the driver's to heed. That a rank ends with its driver is for whoever starts it to see to.
@@ -25,26 +25,30 @@ from typing import Any
 from swe_rl.config.schema import AlgoConfig, LossConfig, ModelConfig, TrainerConfig
 from swe_rl.errors import SweRlError
 from swe_rl.trainer.pulse import ALIVE, Pulse
-from swe_rl.trainer.ranks.fork_server import importing
+from swe_rl.trainer.ranks.fork_server import pause_collection
 from swe_rl.trainer.ranks.rows_file import RowsFile
 
-DRIVERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})  # that reach all of us
+# These signals reach all processes of a terminal or a job, ranks included.
+DRIVERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 # A verb is a method of `RankTrainer`; only these ask for more than to call it and to send what rank 0 says.
-_OF_ALL = frozenset({"open_staging"})  # whose results differ by rank
-_BY_PIPE = frozenset({"send_weights"})  # whose result is more than one answer
-# Times trainer.collective_timeout_s, the driver's patience with a silent rank: so long a rank waits in a collective.
-# The driver, who hears all of them, decides first, and names the one that is silent.
+# Its results differ by rank.
+_OF_ALL = frozenset({"open_staging"})
+# Its result is more than one answer.
+_BY_PIPE = frozenset({"send_weights"})
+# A rank waits in a collective this many times as long as its driver waits for a silent rank
+# (trainer.collective_timeout_s). So the driver, who hears all of them, decides first, and names the one that is silent.
 _LONGER = 2
-_GOES_ON = frozenset({"stage"})  # comes many times in a row, and `close_staging` after them
+# It comes many times in a row, and `close_staging` after them, so memory is given back at the end only.
+_GOES_ON = frozenset({"stage"})
 
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Everything a rank needs.
+    """Everything that a rank needs.
 
     `device` is `cpu` or `cuda`. `gpus[r]` is what CUDA_VISIBLE_DEVICES is for rank r; without them it takes the r-th
-    visible one. `logs`: a folder for one file a rank; None: the ranks print where the driver prints. `shares_gpus`:
-    engines are on the same ones.
+    visible one. `logs` is a folder for one file a rank; None lets the ranks print where the driver prints. With
+    `shares_gpus` engines are on the same ones.
     """
 
     model: ModelConfig
@@ -65,52 +69,69 @@ class RankSetup:
     shard_ranks: int | None = None
 
     def log(self, rank: int) -> Path | None:
-        return self.logs / f"rank{rank}.log" if self.logs else None
+        if self.logs:
+            return self.logs / f"rank{rank}.log"
+        return None
 
 
 def run_rank(setup: RankSetup, pipe: Any) -> None:
-    """As a process of its own, which ends with it; `pipe` leads to the driver."""
+    """Runs a rank as a process of its own, which ends with it. `pipe` leads to the driver."""
     _become_a_rank(setup)
     status = carry_out(setup, pipe)
     sys.stderr.flush()
-    os._exit(status)  # not by way of destructors: a library's threads would end this in std::terminate
+    # Destructors are left out: a library's threads would end this process in std::terminate.
+    os._exit(status)
 
 
 def name_of(rank: int) -> str:
-    """Of its process, as `ps -o comm` and `top` show it: the system keeps 15 characters."""
+    """Returns the name of its process, as `ps -o comm` and `top` show it: the system keeps 15 characters."""
     return f"trainer-rank{rank}"
 
 
 def carry_out(setup: RankSetup, pipe: Any) -> int:
-    """Answers ("ready" | "done", result) or ("failed", error's type, its message, when, is it ours) for each request;
-    before that any number of ("alive",). Returns the status that a process of its own ends with; afterwards its
-    collectives are not to be used.
+    """Answers ("ready" | "done", result) or ("failed", error's type, message, when, is it ours) to each request.
+
+    Before an answer it may send any number of ("alive",). Returns the status that a process of its own ends with;
+    afterwards its collectives are not to be used.
     """
     try:
         patience_s = setup.trainer.collective_timeout_s
         beat = Pulse(lambda: pipe.send((ALIVE,)), patience_s)
-        beat()  # now and after the import, which takes minutes where the libraries are on a shared disk
-        with importing():
+        # Signs come now and after the import, which takes minutes where the libraries are on a shared disk.
+        beat()
+        with pause_collection():
             import torch
             import transformers.modeling_utils  # noqa: F401 - the first of what a model's module imports
 
             from swe_rl.trainer.sharded.mesh import make_mesh, process_group
         beat()
         torch.set_num_threads(setup.trainer.num_threads)
-        device = torch.device("cpu") if setup.device == "cpu" else torch.device("cuda", 0 if setup.gpus else setup.rank)
+        device = _device_of(setup)
         with process_group(setup.rank, setup.world, device, setup.address, _LONGER * patience_s):
-            _serve(setup, make_mesh(setup.sp, device, setup.ep, setup.shard_ranks), pipe, beat)
+            _serve_calls(setup, make_mesh(setup.sp, device, setup.ep, setup.shard_ranks), pipe, beat)
         pipe.send(("done", None))
-        if setup.rank == 0:  # it holds the store where ranks meet: gone too early, NCCL's watchdogs of others complain
-            pipe.recv()  # EOFError, once all others have left
+        # Rank 0 holds the store where ranks meet: if it went too early, NCCL's watchdogs of the others would complain.
+        if setup.rank == 0:
+            # This raises EOFError once all others have left.
+            pipe.recv()
         return 0
     except (EOFError, BrokenPipeError):
-        return 1  # the driver is gone; open collectives must not hold this process
+        # The driver is gone, and open collectives must not hold this process.
+        return 1
     except BaseException as error:
         when = time.monotonic()
         sys.excepthook(type(error), error, error.__traceback__)
         pipe.send(("failed", type(error).__name__, str(error), when, isinstance(error, SweRlError)))
         return 1
+
+
+def _device_of(setup: RankSetup) -> Any:
+    """Returns the torch device of a rank. With `gpus` it sees its own GPU alone, which then has the number 0."""
+    import torch
+
+    if setup.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", 0 if setup.gpus else setup.rank)
 
 
 def _become_a_rank(setup: RankSetup) -> None:
@@ -119,13 +140,14 @@ def _become_a_rank(setup: RankSetup) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DRIVERS_SIGNALS)
     if setup.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = setup.gpus[setup.rank]
-    with suppress(OSError):  # elsewhere than on Linux
+    # The call is Linux's only.
+    with suppress(OSError):
         Path("/proc/self/comm").write_text(name_of(setup.rank))
     write_log(setup)
 
 
 def write_log(setup: RankSetup) -> None:
-    """From now on what this process prints is in the rank's log, where it has one."""
+    """Makes what this process prints from now on go to the rank's log, where it has one."""
     log = setup.log(setup.rank)
     if log is not None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +157,7 @@ def write_log(setup: RankSetup) -> None:
         os.close(descriptor)
 
 
-def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
+def _serve_calls(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
     from swe_rl.algo.foreign.loss import make_loss
     from swe_rl.trainer.sharded.assemble import sharded_trainer
 
@@ -159,17 +181,18 @@ def _serve(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
         result = _carried_out(getattr(trainer, verb), (*by_pipe, *arguments), named)
         if verb not in _GOES_ON:
             _give_back(setup)
-        if verb != "close":  # which is answered once the collectives are down
+        # `close` is answered once the collectives are down.
+        if verb != "close":
             pipe.send(("done", result if mesh.rank == 0 or verb in _OF_ALL else None))
 
 
 def _carried_out(verb: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Rows are mapped for as long as it takes."""
+    """Carries out a request. Rows are mapped for as long as it takes."""
     return verb(*(value.rows() if isinstance(value, RowsFile) else value for value in arguments), **named)
 
 
 def _give_back(setup: RankSetup) -> None:
-    """What torch keeps for later, and what waits in reference cycles, to whoever shares the GPU."""
+    """Gives back what torch keeps for later, and what waits in reference cycles, to whoever shares the GPU."""
     if setup.shares_gpus and setup.device == "cuda":
         import torch
 

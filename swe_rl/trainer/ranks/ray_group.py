@@ -1,7 +1,7 @@
-"""Ranks as actors of a Ray cluster, on one placement group: the trainer's place where it may be on several nodes.
+"""Runs ranks as actors of a Ray cluster, on one placement group, so that they may be on several nodes.
 
 Invariants:
-- The same requests and the same ranks' code as with processes of this host; only the way there differs.
+- The requests and the ranks' code are those of processes of this host; only the way there differs.
 - Ray decides which GPU a rank has; one that an engine of this run has is refused.
 - Every rank sees the folder where the run writes, or none is started to work.
 - One `take` is always under way: it brings the next answer, or the news of the actor's end.
@@ -19,21 +19,23 @@ from typing import Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.errors import one_line
-from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect
-from swe_rl.layout.placement import PlacementError, neighbours, rank_nodes, rank_places
+from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect_cluster
+from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places, ranks_together
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, last_words
 from swe_rl.trainer.ranks.rank import RankSetup
-from swe_rl.trainer.ranks.ray_rank import GROUPS, RankHome, RayRank, versions
+from swe_rl.trainer.ranks.ray_rank import GROUPS, RankHome, RayRank, describe_versions
 
-_WORD_S = 12.0  # that Ray takes to notice the loss of a node
-_GONE_S = 20.0  # that Ray takes at most to end an actor and to tell
+# Ray takes this long to notice the loss of a node.
+_WORD_S = 12.0
+# Ray takes this long at most to end an actor and to tell.
+_GONE_S = 20.0
 _DETAIL = ("Worker exit detail:", "The actor died because")
 _ADVICE = "Some common causes include"
 
 
 class RayLink:
-    """Meets `RankLink`."""
+    """One rank as a Ray actor."""
 
     def __init__(self, rank: int, actor: Any, node: RayNode, log: Path | None) -> None:
         self.rank = rank
@@ -41,8 +43,10 @@ class RayLink:
         self.node = node
         self.pid = 0
         self._log = log
-        self._clock_s = 0.0  # added to the rank's clock, it is ours
-        self._over: str | None = None  # Ray's word on the actor's end
+        # Added to the rank's clock, it gives ours.
+        self._clock_s = 0.0
+        # This is Ray's word on the actor's end.
+        self._over: str | None = None
         self._serving: Any = None
         self.answer = self._call("take", "take")
 
@@ -51,11 +55,11 @@ class RayLink:
         return self.node.here
 
     def home(self, mark: Path | None) -> Any:
-        """A reference to its RankHome."""
+        """Returns a reference to its RankHome."""
         return self._call("ask", "home", mark, self.node.address)
 
     def meeting_point(self) -> Any:
-        """A reference to host:port."""
+        """Returns a reference to host:port."""
         return self._call("ask", "meeting_point", self.node.address)
 
     def settle(self, home: RankHome) -> None:
@@ -71,7 +75,7 @@ class RayLink:
         self._serving = self._call("serve", "serve", setup)
 
     def send(self, request: tuple[str, tuple[Any, ...], Mapping[str, Any]]) -> None:
-        """Does not wait; an actor that is gone is met by `recv`."""
+        """Posts a request without waiting; an actor that is gone is met by `recv`."""
         self._call("post", "post", request)
 
     def recv(self) -> Any:
@@ -94,17 +98,20 @@ class RayLink:
         return len(buffer)
 
     def is_alive(self) -> bool:
-        """A rank that serves no more, or whose actor is gone, is not."""
-        return self._over is None and not (self._serving is not None and _ready(self._serving))
+        """Tells whether the rank serves: one that serves no more, or whose actor is gone, is not alive."""
+        return self._over is None and not (self._serving is not None and _is_ready(self._serving))
 
     def reported(self, report: Sequence[Any]) -> RankEnd:
         end = RankEnd.reported(self.rank, report)
         return replace(end, reason=f"{end.reason} (on node {self.node.name})", at_s=end.at_s + self._clock_s)
 
     def ended(self, when: str) -> RankEnd | None:
-        """An actor that went without a word was killed, or crashed: before all that others then say of it."""
+        """Returns how the actor ended, if it did.
+
+        One that went without a word was killed, or crashed: it comes before all that others then say of it.
+        """
         try:
-            while self._over is not None or _ready(self.answer):
+            while self._over is not None or _is_ready(self.answer):
                 answer = self.recv()
                 if isinstance(answer, tuple) and answer[0] == "failed":
                     return self.reported(answer[1:])
@@ -115,7 +122,8 @@ class RayLink:
     def kill(self) -> None:
         import ray
 
-        with suppress(Exception):  # Ray has ended it, or is gone itself
+        # Ray has ended it, or is gone itself.
+        with suppress(Exception):
             ray.kill(self.actor, no_restart=True)
 
     def end(self, patience_s: float) -> None:
@@ -123,7 +131,8 @@ class RayLink:
 
         if not ray.is_initialized():
             return
-        with suppress(Exception):  # whatever Ray says of an actor that is gone: it is
+        # Ray may say anything of an actor that is gone; gone is what it shall be.
+        with suppress(Exception):
             if patience_s and self._serving is not None:
                 self._call("post", "hang_up")
                 ray.wait([self._serving], timeout=patience_s)
@@ -135,7 +144,10 @@ class RayLink:
         return getattr(self.actor, method).options(concurrency_group=group).remote(*arguments)
 
     def _last_word(self, error: Exception) -> Exception:
-        """An actor that merely cannot be reached is given up as well, but Ray may soon know what became of it."""
+        """Returns the last that Ray says of an actor.
+
+        One that merely cannot be reached is given up as well, but Ray may soon know what became of it.
+        """
         import ray
         from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
@@ -155,29 +167,33 @@ class RayLink:
         return f"{who} died {when} without a word; Ray says: {self._over}{last_words(self._log)}"
 
 
-def _ready(reference: Any) -> bool:
+def _is_ready(reference: Any) -> bool:
     import ray
 
     return bool(ray.wait([reference], timeout=0)[0])
 
 
 def _ray_reason(error: Exception) -> str:
-    """The part of Ray's message that tells what happened."""
+    """Returns the part of Ray's message that tells what happened."""
     text = " ".join(str(error).split())
     for mark in _DETAIL:
         text = text.partition(mark)[2] or text
     return one_line(text.partition(_ADVICE)[0].strip(" ."))
 
 
+# The resources of an actor that was just ended are free within this time; a cluster that stays full is an error after
+# it.
 _FREE_S = 15.0
 _LOOK_S = 0.5
-_START_S = 120.0  # for Ray to start the actors' processes
-# What a user sets for the libraries of a rank, wherever it runs; Ray's processes have the environment of `ray start`.
+# Ray has this long to start the actors' processes.
+_START_S = 120.0
+# Users set variables with these beginnings for the libraries of a rank, wherever it runs. Ray's processes have the
+# environment of `ray start`, so these are handed on.
 _HANDED_ON = ("HF_", "TRANSFORMERS_", "TORCH", "PYTORCH_", "NCCL_", "GLOO_", "FI_", "OMP_")
 
 
 class RayRanks:
-    """Meets `Ranks`."""
+    """Ranks as actors of a Ray cluster."""
 
     def __init__(
         self,
@@ -187,22 +203,23 @@ class RayRanks:
         engine_gpus: frozenset[str] = frozenset(),
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`address`: hardware.ray_address. `environment`: for the ranks. `engine_gpus`: this node's, as a process of
+        """Keeps the plan. `address` is hardware.ray_address. `environment` is for the ranks.
 
-        CUDA calls them, that Ray must not hand out. `say` is told where the ranks are.
+        `engine_gpus` are this node's GPUs, as a process of CUDA calls them, that Ray must not hand out. `say` is told
+        where the ranks are.
         """
         self._address = address
         self._environment = dict(environment or {})
         self._engine_gpus = engine_gpus
-        self._say = say or _quiet
+        self._say = say or _say_nothing
         self._cluster: RayCluster | None = None
 
     def launch(self, setup: RankSetup) -> Iterator[RayLink]:
         """Raises RayClusterError, PlacementError, TrainerError."""
         setup = _with_absolute_paths(setup)
-        self._cluster = connect(self._address)
+        self._cluster = connect_cluster(self._address)
         nodes = self._nodes(self._cluster, setup)
-        group = self._cluster.reserve(nodes, _resource(setup))
+        group = self._cluster.reserve(nodes, _resource_kind(setup))
         links = []
         for rank, node in enumerate(nodes):
             links.append(RayLink(rank, self._actor(group, rank, setup), node, setup.log(rank)))
@@ -224,9 +241,12 @@ class RayRanks:
             self._cluster = None
 
     def _nodes(self, cluster: RayCluster, setup: RankSetup) -> list[RayNode]:
-        """By rank. What an earlier run, or an earlier start of this one, still holds is waited for."""
-        until, resource = time.monotonic() + _FREE_S, _resource(setup)
-        together = neighbours(setup.world, setup.sp, setup.shard_ranks)
+        """Returns a node for each rank. What an earlier run, or an earlier start of this one, still holds is waited
+        for.
+        """
+        until = time.monotonic() + _FREE_S
+        resource = _resource_kind(setup)
+        together = ranks_together(setup.world, setup.sp, setup.shard_ranks)
         while True:
             nodes = cluster.nodes()
             free = [node.free[resource] for node in nodes]
@@ -239,14 +259,18 @@ class RayRanks:
             time.sleep(_LOOK_S)
 
     def _actor(self, group: Any, rank: int, setup: RankSetup) -> Any:
-        """Not told to work yet. It imports the very package that this process runs, where its node sees that folder."""
+        """Returns an actor that is not told to work yet.
+
+        It imports the very package that this process runs, where its node sees that folder.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         package = str(PACKAGE.parent)
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        gpu = _resource(setup) == GPU
-        remote: Any = ray.remote  # its overloads know of no concurrency groups
+        gpu = _resource_kind(setup) == GPU
+        # The overloads of `ray.remote` know of no concurrency groups.
+        remote: Any = ray.remote
         make = remote(
             num_cpus=0 if gpu else 1,
             num_gpus=1 if gpu else 0,
@@ -266,11 +290,11 @@ class RayRanks:
     def _begin(self, links: Sequence[RayLink], setup: RankSetup) -> None:
         import ray
 
-        with _marked(setup.logs) as mark, _started():
+        with _marker_file(setup.logs) as mark, _raise_trainer_error():
             homes: list[RankHome] = ray.get([link.home(mark) for link in links], timeout=_START_S)
         for link, home in zip(links, homes, strict=True):
             self._check(link, home, setup)
-        with _started():
+        with _raise_trainer_error():
             for link, home in zip(links, homes, strict=True):
                 link.settle(home)
             address = setup.address or ray.get(links[0].meeting_point(), timeout=_START_S)
@@ -280,10 +304,11 @@ class RayRanks:
         self._say("; ".join(f"rank {link.rank} on node {link.node.name}" for link in links))
 
     def _check(self, link: RayLink, home: RankHome, setup: RankSetup) -> None:
-        """Raises RayClusterError."""
-        if home.versions != versions():
+        """Raises RayClusterError where a rank's place is not as the run needs it."""
+        if home.versions != describe_versions():
             raise RayClusterError(
-                f"Node {link.node.name} of the Ray cluster has {home.versions}; this run has {versions()}. Install the "
+                f"Node {link.node.name} of the Ray cluster has {home.versions}; this run has "
+                f"{describe_versions()}. Install the "
                 "same on every node, or start Ray there from this environment."
             )
         if not home.sees:
@@ -299,27 +324,34 @@ class RayRanks:
 
 
 def handed_on(environment: Mapping[str, str], env_vars: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that ranks elsewhere get: those of their libraries, and hardware.env_vars."""
+    """Returns the variables of this process that ranks elsewhere get: those of their libraries, and
+    hardware.env_vars.
+    """
     return {key: value for key, value in environment.items() if key.startswith(_HANDED_ON)} | dict(env_vars)
 
 
 def _with_absolute_paths(setup: RankSetup) -> RankSetup:
-    """An actor does not start in this process's folder."""
-    model, algo = setup.model, setup.algo
-    algo = replace(algo, teacher=_absolute(algo.teacher)) if algo.teacher else algo
-    return replace(setup, model=replace(model, path=_absolute(model.path)), algo=algo)
+    """Returns the setup with absolute paths: an actor does not start in this process's folder."""
+    model = setup.model
+    algo = setup.algo
+    algo = replace(algo, teacher=_absolute_path(algo.teacher)) if algo.teacher else algo
+    return replace(setup, model=replace(model, path=_absolute_path(model.path)), algo=algo)
 
 
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if Path(path).is_dir() else path
+def _absolute_path(path: str) -> str:
+    if Path(path).is_dir():
+        return str(Path(path).absolute())
+    return path
 
 
-def _resource(setup: RankSetup) -> str:
-    return GPU if setup.device == "cuda" else CPU
+def _resource_kind(setup: RankSetup) -> str:
+    if setup.device == "cuda":
+        return GPU
+    return CPU
 
 
 @contextmanager
-def _started() -> Iterator[None]:
+def _raise_trainer_error() -> Iterator[None]:
     """Raises TrainerError where an actor does not come up."""
     from ray.exceptions import RayError
 
@@ -333,8 +365,8 @@ def _started() -> Iterator[None]:
 
 
 @contextmanager
-def _marked(folder: Path | None) -> Iterator[Path | None]:
-    """A file of a name that nobody else has, in `folder`, for others to look for."""
+def _marker_file(folder: Path | None) -> Iterator[Path | None]:
+    """Yields a file of a name that nobody else has, in `folder`, for others to look for."""
     if folder is None:
         yield None
         return
@@ -347,5 +379,5 @@ def _marked(folder: Path | None) -> Iterator[Path | None]:
         mark.unlink(missing_ok=True)
 
 
-def _quiet(_: str) -> None:
+def _say_nothing(_: str) -> None:
     return None

@@ -1,16 +1,16 @@
-"""The rows of a request as one file, which all ranks of a trainer read.
+"""Writes the rows of a request into one file, which all ranks of a trainer read.
 
 Invariants:
-- Written once, whatever the number of ranks, and read as mapped memory: ranks of one host share it.
-- JSON and numbers: nothing in it is executed. A file that is not whole is an error, never fewer rows.
+- A file is written once, whatever the number of ranks, and read as mapped memory: ranks of one host share it.
+- It holds JSON and numbers: nothing in it is executed. A file that is not whole is an error, never fewer rows.
 - It is there until the request is answered; whoever maps it keeps what is mapped. What a killed driver left, the next
   group of the same run removes.
 - The folder is one that every rank sees: ranks on other nodes have shown so when they started.
 
-The file: 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then for
-each row its token ids, log-probabilities, weight versions, mask, advantages, rewards and routes, each from a multiple
-of 4 bytes on; without routes the header says nothing of them. In files of 0.4 the header has one advantage for all
-tokens of a row, and nothing is behind the mask.
+The file has 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then
+for each row its token ids, log-probabilities, weight versions, mask, advantages, rewards and routes, each from a
+multiple of 4 bytes on; without routes the header says nothing of them. In files of 0.4 the header has one advantage for
+all tokens of a row, and nothing is behind the mask.
 """
 
 import json
@@ -33,26 +33,32 @@ from swe_rl.logger.disk import disk_error
 from swe_rl.trainer.protocol import TrainerError
 
 _MARK = b"swe_rows"
-_PREFIX, _SUFFIX = ".rows.", ".tmp"  # no copy of the run is made with it (hardware/sync)
+_PREFIX = ".rows."
+# Copies of a run leave out files with this suffix (hardware/sync).
+_SUFFIX = ".tmp"
 _LENGTHS = struct.Struct("<8sq")
+# numpy reads float32 and int32 from any multiple of 4 bytes without a copy.
 _ALIGN_BYTES = 4
-_IDS, _FLOATS, _MASK = np.dtype("<i4"), np.dtype("<f4"), np.dtype("?")
+_IDS = np.dtype("<i4")
+_FLOATS = np.dtype("<f4")
+_MASK = np.dtype("?")
 _ROUTES = ("uint8", "uint16")
 
 
 @dataclass(frozen=True, slots=True)
 class RowsFile:
-    """Stands for rows in what a driver sends to its ranks."""
+    """A name that stands for rows in what a driver sends to its ranks."""
 
     path: Path
 
     def rows(self) -> list[Row]:
-        """Their arrays are read-only views of the file. Raises TrainerError."""
+        """Returns the rows, whose arrays are read-only views of the file. Raises TrainerError."""
         try:
             with self.path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            return list(_read(mapped))
-        except (OSError, ValueError, struct.error) as error:  # JSON's errors are ValueErrors
+            return list(_read_rows(mapped))
+        # JSON's errors are ValueErrors.
+        except (OSError, ValueError, struct.error) as error:
             raise TrainerError(
                 f"A step's rows cannot be read from {self.path} ({error}). Its folder has to be one that every node of "
                 "the trainer sees under the same path: paths.outputs."
@@ -60,14 +66,15 @@ class RowsFile:
 
 
 @contextmanager
-def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
-    """A file of `rows`, gone afterwards. `folder` None: that for temporary files. Raises DiskError."""
+def lend_rows(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
+    """Yields a file of `rows`, gone afterwards. `folder` None stands for that of temporary files. Raises DiskError."""
     path: Path | None = None
     try:
         try:
-            with _fresh(folder) as file:
+            with _open_fresh(folder) as file:
                 path = Path(file.name).absolute()
-                _write(file, rows)  # not mapped: a disk that is full would end this process
+                # The file is not mapped here: a disk that is full would end this process.
+                _write_rows(file, rows)
         except OSError as error:
             raise disk_error(path or folder or Path(tempfile.gettempdir()), error) from error
         yield RowsFile(path)
@@ -77,17 +84,17 @@ def lent(rows: Sequence[Row], folder: Path | None) -> Iterator[RowsFile]:
                 path.unlink()
 
 
-def _fresh(folder: Path | None) -> IO[bytes]:
-    """In a run's folder, who may read it is the umask's to say, as of its other files; else we alone may."""
+def _open_fresh(folder: Path | None) -> IO[bytes]:
+    """Opens a new file. In a run's folder the umask says who may read it, as for its other files; else we alone may."""
     if folder is None:
         return tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=_SUFFIX, delete=False)
     folder.mkdir(parents=True, exist_ok=True)
     return (folder / f"{_PREFIX}{secrets.token_hex(6)}{_SUFFIX}").open("xb")
 
 
-def keep(rows: Sequence[Row], path: Path) -> None:
-    """A file of `rows` that stays: whole, or not there. Raises DiskError."""
-    with lent(rows, path.parent) as file:
+def keep_rows(rows: Sequence[Row], path: Path) -> None:
+    """Writes a file of `rows` that stays: it is whole, or not there. Raises DiskError."""
+    with lend_rows(rows, path.parent) as file:
         try:
             file.path.replace(path)
         except OSError as error:
@@ -95,14 +102,14 @@ def keep(rows: Sequence[Row], path: Path) -> None:
 
 
 def remove_left(folder: Path) -> None:
-    """What drivers left that were killed while their ranks read."""
+    """Removes what drivers left that were killed while their ranks read."""
     for path in folder.rglob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):
             path.unlink()
 
 
-def _write(file: IO[bytes], rows: Sequence[Row]) -> None:
-    header = json.dumps([_described(row) for row in rows]).encode()
+def _write_rows(file: IO[bytes], rows: Sequence[Row]) -> None:
+    header = json.dumps([_describe_row(row) for row in rows]).encode()
     file.write(_LENGTHS.pack(_MARK, len(header)))
     _write_part(file, np.frombuffer(header, np.uint8))
     for row in rows:
@@ -123,25 +130,28 @@ def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
     file.write(bytes(-values.nbytes % _ALIGN_BYTES))
 
 
-def _described(row: Row) -> list[Any]:
-    """Each array's length for itself: a malformed row is for the trainer to name."""
+def _describe_row(row: Row) -> list[Any]:
+    """Returns the header's list for a row. Each array has a length of its own: the trainer has to name a
+    malformed row.
+    """
     logprobs, rewards = (None if values is None else len(values) for values in (row.rollout_logprobs, row.rewards))
     names = [row.trajectory_id, row.group_id, len(row.advantage), row.trained]
     routes = [] if row.routes is None else [[row.routes.dtype.name, *row.routes.shape]]
     return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards, *routes]
 
 
-def _read(mapped: mmap.mmap) -> Iterator[Row]:
+def _read_rows(mapped: mmap.mmap) -> Iterator[Row]:
     mark, header_bytes = _LENGTHS.unpack_from(mapped)
     if mark != _MARK:
         raise ValueError("it is no file of rows")
     described = json.loads(mapped[_LENGTHS.size : _LENGTHS.size + header_bytes])
-    at = _LENGTHS.size + _aligned(header_bytes)
+    at = _LENGTHS.size + _align_size(header_bytes)
 
     def part(kind: "np.dtype[Any]", count: int) -> npt.NDArray[Any]:
         nonlocal at
-        values: npt.NDArray[Any] = np.frombuffer(mapped, kind, count, at)  # ValueError where the file ends before
-        at += _aligned(values.nbytes)
+        # This raises ValueError where the file ends before.
+        values: npt.NDArray[Any] = np.frombuffer(mapped, kind, count, at)
+        at += _align_size(values.nbytes)
         return values
 
     def routes(kind: str, *shape: int) -> npt.NDArray[Any]:
@@ -168,5 +178,5 @@ def _read(mapped: mmap.mmap) -> Iterator[Row]:
         )
 
 
-def _aligned(size_bytes: int) -> int:
+def _align_size(size_bytes: int) -> int:
     return size_bytes + -size_bytes % _ALIGN_BYTES

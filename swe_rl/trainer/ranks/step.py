@@ -1,4 +1,5 @@
-"""A rank on another node of the job: a program of its own, `python -P -m swe_rl.trainer.ranks.step HOST PORT RANK`.
+"""The module is a rank on another node of the job, as a program: `python -P -m swe_rl.trainer.ranks.step HOST PORT
+RANK`.
 
 It is a step of SLURM's, comes to its driver with the key that is in its environment, and is then what a rank's process
 is on the driver's own host.
@@ -22,7 +23,7 @@ from typing import Any
 from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.errors import UserError
 from swe_rl.hardware.slurm.nodes import NodesError
-from swe_rl.layout.placement import Gpu
+from swe_rl.layout.placement import PlacedGpu
 from swe_rl.trainer.ranks.door import come_in
 from swe_rl.trainer.ranks.rank import RankSetup, run_rank
 
@@ -30,8 +31,8 @@ KEY = "SWE_RL_RANK_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What it is to do. `gpu`: its GPU's number among those of this node; with `mig` it is a slice's."""
+class RankWork:
+    """The work of a rank on another node. `gpu` is its GPU's number among those of this node; with `mig` a slice's."""
 
     setup: RankSetup
     gpu: int
@@ -39,7 +40,7 @@ class Work:
 
 
 class Pipe:
-    """As the driver is reached on its own host: a driver that is gone is the end of the pipe, not a broken network."""
+    """The driver as its own host's ranks reach it: one that is gone is the end of the pipe, not a broken network."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> None:
     host, port, rank = arguments
     pipe = Pipe(come_in(host, int(port), bytes.fromhex(os.environ.pop(KEY)), int(rank)))
     pipe.send((os.getpid(), time.monotonic()))
-    work: Work = pipe.recv()
+    work: RankWork = pipe.recv()
     try:
         setup = on_this_node(work, os.environ)
     except UserError as error:
@@ -74,8 +75,8 @@ def main(arguments: list[str]) -> None:
     run_rank(setup, pipe)
 
 
-def on_this_node(work: Work, environ: Mapping[str, str]) -> RankSetup:
-    """With its GPU as a process of this node calls it. What it prints is the step's to write.
+def on_this_node(work: RankWork, environ: Mapping[str, str]) -> RankSetup:
+    """Returns the setup with the rank's GPU as a process of this node calls it. What it prints is the step's to write.
 
     Raises DeviceError, and NodesError where this node does not see the run's folder.
     """
@@ -85,7 +86,7 @@ def on_this_node(work: Work, environ: Mapping[str, str]) -> RankSetup:
             f"{logs} is not there: ranks write their part of a checkpoint into the run's folder. Set paths.outputs to "
             "a folder that all nodes see under the same path"
         )
-    device = visible_devices([Gpu(0, work.gpu)], environ, mig=work.mig)
+    device = visible_devices([PlacedGpu(0, work.gpu)], environ, mig=work.mig)
     return replace(work.setup, gpus=(device,) * work.setup.world, logs=None)
 
 

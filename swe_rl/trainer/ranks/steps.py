@@ -1,7 +1,7 @@
-"""Ranks on several nodes of one SLURM job: processes of this host, and steps of the job on the others.
+"""Runs ranks on several nodes of one SLURM job: processes of this host, and steps of the job elsewhere.
 
 Invariants:
-- The same requests and the same ranks' code as on one host; only the way to the other nodes differs.
+- The requests and the ranks' code are those of one host; only the way to the other nodes differs.
 - A rank is on the node, and has the GPU, that the layout gives it.
 - What a rank on another node prints is in its log on this side, as SLURM brings it here.
 """
@@ -19,31 +19,33 @@ from pathlib import Path
 from typing import IO, Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.hardware.slurm.nodes import step, step_environment
+from swe_rl.hardware.slurm.nodes import step_command, step_environment
 from swe_rl.host.addresses import address_of, held_port, port_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
 from swe_rl.trainer.ranks.rank import RankSetup
-from swe_rl.trainer.ranks.step import KEY, Work
+from swe_rl.trainer.ranks.step import KEY, RankWork
 
-_START_S = 300.0  # from the first step's start until all have come: Python from a shared disk is slow
+# All steps have this long to come, from the first step's start on: Python from a shared disk is slow.
+_START_S = 300.0
 _LOOK_S = 0.5
-_LEAVE_S = 15.0  # that SLURM takes to end a step whose input has ended
+# SLURM takes up to this long to end a step whose input has ended.
+_LEAVE_S = 15.0
 _HELLO_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankSite:
-    """`node`: by its name, None for this one. `gpu`: its number there, as the layout counts."""
+    """The place of a rank. `node` is a name, or None for this one; `gpu` is its number there, as the layout counts."""
 
     node: str | None
     gpu: int
 
 
 class RankSteps:
-    """Meets `Ranks`."""
+    """Ranks as processes of this host and as SLURM steps."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class RankSteps:
         mig: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`sites` by rank, the first one on this node; `here`: how the others reach this node."""
+        """Keeps the plan. `sites` is by rank, the first one on this node; `here` is how the others reach this node."""
         self._sites = tuple(sites)
         self._here = here
         self._environ = environ
@@ -65,10 +67,11 @@ class RankSteps:
         self._server: ForkServer | None = None
 
     def launch(self, setup: RankSetup) -> Iterator["RankProcess | RankStep"]:
-        """Raises TrainerError."""
+        """Starts the ranks. Raises TrainerError."""
         self._door = door = RankDoor()
         host = address_of(self._here)
-        self._port = held_port(host)  # rank 0 listens there after its imports, beside starting engines
+        # Rank 0 listens there after its imports, beside starting engines, so the port is held until then.
+        self._port = held_port(host)
         setup = replace(setup, address=f"{host}:{port_of(self._port)}")
         away: list[RankStep] = []
         for rank, site in enumerate(self._sites):
@@ -81,14 +84,15 @@ class RankSteps:
             yield away[-1]
         until = time.monotonic() + _START_S
         for link in away:
-            link.begin(door, Work(replace(setup, rank=link.rank), self._sites[link.rank].gpu, self._mig), until)
+            link.begin(door, RankWork(replace(setup, rank=link.rank), self._sites[link.rank].gpu, self._mig), until)
         self._say(
             "; ".join(f"rank {link.rank} on GPU {self._sites[link.rank].gpu} of node {link.node}" for link in away)
         )
 
     def wait(self, links: Sequence[RankLink], timeout_s: float) -> list[RankLink]:
         over: list[RankLink] = [link for link in links if isinstance(link, RankStep) and not link.is_alive()]
-        if over:  # a node that is lost closes no connection
+        # A node that is lost closes no connection.
+        if over:
             return over
         pipes: dict[Any, RankLink] = {link.pipe: link for link in links if isinstance(link, RankProcess | RankStep)}
         ready: list[Any] = wait(list(pipes), timeout=timeout_s)
@@ -106,13 +110,14 @@ class RankSteps:
 
     def _environment(self, door: RankDoor) -> dict[str, str]:
         environment = step_environment(self._environ)
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # SLURM says there which are the job's
+        # SLURM says there which GPUs are the job's.
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
         path = [str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
         return {**environment, "PYTHONPATH": os.pathsep.join(path), KEY: door.key.hex()}
 
 
 class RankStep:
-    """Meets `RankLink`. Without a connection until `begin` has returned."""
+    """One rank as a SLURM step. It is without a connection until `begin` has returned."""
 
     is_here = False
 
@@ -123,11 +128,12 @@ class RankStep:
         self.pipe: Connection | None = None
         self._process = process
         self._log = log
-        self._clock_s = 0.0  # added to the rank's clock, it is ours
+        # Added to the rank's clock, it gives ours.
+        self._clock_s = 0.0
 
     @classmethod
     def started(cls, setup: RankSetup, node: str, where: tuple[str, str], environment: Mapping[str, str]) -> "RankStep":
-        """Raises OSError."""
+        """Starts the step. Raises OSError."""
         program = (sys.executable, "-P", "-m", "swe_rl.trainer.ranks.step", *where, str(setup.rank))
         log = setup.log(setup.rank)
         output: IO[bytes] | None = None
@@ -136,20 +142,23 @@ class RankStep:
             output = log.open("ab")
         try:
             process = subprocess.Popen(
-                [*step(node, f"trainer{setup.rank}"), *program],
+                [*step_command(node, f"trainer{setup.rank}"), *program],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
-                start_new_session=True,  # Ctrl-C is the driver's to heed
+                # Ctrl-C is the driver's to heed.
+                start_new_session=True,
             )
         finally:
             if output is not None:
                 output.close()
         return cls(setup.rank, node, process, log)
 
-    def begin(self, door: RankDoor, work: Work, until: float) -> None:
-        """Returns once it has come and was told its work; `until`: monotonic seconds. Raises TrainerError."""
+    def begin(self, door: RankDoor, work: RankWork, until: float) -> None:
+        """Returns once the rank has come and was told its work. `until` is in monotonic seconds. Raises
+        TrainerError.
+        """
         while self.pipe is None:
             self.pipe = door.take(self.rank, _LOOK_S)
             if self.pipe is None and not self.is_alive():
@@ -185,9 +194,11 @@ class RankStep:
 
     def ended(self, when: str) -> RankEnd | None:
         end = RankEnd.of(self.rank, self, self.pipe, when, self._log)
-        return None if end is None else self._seen_from_here(end)
+        if end is None:
+            return None
+        return self._seen_from_here(end)
 
-    # As a process of multiprocessing's, for RankEnd.
+    # RankEnd asks these of a process of multiprocessing, so a step has them as well.
 
     def join(self, timeout: float) -> None:
         with suppress(subprocess.TimeoutExpired):
@@ -198,7 +209,7 @@ class RankStep:
         return self._status()
 
     def kill(self) -> None:
-        """The end of its input ends it, wherever it is."""
+        """Closes the rank's input, whose end ends it, wherever it is."""
         if self._process.stdin is not None:
             with suppress(OSError, ValueError):
                 self._process.stdin.close()
@@ -209,7 +220,8 @@ class RankStep:
         self.join(patience_s)
         self.kill()
         self.join(_LEAVE_S)
-        for last in (self._process.terminate, self._process.kill):  # srun ends its step by force, then goes itself
+        # srun ends its step by force, then goes itself.
+        for last in (self._process.terminate, self._process.kill):
             if self.is_alive():
                 last()
                 self.join(_LEAVE_S)
@@ -220,9 +232,11 @@ class RankStep:
         return self.pipe
 
     def _status(self) -> int | None:
-        """As of a process of this host: negative for a signal."""
+        """Returns the status as that of a process of this host: negative for a signal."""
         status = self._process.poll()
-        return 128 - status if status is not None and status > 128 else status
+        if status is not None and status > 128:
+            return 128 - status
+        return status
 
     def _seen_from_here(self, end: RankEnd) -> RankEnd:
         return replace(end, reason=f"{end.reason} (on node {self.node})", at_s=end.at_s + self._clock_s)

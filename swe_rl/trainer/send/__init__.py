@@ -1,1 +1,1 @@
-"""The ranks' end of a weight update."""
+"""The package is the ranks' end of a weight update."""

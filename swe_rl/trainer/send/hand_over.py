@@ -1,9 +1,10 @@
-"""The policy's weights on their way from the ranks to the engines: through a pipe to the driver, or into a folder.
+"""Brings the policy's weights from the ranks to the engines: through a pipe to the driver, or in a folder.
 
 Invariants:
 - Every rank takes part to the end, in the same order, because each tensor is put together by a collective.
-- In the type that the ranks compute in, which is the engines' as well: what they sample with is what is trained. Shards
-  are rounded to it before they travel, which halves the bytes. An adapter alone is small, and goes as it is.
+- Weights travel in the type that the ranks compute in, which is the engines' as well: what they sample with is what is
+  trained. Shards are rounded to it before they travel, which halves the bytes. An adapter alone is small, and goes as
+  it is.
 - Tied weights come once, under the name of the embedding; experts come one by one, under the hub's names.
 - No rank holds more than one bucket (pipe) or its own file's tensors (folder) beside its shards, on the host.
 """
@@ -18,18 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swe_rl.model.experts import hub_shapes, hub_tensors
+from swe_rl.model.experts import StoredLayout, expert_parts, hub_shapes, hub_tensors
 from swe_rl.trainer.checkpoint.tensor_file import INDEX_FILE, index_content, part_name, write_tensors
-from swe_rl.trainer.sharded.mesh import Mesh, whole
+from swe_rl.trainer.sharded.mesh import Mesh, gather_whole
 
 Named = tuple[str, Tensor]
 
+# A bucket of 64 MiB makes one message of many small tensors, and bounds what rank 0 holds in the host's memory.
 BUCKET_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Of a tensor whose bytes follow it."""
+    """The description of a tensor whose bytes follow it."""
 
     name: str
     dtype: str
@@ -37,23 +39,28 @@ class Header:
     size_bytes: int
 
 
-def gathered(weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16) -> Iterator[Named]:
-    """Name and whole tensor, on every rank's own device; `weights` is `Trainer.engine_weights()`."""
+def gather_tensors(
+    weights: Mapping[str, Tensor], dtype: torch.dtype = torch.bfloat16, layout: StoredLayout = expert_parts
+) -> Iterator[Named]:
+    """Yields name and whole tensor, on every rank's own device. `weights` is `Trainer.engine_weights()`."""
     for name, tensor in weights.items():
-        yield from hub_tensors(name, whole(tensor.detach().to(dtype)))
+        yield from hub_tensors(name, gather_whole(tensor.detach().to(dtype)), layout)
 
 
-class Stream(Iterator[Named]):
-    """Whole tensors as they are put together, some of them under a second name as well; keeps the time it takes."""
+class TensorStream(Iterator[Named]):
+    """Yields whole tensors as they are put together, some under a second name as well; keeps the time it takes."""
 
     def __init__(self, tensors: Iterator[Named], second: Mapping[str, str]) -> None:
-        self._tensors, self._second = tensors, second
+        self._tensors = tensors
+        self._second = second
         self._again: Named | None = None
-        self.gather_s, self.bytes = 0.0, 0
+        self.gather_s = 0.0
+        self.bytes = 0
 
     def __next__(self) -> Named:
         if self._again is not None:
-            named, self._again = self._again, None
+            named = self._again
+            self._again = None
             return named
         began_s = time.perf_counter()
         try:
@@ -67,36 +74,45 @@ class Stream(Iterator[Named]):
 
 
 def exchange_type(mesh: Mesh) -> torch.dtype:
-    return torch.bfloat16 if mesh.device.type == "cuda" else torch.float32
+    if mesh.device.type == "cuda":
+        return torch.bfloat16
+    return torch.float32
 
 
-def send_weights(weights: Mapping[str, Tensor], mesh: Mesh, pipe: Any, dtype: torch.dtype | None = None) -> None:
-    """Rank 0 sends ("bucket", headers) and then the bytes of each tensor, until all are through."""
+def send_weights(
+    weights: Mapping[str, Tensor],
+    mesh: Mesh,
+    pipe: Any,
+    dtype: torch.dtype | None = None,
+    layout: StoredLayout = expert_parts,
+) -> None:
+    """Sends ("bucket", headers) from rank 0, and then the bytes of each tensor, until all are through."""
     bucket: list[tuple[Header, Tensor]] = []
     filled = 0
-    for name, tensor in gathered(weights, dtype or exchange_type(mesh)):
+    for name, tensor in gather_tensors(weights, dtype or exchange_type(mesh), layout):
         if mesh.rank != 0:
             continue
         there = tensor.cpu().contiguous()
         size = there.numel() * there.element_size()
         if bucket and filled + size > BUCKET_BYTES:
-            _send(bucket, pipe)
-            bucket, filled = [], 0
+            _send_bucket(bucket, pipe)
+            bucket = []
+            filled = 0
         bucket.append((Header(name, str(there.dtype).removeprefix("torch."), tuple(there.shape), size), there))
         filled += size
     if bucket:
-        _send(bucket, pipe)
+        _send_bucket(bucket, pipe)
 
 
-def _send(bucket: list[tuple[Header, Tensor]], pipe: Any) -> None:
+def _send_bucket(bucket: list[tuple[Header, Tensor]], pipe: Any) -> None:
     pipe.send(("bucket", [header for header, _ in bucket]))
     for header, tensor in bucket:
         if header.size_bytes:
             pipe.send_bytes(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def received(headers: list[Header], pipe: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one bucket, on the driver's side."""
+def receive_bucket(headers: list[Header], pipe: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of one bucket, on the driver's side."""
     for header in headers:
         content = bytearray(header.size_bytes)
         if header.size_bytes:
@@ -107,18 +123,29 @@ def received(headers: list[Header], pipe: Any) -> Iterator[tuple[str, Tensor]]:
         yield header.name, flat.reshape(header.shape)
 
 
-def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice: Mapping[str, str]) -> None:
-    """A safetensors file a rank, and their index: as transformers and vLLM read it. Raises OSError.
+def write_weights(
+    weights: Mapping[str, Tensor],
+    mesh: Mesh,
+    folder: Path,
+    twice: Mapping[str, str],
+    layout: StoredLayout = expert_parts,
+) -> None:
+    """Writes a safetensors file a rank, and their index: as transformers and vLLM read it. Raises OSError.
 
-    `twice`: second names of some tensors, with the name that they are written under as well.
+    `twice` has second names of some tensors, with the name that they are written under as well.
     """
-    sizes = {name: prod(shape) for share, tensor in weights.items() for name, shape in hub_shapes(share, tensor.shape)}
-    ranks = _spread(sizes, mesh.world)
+    sizes = {
+        name: prod(shape)
+        for share, tensor in weights.items()
+        for name, shape in hub_shapes(share, tensor.shape, layout)
+    }
+    ranks = _assign_ranks(sizes, mesh.world)
     doubled = {first: second for second, first in twice.items() if first in sizes}
     share: dict[str, Tensor] = {}
-    for name, tensor in gathered(weights, exchange_type(mesh)):
+    for name, tensor in gather_tensors(weights, exchange_type(mesh), layout):
         if ranks[name] == mesh.rank:
-            share[name] = tensor.to("cpu", copy=True).contiguous()  # a view would keep the experts of other ranks
+            # A view would keep the experts of other ranks in memory.
+            share[name] = tensor.to("cpu", copy=True).contiguous()
             if name in doubled:
                 share[doubled[name]] = share[name]
     if share:
@@ -130,8 +157,8 @@ def write_weights(weights: Mapping[str, Tensor], mesh: Mesh, folder: Path, twice
         (folder / INDEX_FILE).write_bytes(index_content(files, total * exchange_type(mesh).itemsize))
 
 
-def _spread(sizes: Mapping[str, int], world: int) -> dict[str, int]:
-    """A rank for each tensor, so that all write about as much: the largest first, each to whoever has least."""
+def _assign_ranks(sizes: Mapping[str, int], world: int) -> dict[str, int]:
+    """Returns a rank for each tensor, so that all write about as much: the largest first, each to whoever has least."""
     filled = [0] * world
     ranks = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -1,4 +1,4 @@
-"""The trainer's end of a weight transfer: rank 0 sends tensor after tensor, or each rank fills shared memory.
+"""The module is the trainer's end of a weight transfer: rank 0 sends tensors, or each rank fills shared memory.
 
 Invariants:
 - Every rank takes part in putting the tensors together, also when sending them fails: none is left in a collective.
@@ -6,8 +6,8 @@ Invariants:
 - Over NCCL it is vLLM's own protocol (`vllm.distributed.weight_transfer`); a send that does not end in time ends the
   rank, because nothing else takes a rank out of a collective that others have left.
 - A wire that failed is closed; the next one is opened anew, with whoever is there then.
-- Every rank takes part in putting a bucket together, and is done with it when `stage` returns: between two buckets
-  none of them is in a collective.
+- Every rank takes part in putting a bucket together, and is done with it when `stage` returns: between two buckets none
+  of them is in a collective.
 - A rank holds two buffers, one whole tensor and its shards at most.
 """
 
@@ -30,17 +30,18 @@ from swe_rl.engine.transfer.protocol import (
     NCCL_BUFFERS,
     Announced,
     Bucket,
-    Sent,
+    SentWeights,
     Staging,
     buckets_of,
     buffer_bytes,
 )
 from swe_rl.host.addresses import LOOPBACK, free_port, own_address
-from swe_rl.model.experts import hub_shapes
+from swe_rl.model.experts import StoredLayout, expert_parts, hub_shapes
 from swe_rl.plan.weight_sync import NCCL
 from swe_rl.trainer.protocol import TrainerError
-from swe_rl.trainer.send.hand_over import Named, Stream, gathered
+from swe_rl.trainer.send.hand_over import Named, TensorStream, gather_tensors
 
+# A transfer of the largest models takes a few seconds a GPU; an engine that takes nothing for two minutes hangs.
 TIMEOUT_S = 120.0
 
 
@@ -52,20 +53,27 @@ class Wire(Protocol):
 
 
 class WireEnd:
-    """One rank's end; only rank 0 has a wire."""
+    """The end of one rank. Only rank 0 has a wire."""
 
-    def __init__(self, rank: int, dtype: torch.dtype, timeout_s: float = TIMEOUT_S) -> None:
-        """`dtype`: in which weights travel."""
-        self._rank, self._dtype, self._timeout_s = rank, dtype, timeout_s
+    def __init__(
+        self, rank: int, dtype: torch.dtype, timeout_s: float = TIMEOUT_S, layout: StoredLayout = expert_parts
+    ) -> None:
+        """Keeps the rank. Weights travel in `dtype`, under the names that `layout` gives them."""
+        self._rank = rank
+        self._dtype = dtype
+        self._layout = layout
+        self._timeout_s = timeout_s
         self._wire: Wire | None = None
 
     def address(self, loopback: bool) -> tuple[str, int]:
-        """Where others find rank 0, and a port that is free there. `loopback`: all of them are on this host."""
+        """Returns where others find rank 0, and a port that is free there. With `loopback` all of them are on this
+        host.
+        """
         host = LOOPBACK if loopback else own_address()
         return host, free_port(host)
 
     def open(self, kind: str, host: str, port: int, world: int) -> str | None:
-        """Returns once all `world` are there; or what went wrong."""
+        """Returns None once all `world` are there, or what went wrong."""
         self.close()
         if self._rank != 0:
             return None
@@ -76,12 +84,15 @@ class WireEnd:
         return None
 
     def announce(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> list[Announced]:
-        return announced(weights, twice, self._dtype)
+        return announce_tensors(weights, twice, self._dtype, self._layout)
 
-    def send(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Sent:
-        """On every rank at the same time."""
-        stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
-        started_s, problem = time.perf_counter(), None
+    def send(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> SentWeights:
+        """Sends the weights. It is called on every rank at the same time."""
+        stream = TensorStream(
+            gather_tensors(weights, self._dtype, self._layout), {first: name for name, first in twice.items()}
+        )
+        started_s = time.perf_counter()
+        problem = None
         try:
             if self._wire is not None:
                 self._wire.broadcast(stream)
@@ -90,47 +101,55 @@ class WireEnd:
         except RuntimeError as error:
             problem = f"{type(error).__name__}: {error}"
             self.close()
-        for _ in stream:  # nothing is left of it where it was sent
+        # The other ranks, and rank 0 after a failure, still take part in the collectives that put the tensors together.
+        # Where all were sent, nothing is left of the stream.
+        for _ in stream:
             pass
         wall_s = time.perf_counter() - started_s
-        return Sent(stream.gather_s, wall_s - stream.gather_s, stream.bytes, problem)
+        return SentWeights(stream.gather_s, wall_s - stream.gather_s, stream.bytes, problem)
 
     def close(self) -> None:
-        wire, self._wire = self._wire, None
+        wire = self._wire
+        self._wire = None
         if wire is not None:
             wire.close()
 
 
-def announced(weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: torch.dtype) -> list[Announced]:
-    """`twice`: second names of some tensors, with their first ones: they are sent once more under those."""
+def announce_tensors(
+    weights: Mapping[str, Tensor], twice: Mapping[str, str], dtype: torch.dtype, layout: StoredLayout = expert_parts
+) -> list[Announced]:
+    """Returns the tensors that will be sent. `twice` has second names, with the first ones: both are sent."""
     second = {first: name for name, first in twice.items()}
     tensors = []
     for weight, tensor in weights.items():
-        for name, shape in hub_shapes(weight, tensor.shape):
+        for name, shape in hub_shapes(weight, tensor.shape, layout):
             for each in (name, second[name]) if name in second else (name,):
                 tensors.append(Announced(each, str(dtype).removeprefix("torch."), shape))
     return tensors
 
 
 class GlooWire:
-    """Between processes without GPUs, with `engine/transfer/vllm_worker` at the other end."""
+    """Sends between processes without GPUs, with `engine/transfer/vllm_worker` at the other end."""
 
     def __init__(self, host: str, port: int, world: int, timeout_s: float) -> None:
         from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
         limit = timedelta(seconds=timeout_s)
         if host == LOOPBACK and sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host without a network may not know its own name
+            # A host without a network may not know its own name.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._store: Any = TCPStore(host, port, world, True, limit, wait_for_workers=False)
         self._group: Any = ProcessGroupGloo(PrefixStore("weights", self._store), 0, world, limit)
         self._world = world
 
     def broadcast(self, tensors: Iterator[Named]) -> None:
-        """Each tensor to one receiver after another. One whose connection closed gets no more, and the others get all.
+        """Sends each tensor to one receiver after another. One whose connection closed gets no more, the others get
+        all.
 
         One that is there and takes nothing holds up all of them until the timeout, which closes every connection.
         """
-        there, first = list(range(1, self._world)), None
+        there = list(range(1, self._world))
+        first = None
         for _, tensor in tensors:
             weight = tensor.cpu().contiguous()
             for rank in tuple(there):
@@ -139,7 +158,8 @@ class GlooWire:
                 except RuntimeError as error:
                     print(f"receiver {rank} gets no more weights: {error}", file=sys.stderr, flush=True)
                     there.remove(rank)
-                    first = first or error  # what the others meet after a timeout says less
+                    # What the others meet after a timeout says less than the first error.
+                    first = first or error
                     if not there:
                         raise first from None
 
@@ -148,7 +168,7 @@ class GlooWire:
 
 
 class NcclWire:
-    """Between GPUs. vLLM must be installed where the trainer runs."""
+    """Sends between GPUs. vLLM must be installed where the trainer runs."""
 
     def __init__(self, host: str, port: int, world: int, timeout_s: float) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
@@ -159,6 +179,7 @@ class NcclWire:
     def broadcast(self, tensors: Iterator[Named]) -> None:
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
+        # Nothing else takes this rank out of a collective that the engines have left, so a timer ends the process.
         watch = threading.Timer(self._timeout_s, _give_up, (self._timeout_s,))
         watch.daemon = True
         watch.start()
@@ -176,14 +197,16 @@ class NcclWire:
             watch.cancel()
 
     def close(self) -> None:
-        group, self._group = self._group, None
-        destroy = getattr(group, "destroy", None)  # since vLLM 0.28
+        group = self._group
+        self._group = None
+        # vLLM has this method since 0.28.
+        destroy = getattr(group, "destroy", None)
         if destroy is not None:
             destroy()
 
 
 def on_device(tensors: Iterator[Named], device: torch.device) -> Iterator[Named]:
-    """NCCL takes a GPU's memory only, and with trainer.offload_optimizer the weights are in the host's."""
+    """Yields the tensors on a GPU: NCCL takes a GPU's memory only, but offloaded weights are in the host's."""
     for name, tensor in tensors:
         yield name, tensor.to(device)
 
@@ -195,21 +218,34 @@ def _give_up(timeout_s: float) -> None:
 
 
 class StagingEnd:
-    def __init__(self, dtype: torch.dtype, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """`dtype`: in which weights travel."""
-        self._dtype, self._device, self._bucket_bytes = dtype, device, bucket_bytes
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        bucket_bytes: int = BUCKET_BYTES,
+        layout: StoredLayout = expert_parts,
+    ) -> None:
+        """Keeps the device. Weights travel in `dtype`, under the names that `layout` gives them."""
+        self._dtype = dtype
+        self._layout = layout
+        self._device = device
+        self._bucket_bytes = bucket_bytes
         self._buckets: tuple[Bucket, ...] = ()
         self._shared: list[tuple[Tensor, Handle]] = []
-        self._stream: Stream | None = None
+        self._stream: TensorStream | None = None
 
     def open(self, weights: Mapping[str, Tensor], twice: Mapping[str, str]) -> Staging:
-        """Of this rank's GPU, by its `ipc_handle.device_key`. No collective but what reading `weights` is.
+        """Opens the buffers of this rank's GPU, by its `ipc_handle.device_key`.
 
-        A rank that has no memory says so, and no other waits for it.
+        There is no collective but what reading `weights` is: a rank that has no memory says so, and no other waits for
+        it.
         """
         self.close()
-        self._buckets = buckets_of(announced(weights, twice, self._dtype), self._dtype.itemsize, self._bucket_bytes)
-        self._stream = Stream(gathered(weights, self._dtype), {first: name for name, first in twice.items()})
+        tensors = announce_tensors(weights, twice, self._dtype, self._layout)
+        self._buckets = buckets_of(tensors, self._dtype.itemsize, self._bucket_bytes)
+        self._stream = TensorStream(
+            gather_tensors(weights, self._dtype, self._layout), {first: name for name, first in twice.items()}
+        )
         key = device_key(self._device)
         try:
             for size in buffer_bytes(self._buckets):
@@ -219,11 +255,16 @@ class StagingEnd:
             return Staging(handles={key: ()}, problem=f"{type(error).__name__}: {error}")
         return Staging(self._buckets, {key: tuple(handle for _, handle in self._shared)})
 
-    def stage(self, number: int) -> Sent:
-        """On every rank at the same time, number after number. Raises TrainerError, RuntimeError."""
+    def stage(self, number: int) -> SentWeights:
+        """Fills the buffer of one bucket. It is called on every rank at the same time, number after number.
+
+        Raises TrainerError, RuntimeError.
+        """
         if self._stream is None:
             raise TrainerError(f"Bucket {number} of the weights was asked for, and there are no buffers for it.")
-        began_s, gathered_s, bytes_before = time.perf_counter(), self._stream.gather_s, self._stream.bytes
+        began_s = time.perf_counter()
+        gathered_s = self._stream.gather_s
+        bytes_before = self._stream.bytes
         buffer, _ = self._shared[number % BUFFERS]
         for place in self._buckets[number]:
             name, tensor = next(self._stream)
@@ -232,17 +273,21 @@ class StagingEnd:
             room = buffer[place.offset : place.offset + place.size_bytes]
             room.view(self._dtype).view(place.tensor.shape).copy_(tensor)
         if self._device.type == "cuda":
+            # The copies only run on the GPU's queue so far, and the engines read the buffer as soon as this returns.
             torch.cuda.synchronize(self._device)
         gather_s = self._stream.gather_s - gathered_s
         wall_s = time.perf_counter() - began_s
-        return Sent(gather_s, wall_s - gather_s, self._stream.bytes - bytes_before)
+        return SentWeights(gather_s, wall_s - gather_s, self._stream.bytes - bytes_before)
 
     def close(self) -> None:
-        """May be called at any time; nobody may have a buffer open."""
-        self._stream, self._buckets = None, ()
-        shared, self._shared = self._shared, []
+        """Frees the buffers. It may be called at any time; nobody may have a buffer open."""
+        self._stream = None
+        self._buckets = ()
+        shared = self._shared
+        self._shared = []
         for _, handle in shared:
             forget_shared(handle)
         shared.clear()
         if self._device.type == "cuda":
-            torch.cuda.ipc_collect()  # else a file of torch's stays in /dev/shm when the rank ends
+            # Without this a file of torch's stays in /dev/shm when the rank ends.
+            torch.cuda.ipc_collect()

@@ -1,1 +1,1 @@
-"""The model spread over ranks: meshes, packed rows, attention, and the proof that it computes right."""
+"""Spreads the model over ranks: meshes, packed rows, attention, and the proof that it computes right."""

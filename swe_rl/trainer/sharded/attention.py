@@ -1,9 +1,9 @@
-"""Causal attention inside the rows of a packed sequence.
+"""Computes causal attention inside the rows of a packed sequence.
 
 Invariants:
 - A kernel never looks from one row into another, and grouped key-value heads are understood as transformers orders
   them: query head h uses key-value head h // (heads / kv_heads).
-- Shapes: query [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; result as the query.
+- Shapes are query [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; the result is as the query.
 - A kernel is checked against float32 mathematics before the first step, in result and gradients. A kernel that is
   missing here, raises, or is off by more than `TOLERANCE` is not used; all ranks of a run use the same.
 - There is no contest: which kernel is faster depends on the rows' length alone (docs/benchmarks/training.md).
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from swe_rl.host.lines import lines_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.packing import Segments
 
@@ -27,16 +28,23 @@ if TYPE_CHECKING:
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Segments, float], Tensor]
 
-TOLERANCE = 0.02  # of the largest value: bfloat16 keeps eight bits
-LONG_ROW_TOKENS = 2048  # on average: from here on, torch's own attention of a row beats one call for all rows
-_CHECKED = (160, 33, 327)  # rows of the check: uneven, across block borders
+# A kernel may be off by this share of the largest value: bfloat16 keeps eight bits.
+TOLERANCE = 0.02
+# From this average length on, torch's own attention of a row beats one call for all rows.
+LONG_ROW_TOKENS = 2048
+# The rows of the check are uneven and cross the borders of kernels' blocks.
+_CHECKED = (160, 33, 327)
 
 
 def by_row(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """scaled_dot_product_attention, a row at a time. torch chooses the kernel: on Hopper cuDNN's, the fastest there."""
+    """Calls scaled_dot_product_attention, a row at a time. torch chooses the kernel: on Hopper cuDNN's, the fastest
+    there.
+    """
     groups = query.shape[1] // keys.shape[1]
-    if query.device.type == "cpu" and groups > 1:  # there, only equal numbers of heads take the fused kernel
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    # On a CPU only equal numbers of heads take the fused kernel.
+    if query.device.type == "cpu" and groups > 1:
+        keys = keys.repeat_interleave(groups, 1)
+        values = values.repeat_interleave(groups, 1)
     parts = zip(
         *(x.transpose(0, 1).unsqueeze(0).split(segments.lengths, 2) for x in (query, keys, values)), strict=True
     )
@@ -49,55 +57,61 @@ def by_row(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scal
     return joined[0].transpose(0, 1)
 
 
-def varlen(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """torch.nn.attention.varlen: all rows in one FlashAttention call."""
+def varlen_attention(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
+    """Calls torch.nn.attention.varlen: all rows in one FlashAttention call."""
     from torch.nn.attention.varlen import varlen_attn
 
     # The options differ from 2.11 to 2.13; a kernel that needed one which is missing fails the check below.
     known = inspect.signature(varlen_attn).parameters
     wanted: dict[str, Any] = {"window_size": (-1, 0), "enable_gqa": True, "scale": scale}
     options = {name: value for name, value in wanted.items() if name in known}
-    starts, longest = segments.starts, segments.longest
+    starts = segments.starts
+    longest = segments.longest
     out = varlen_attn(
         query.contiguous(), keys.contiguous(), values.contiguous(), starts, starts, longest, longest, **options
     )
-    assert isinstance(out, Tensor)  # a pair only where auxiliary results are asked for
+    # A pair comes only where auxiliary results are asked for.
+    assert isinstance(out, Tensor)
     return out
 
 
 def flash_attn(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """The flash-attn package, where it is installed."""
+    """Calls the flash-attn package, where it is installed."""
     attend = _flash_attn_package()
-    starts, longest = segments.starts, segments.longest
+    starts = segments.starts
+    longest = segments.longest
     out: Any = attend(query, keys, values, starts, starts, longest, longest, softmax_scale=scale, causal=True)
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
 
 
-KERNELS: dict[str, Kernel] = {"by_row": by_row, "varlen": varlen, "flash_attn": flash_attn}
+KERNELS: dict[str, Kernel] = {"by_row": by_row, "varlen": varlen_attention, "flash_attn": flash_attn}
 
 
 def by_length(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
-    """`by_row` for long rows, `varlen` for short ones: 512 tokens a row take it 0.3 to 0.65 of the other's time."""
+    """Calls `by_row` for long rows, `varlen_attention` for short ones: 512 tokens a row take it 0.3 to 0.65 of the
+    other's time.
+    """
     long = segments.total >= LONG_ROW_TOKENS * len(segments.lengths)
-    return (by_row if long else varlen)(query, keys, values, segments, scale)
+    return (by_row if long else varlen_attention)(query, keys, values, segments, scale)
 
 
-def choose(mesh: "Mesh", shape: tuple[int, int, int], dtype: torch.dtype, name: str = "auto") -> Kernel:
-    """The kernel that `trainer.attention` names, for heads, kv_heads and head_dim of one rank.
+def choose_kernel(mesh: "Mesh", shape: tuple[int, int, int], dtype: torch.dtype, name: str = "auto") -> Kernel:
+    """Returns the kernel that `trainer.attention` names, for heads, kv_heads and head_dim of one rank.
 
-    Raises TrainerError where it is missing or wrong here. `auto` is `by_row` on a CPU and where `varlen` is out.
+    Raises TrainerError where it is missing or wrong here. `auto` is `by_row` on a CPU and where `varlen_attention` is
+    out.
     """
     if name == "auto" and mesh.device.type == "cpu":
         return by_row
     if name == "auto":
-        kernel: Kernel = by_row if _problem(mesh, "varlen", shape, dtype) else by_length
+        kernel: Kernel = by_row if _kernel_problem(mesh, "varlen", shape, dtype) else by_length
         name = "by_row"
     elif name in KERNELS:
         kernel = KERNELS[name]
     else:
         raise TrainerError(f"trainer.attention={name}: there is no such kernel; there are auto, {', '.join(KERNELS)}.")
-    if problem := _problem(mesh, name, shape, dtype):
+    if problem := _kernel_problem(mesh, name, shape, dtype):
         heads, kv_heads, head_dim = shape
         raise TrainerError(
             f"The attention kernel {name} does not compute {heads} heads ({kv_heads} for keys) of {head_dim} in "
@@ -106,37 +120,45 @@ def choose(mesh: "Mesh", shape: tuple[int, int, int], dtype: torch.dtype, name: 
     return kernel
 
 
-def _problem(mesh: "Mesh", name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str | None:
-    """Why this kernel is out on this rank or on another."""
+def _kernel_problem(mesh: "Mesh", name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> str | None:
+    """Returns why this kernel is out on this rank or on another, or None."""
     try:
-        problem = _difference(KERNELS[name], shape, dtype, mesh.device)
-    except Exception as error:  # torch raises whatever its back ends raise: not installed, not supported, out of memory
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+        problem = _kernel_difference(KERNELS[name], shape, dtype, mesh.device)
+    # torch raises whatever its back ends raise: not installed, not supported, out of memory.
+    except Exception as error:
+        reason = lines_of(str(error).strip(), ends=False) or [type(error).__name__]
         problem = reason[0][:200]
+    # All ranks have to come to the same verdict, as a run whose ranks use two kernels would mix their rounding.
     somewhere = float(mesh.maximum(torch.tensor([float(problem is not None)], device=mesh.device)))
     return problem or ("it is out on another rank" if somewhere else None)
 
 
-def _difference(kernel: Kernel, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> str | None:
-    segments, inputs = _inputs(shape, dtype, device)
-    got = _run(kernel, inputs, segments)
+def _kernel_difference(
+    kernel: Kernel, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    segments, inputs = _random_inputs(shape, dtype, device)
+    got = _run_kernel(kernel, inputs, segments)
     cpu = Segments(segments.lengths, segments.starts.cpu())
-    expected = _run(by_row, [x.detach().float().cpu().requires_grad_() for x in inputs], cpu)
+    expected = _run_kernel(by_row, [x.detach().float().cpu().requires_grad_() for x in inputs], cpu)
     for what, mine, reference in zip(("result", "d query", "d keys", "d values"), got, expected, strict=True):
         error = float((mine.float().cpu() - reference).abs().max() / reference.abs().max())
-        if not error < TOLERANCE:  # also catches NaN
+        # The negation also catches NaN.
+        if not error < TOLERANCE:
             return f"its {what} is off by {error:.3g} of the largest value"
     return None
 
 
-def _run(kernel: Kernel, inputs: Sequence[Tensor], segments: Segments) -> list[Tensor]:
+def _run_kernel(kernel: Kernel, inputs: Sequence[Tensor], segments: Segments) -> list[Tensor]:
     query, keys, values = inputs
     out = kernel(query, keys, values, segments, query.shape[-1] ** -0.5)
+    # The weights differ by place, so that a kernel that permutes its results gives other gradients.
     weights = torch.linspace(-1.0, 1.0, out.numel(), device=out.device).view_as(out).to(out.dtype)
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), list(inputs))]
 
 
-def _inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> tuple[Segments, list[Tensor]]:
+def _random_inputs(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Segments, list[Tensor]]:
     heads, kv_heads, head_dim = shape
     generator = torch.Generator(device).manual_seed(0)
     segments = Segments(_CHECKED, torch.tensor([0, *_CHECKED]).cumsum(0).to(device=device, dtype=torch.int32))
@@ -149,7 +171,7 @@ def _inputs(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
 
 
 def without_cudnn(device: torch.device) -> bool:
-    """From now on torch's own attention of this process runs without cuDNN's kernels. False: it already did.
+    """Switches cuDNN's kernels off for torch's own attention in this process. Returns False if they already were.
 
     Their backward pass has given gradients that are not finite from finite inputs (pytorch/pytorch issue 196678,
     huggingface/trl issue 7181), and never always: for some lengths, at some values. They are the fastest on Hopper, so
@@ -171,7 +193,7 @@ def again_without_cudnn(device: torch.device, passes: Callable[[], object]) -> b
 
 @lru_cache(maxsize=1)
 def attention_operators() -> list[Any]:
-    """torch's operators behind the kernels, as far as this version has them."""
+    """Returns torch's operators behind the kernels, as far as this version has them."""
     names = (
         ("aten", "_flash_attention_forward"),
         ("aten", "_cudnn_attention_forward"),

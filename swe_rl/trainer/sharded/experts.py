@@ -1,6 +1,8 @@
-"""The experts of a mixture on many ranks: tokens go to the rank that has their expert, and come back.
+"""Computes a mixture's experts on many ranks: tokens go to the rank that has their expert, and come back.
 
-Source: GShard, arXiv:2006.16668, section 3.3; products of all experts at once as in MegaBlocks, arXiv:2211.15841.
+The source is GShard, arXiv:2006.16668, section 3.3; products of all experts at once are as in MegaBlocks,
+arXiv:2211.15841.
+
 Invariants:
 - With `ep` ranks in a group, rank i of it has the i-th of `ep` equal parts of each layer's experts. Ranks of a replica
   that have the same experts share them out in rows, as FSDP2 does; everything else is shared out over all its ranks.
@@ -28,9 +30,9 @@ NAME = "swe_rl_experts"
 def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh, *, compiled: bool = False) -> list[Any]:
     """Makes a transformers model compute its experts here, and leaves this rank its own of them, in place.
 
-    `compiled`: torch compiles what is computed element by element, each in one kernel.
-    Returns the layers' experts where they are spread over more than one rank: each is to be sharded over
-    `mesh.expert_shards`. A model without experts stays as it is. Raises MeshError.
+    With `compiled` torch compiles what is computed element by element, each in one kernel. Returns the layers' experts
+    where they are spread over more than one rank: each is to be sharded over `mesh.expert_shards`. A model without
+    experts stays as it is. Raises MeshError.
     """
     layers: list[Any] = [module.experts for module in causal_lm.modules() if hasattr(module, "experts")]
     if not layers:
@@ -41,18 +43,23 @@ def use_sharded_experts(causal_lm: nn.Module, mesh: Mesh, *, compiled: bool = Fa
     gated, summed = _by_element(layers[0].act_fn, compiled)
     for experts in layers:
         experts.config._experts_implementation = NAME
-        experts.gated, experts.summed = gated, summed
-        experts.expert_group, experts.expert_ranks = mesh.ep_group, mesh.ep
+        experts.gated = gated
+        experts.summed = summed
+        experts.expert_group = mesh.ep_group
+        experts.expert_ranks = mesh.ep
         if mesh.ep > 1:
             _keep_own(experts, mesh)
-    return layers if mesh.ep > 1 else []
+    if mesh.ep > 1:
+        return layers
+    return []
 
 
 def _by_element(activation: Callable[[Tensor], Tensor], compiled: bool) -> list[Callable[..., Tensor]]:
-    """[rows, 2 * width] and [rows] -> [rows, width]: the activated gate times the other half, times what a row counts;
-    and [rows, hidden] and [tokens, active] -> [tokens, hidden]: the sum of a token's rows, added in float32.
+    """Returns the two functions that work element by element.
 
-    The same two for all layers, so that each is compiled once.
+    The first maps [rows, 2 * width] and [rows] to [rows, width]: the activated gate times the other half, times what a
+    row counts. The second maps [rows, hidden] and [tokens, active] to [tokens, hidden]: the sum of a token's rows,
+    added in float32. All layers have the same two, so that each is compiled once.
     """
 
     def gated(gate_up: Tensor, counts: Tensor) -> Tensor:
@@ -63,16 +70,22 @@ def _by_element(activation: Callable[[Tensor], Tensor], compiled: bool) -> list[
         if not compiled:
             return rows[places].sum(dim=1)
         total = rows[places[:, 0]].float()
-        for copy in range(1, places.shape[1]):  # compiled, `sum` takes four times as long
+        # Compiled, `sum` takes four times as long.
+        for copy in range(1, places.shape[1]):
             total = total + rows[places[:, copy]]
         return total.to(rows.dtype)
 
     functions: list[Callable[..., Tensor]] = [gated, summed]
-    return [_compiled(function) for function in functions] if compiled else functions
+    if compiled:
+        return [_compile_by_width(function) for function in functions]
+    return functions
 
 
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For any number of rows, but only one width: for any width, its kernels take 2.7 times as long on an H200."""
+def _compile_by_width(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compiles a function for any number of rows, but only one width.
+
+    Kernels for any width take 2.7 times as long on an H200.
+    """
     kernels = torch.compile(function, dynamic=False)
 
     def call(*tensors: Tensor) -> Tensor:
@@ -99,59 +112,71 @@ def _keep_own(experts: Any, mesh: Mesh) -> None:
 
 
 def _experts_forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """transformers' interface of experts: [tokens, hidden] and [tokens, active] twice -> [tokens, hidden].
+    """Computes experts by transformers' interface: [tokens, hidden] and [tokens, active] twice -> [tokens, hidden].
 
     `chosen` are numbers of experts, `weights` what each counts.
     """
     active = chosen.shape[1]
-    by_expert, order = chosen.flatten().to(torch.int16).sort(stable=True)  # the smaller the type, the faster
-    back = _inverse(order)
-    ends = _ends(by_expert, experts.num_experts)
+    # The smaller the type, the faster is the sort.
+    by_expert, order = chosen.flatten().to(torch.int16).sort(stable=True)
+    back = _inverse_order(order)
+    ends = _expert_ends(by_expert, experts.num_experts)
     sent: Tensor = _Spread.apply(hidden, order, back, active, experts.summed)  # type: ignore[no-untyped-call]
     counts: Tensor = _Reordered.apply(weights.flatten(), order, back)  # type: ignore[no-untyped-call]
-    rows = _there(experts, sent, counts, ends) if experts.expert_ranks > 1 else _mlps(experts, sent, counts, ends)
+    rows = (
+        _compute_remotely(experts, sent, counts, ends)
+        if experts.expert_ranks > 1
+        else _apply_experts(experts, sent, counts, ends)
+    )
     result: Tensor = _Gathered.apply(rows, order, back, active, experts.summed)  # type: ignore[no-untyped-call]
     return result
 
 
-def _there(experts: Any, sent: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
-    """As `_mlps`, on the ranks that have the experts: `sent` is ordered by expert, of all experts."""
-    group, ranks = experts.expert_group, experts.expert_ranks
+def _compute_remotely(experts: Any, sent: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
+    """Computes what `_apply_experts` does, on the ranks that have the experts. `sent` is ordered by expert, of all
+    experts.
+    """
+    group = experts.expert_group
+    ranks = experts.expert_ranks
     share = experts.num_experts // ranks
     ours = ends.diff(prepend=ends.new_zeros(1)).long()
-    theirs = torch.empty_like(ours)  # [ranks * share]: tokens of each rank for each expert of this one
+    # [ranks * share]: the tokens of each rank for each expert of this one.
+    theirs = torch.empty_like(ours)
     dist.all_to_all_single(theirs, ours, group=group)
+    # One copy to the host brings both lists of sizes; each such copy waits for the GPU.
     sums = torch.stack([ours.view(ranks, share).sum(1), theirs.view(ranks, share).sum(1)]).tolist()
     to_them, from_them = sums
     numbers = torch.arange(share, device=sent.device, dtype=torch.int16).repeat(ranks)
     by_expert, order = numbers.repeat_interleave(theirs, output_size=sum(from_them)).sort(stable=True)
-    back = _inverse(order)
+    back = _inverse_order(order)
 
     def ordered(values: Tensor) -> Tensor:
-        arrived = _Exchange.apply(values, group, to_them, from_them)  # type: ignore[no-untyped-call]
+        arrived = _ExchangeRows.apply(values, group, to_them, from_them)  # type: ignore[no-untyped-call]
         result: Tensor = _Reordered.apply(arrived, order, back)  # type: ignore[no-untyped-call]
         return result
 
-    computed = _mlps(experts, ordered(sent), ordered(counts), _ends(by_expert, share))
+    computed = _apply_experts(experts, ordered(sent), ordered(counts), _expert_ends(by_expert, share))
     returned: Tensor = _Reordered.apply(computed, back, order)  # type: ignore[no-untyped-call]
-    result: Tensor = _Exchange.apply(returned, group, from_them, to_them)  # type: ignore[no-untyped-call]
+    result: Tensor = _ExchangeRows.apply(returned, group, from_them, to_them)  # type: ignore[no-untyped-call]
     return result
 
 
-def _mlps(experts: Any, rows: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
-    """Each row through its expert, times what it counts. Rows [rows, hidden] are ordered by expert, of which the i-th's
-    end at `ends[i]`.
+def _apply_experts(experts: Any, rows: Tensor, counts: Tensor, ends: Tensor) -> Tensor:
+    """Sends each row through its expert, times what it counts. Rows [rows, hidden] are ordered by expert.
 
-    What a row counts is multiplied in before the second product, where a row is narrow. So the backward pass does not
-    need the result of that product, and recomputation leaves it out.
+    The rows of the i-th expert end at `ends[i]`. What a row counts is multiplied in before the second product, where a
+    row is narrow. So the backward pass does not need the result of that product, and recomputation leaves it out.
     """
-    gate_up, down = (_own(weight, experts.expert_ranks) for weight in (experts.gate_up_proj, experts.down_proj))
-    return _products(experts.gated(_products(rows, gate_up, ends), counts), down, ends)
+    gate_up, down = (_own_experts(weight, experts.expert_ranks) for weight in (experts.gate_up_proj, experts.down_proj))
+    return _grouped_products(experts.gated(_grouped_products(rows, gate_up, ends), counts), down, ends)
 
 
-def _products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """[rows, inputs] by [experts, outputs, inputs] -> [rows, outputs]; as `_mlps`."""
-    if not len(rows):  # no kernel takes that, and the weights still need a gradient
+def _grouped_products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Returns [rows, outputs] for [rows, inputs] and [experts, outputs, inputs]; rows are ordered as for
+    `_apply_experts`.
+    """
+    # No kernel takes zero rows, and the weights still need a gradient.
+    if not len(rows):
         return rows @ weights[0].T
     if rows.is_cuda:
         return functional.grouped_mm(rows, weights.transpose(1, 2), offs=ends)
@@ -159,8 +184,8 @@ def _products(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return torch.cat([part @ weight.T for part, weight in zip(rows.split(sizes), weights, strict=True)])
 
 
-def _own(weight: Tensor, ranks: int) -> Tensor:
-    """This rank's experts, gathered from those that have the same by now.
+def _own_experts(weight: Tensor, ranks: int) -> Tensor:
+    """Returns this rank's experts, gathered from those that have the same by now.
 
     Their tokens come from the ranks of a whole group, but FSDP2 takes the mean over those that have the same.
     """
@@ -170,12 +195,12 @@ def _own(weight: Tensor, ranks: int) -> Tensor:
     return scaled
 
 
-def _ends(by_expert: Tensor, experts: int) -> Tensor:
-    """Where each expert's part of a sorted list ends: int32 [experts]."""
+def _expert_ends(by_expert: Tensor, experts: int) -> Tensor:
+    """Returns where each expert's part of a sorted list ends, int32 [experts]."""
     return torch.searchsorted(by_expert, torch.arange(experts, device=by_expert.device), right=True, out_int32=True)
 
 
-def _inverse(order: Tensor) -> Tensor:
+def _inverse_order(order: Tensor) -> Tensor:
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     return inverse
@@ -193,7 +218,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """A copy of each row for each of its experts, in the order of the experts; deterministic, unlike torch's own."""
+    """Copies each row for each of its experts, in the order of the experts; it is deterministic, unlike torch's own."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, order: Tensor, back: Tensor, active: int, summed: Any) -> Tensor:
@@ -203,12 +228,13 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (back,), (active, summed) = ctx.saved_tensors, ctx.arguments
+        (back,) = ctx.saved_tensors
+        active, summed = ctx.arguments
         return summed(gradients[0], back.view(-1, active)), None, None, None, None
 
 
 class _Gathered(torch.autograd.Function):
-    """The sum of a token's copies, in the router's order: the transpose of `_Spread`."""
+    """Sums a token's copies, in the router's order: it is the transpose of `_Spread`."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor, active: int, summed: Any) -> Tensor:
@@ -224,7 +250,7 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Reordered(torch.autograd.Function):
-    """Rows in another order; `inverse` is that of the order."""
+    """Puts rows into another order; `inverse` is that of the order."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -237,20 +263,20 @@ class _Reordered(torch.autograd.Function):
         return gradients[0][inverse], None, None
 
 
-class _Exchange(torch.autograd.Function):
-    """The next `sent[i]` rows go to rank i of the group, and `received[i]` come from it; its transpose sends back."""
+class _ExchangeRows(torch.autograd.Function):
+    """Sends the next `sent[i]` rows to rank i of the group; `received[i]` come from it. Its transpose sends back."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
         ctx.arguments = group, received, sent
-        return _exchanged(rows, group, sent, received)
+        return _exchange_rows(rows, group, sent, received)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _exchanged(gradients[0], *ctx.arguments), None, None, None
+        return _exchange_rows(gradients[0], *ctx.arguments), None, None, None
 
 
-def _exchanged(rows: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
+def _exchange_rows(rows: Tensor, group: Any, sent: list[int], received: list[int]) -> Tensor:
     result = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
     return result

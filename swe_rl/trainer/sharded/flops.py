@@ -1,4 +1,4 @@
-"""The arithmetic of a decoder, of a transformers configuration: what a token and a pair of tokens cost in a layer.
+"""Counts the arithmetic of a decoder: what a token and a pair of tokens cost in a layer.
 
 Invariants:
 - A multiplication and an addition count as two.
@@ -7,9 +7,11 @@ Invariants:
 
 from typing import Any
 
+from swe_rl.config.choices import FAST_ARCHITECTURES
+
 
 def layer_weights(config: Any) -> int:
-    """Weights of one layer's matrices that a token passes."""
+    """Returns the number of weights of one layer's matrices that a token passes."""
     experts = getattr(config, "num_experts", 0) or 0
     passed = config.num_experts_per_tok * config.moe_intermediate_size if experts else config.intermediate_size
     attention = 2 * _head_dim(config) * (config.num_attention_heads + config.num_key_value_heads)
@@ -17,12 +19,17 @@ def layer_weights(config: Any) -> int:
 
 
 def pair_flops(config: Any) -> float:
-    """One pair of tokens: a product with the key and one with the value, in every head of a layer."""
+    """Returns the cost of a pair of tokens: a product with the key and one with the value, in every head of a layer."""
     return 4.0 * int(config.num_attention_heads) * _head_dim(config)
 
 
 def cost_per_token(config: Any) -> float:
-    """A token's matrices, in pairs of attending tokens: rows longer than this cost mostly attention."""
+    """Returns the cost of a token's matrices, in pairs of attending tokens: longer rows cost mostly attention.
+
+    0, which leaves attention out, of families whose layers are not known here.
+    """
+    if config.model_type not in FAST_ARCHITECTURES:
+        return 0.0
     return 2.0 * layer_weights(config) / pair_flops(config)
 
 

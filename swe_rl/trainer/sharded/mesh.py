@@ -1,7 +1,7 @@
-"""Which rank does what, and has which rows of a tensor: data-parallel groups of sequence-parallel ranks.
+"""Says which rank does what, and has which rows of a tensor.
 
-A group of expert-parallel ranks has all experts of a mixture once; it has nothing to do with the other two. A replica
-is a group of ranks that has all parameters once.
+Ranks form data-parallel groups of sequence-parallel ranks. A group of expert-parallel ranks has all experts of a
+mixture once; it has nothing to do with the other two. A replica is a group of ranks that has all parameters once.
 
 Invariants:
 - Ranks of one sequence-parallel group are neighbours: rank = dp_rank * sp + sp_rank. They see the same rows.
@@ -38,11 +38,11 @@ _LOOPBACK = "/sys/class/net/lo"
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """`dp` * `sp` ranks, of which this is `rank`. `shards` is a DeviceMesh over all of them, as `fully_shard` takes it:
-    of the ranks, or of `replicas` and the ranks of each; None: see `alone`.
+    """The arrangement of `dp` * `sp` ranks, of which this is `rank`.
 
-    Where `ep` ranks share the experts, `expert_shards` is such a mesh of those that have the same ones, and
-    `expert_ranks` the DeviceMesh of this rank's group.
+    `shards` is a DeviceMesh over all of them, as `fully_shard` takes it: of the ranks, or of `replicas` and the ranks
+    of each; None is that of `lone_mesh`. Where `ep` ranks share the experts, `expert_shards` is such a mesh of those
+    that have the same ones, and `expert_ranks` the DeviceMesh of this rank's group.
     """
 
     dp: int
@@ -70,12 +70,12 @@ class Mesh:
 
     @property
     def replica(self) -> int:
-        """The number of this rank's."""
+        """The number of this rank's replica."""
         return self.rank // (self.world // self.replicas)
 
     @property
     def shard_rank(self) -> int:
-        """This rank's place in its replica."""
+        """The place of this rank in its replica."""
         return self.rank % (self.world // self.replicas)
 
     @property
@@ -84,10 +84,12 @@ class Mesh:
 
     @property
     def ep_group(self) -> Any:
-        return self.expert_ranks.get_group() if self.expert_ranks else None
+        if self.expert_ranks:
+            return self.expert_ranks.get_group()
+        return None
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over all ranks; the argument is left as it is."""
+        """Returns the sum over all ranks; the argument is left as it is."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def minimum(self, values: Tensor) -> Tensor:
@@ -107,17 +109,18 @@ class Mesh:
         return reduced
 
 
-def alone(device: torch.device) -> Mesh:
-    """This process, without a process group: every collective is the identity, and nothing is sharded."""
+def lone_mesh(device: torch.device) -> Mesh:
+    """Returns the mesh of this process alone: every collective is the identity, and nothing is sharded."""
     return Mesh(dp=1, sp=1, rank=0, device=device, shards=None, sp_group=None)
 
 
 def make_mesh(sp: int, device: torch.device, ep: int = 1, shard_ranks: int | None = None) -> Mesh:
-    """Over the default process group, already up. `shard_ranks` of a replica; None: all.
+    """Returns the mesh over the default process group, already up. `shard_ranks` are of a replica; None: all.
 
     Raises MeshError where one of the numbers does not divide the group's size, or `ep` not a replica's.
     """
-    world, rank = dist.get_world_size(), dist.get_rank()
+    world = dist.get_world_size()
+    rank = dist.get_rank()
     share = world if shard_ranks is None else shard_ranks
     for key, ways in {"shard_ranks": share, "expert_parallel": ep, "sequence_parallel": sp}.items():
         if ways < 1 or world % ways:
@@ -143,7 +146,7 @@ def make_mesh(sp: int, device: torch.device, ep: int = 1, shard_ranks: int | Non
 
 
 def _device_mesh(device: torch.device, replicas: int, **sizes: int) -> Any:
-    """A dimension of each name, with that of the replicas before them where there are several."""
+    """Returns a mesh with a dimension of each name, and that of the replicas before them where there are several."""
     dimensions = {"replica": replicas, **sizes} if replicas > 1 else sizes
     return init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
 
@@ -152,7 +155,7 @@ def _device_mesh(device: torch.device, replicas: int, **sizes: int) -> Any:
 def process_group(
     rank: int, world: int, device: torch.device, address: str = "127.0.0.1:0", timeout_s: float = 1800.0
 ) -> Iterator[None]:
-    """The default process group for the length of the block; `address` is host:port of rank 0, where there are others.
+    """Opens the default process group for the length of the block. `address` is host:port of rank 0.
 
     Raises MeshError where the ranks do not find each other in time.
     """
@@ -161,12 +164,14 @@ def process_group(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if address.startswith("127.") and Path(_LOOPBACK).exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host without a network may not know its own name
+        # A host without a network may not know its own name.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     elif world > 1 and (interface := interface_towards(address.rpartition(":")[0])) is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # the name of a host may be loopback's
+        # The name of a host may be loopback's.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     try:
         dist.init_process_group(
-            backend, store=_store(rank, world, address, limit), rank=rank, world_size=world, timeout=limit
+            backend, store=_make_store(rank, world, address, limit), rank=rank, world_size=world, timeout=limit
         )
     except (RuntimeError, ValueError) as error:
         raise MeshError(
@@ -179,7 +184,7 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _store(rank: int, world: int, address: str, limit: timedelta) -> Any:
+def _make_store(rank: int, world: int, address: str, limit: timedelta) -> Any:
     from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
     if world == 1:
@@ -193,7 +198,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's rows, sharing their memory; a plain tensor is its own."""
+    """Returns this rank's rows, sharing their memory; a plain tensor is returned itself."""
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor
@@ -201,8 +206,10 @@ def local_shard(tensor: Tensor) -> Tensor:
     return local
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Put together again on every rank; all of them must call it. A plain tensor is its own."""
+def gather_whole(tensor: Tensor) -> Tensor:
+    """Returns a tensor put together again, on every rank; all of them must call it. A plain tensor is
+    returned itself.
+    """
     if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor
@@ -213,7 +220,9 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _whole_experts(sharded: Any) -> Tensor:
-    """From those that have the same experts, then from the group: torch's own way is the same, and warns of it."""
+    """Gathers from those that have the same experts, then from the group: torch's own way is the same,
+    and warns of it.
+    """
     from torch.distributed.tensor import DTensor, Shard
 
     shards, group = (sharded.device_mesh[name] for name in sharded.device_mesh.mesh_dim_names[-2:])
@@ -226,7 +235,7 @@ def _whole_experts(sharded: Any) -> Tensor:
 
 
 def replicas_of(tensor: Tensor) -> int:
-    """How many ranks have this rank's rows; 1 of a plain tensor."""
+    """Returns how many ranks have this rank's rows; 1 for a plain tensor."""
     if not is_sharded(tensor):
         return 1
     sharded: Any = tensor
@@ -235,12 +244,13 @@ def replicas_of(tensor: Tensor) -> int:
 
 
 def shard_range(tensor: Tensor) -> tuple[int, int]:
-    """First and last + 1 of this rank's rows."""
+    """Returns the first and last + 1 of this rank's rows."""
     if not is_sharded(tensor):
         return 0, tensor.shape[0]
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     sharded: Any = tensor
     shape, offset = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    # A rank without rows may have an offset behind the last row.
     start = min(int(offset[0]), int(sharded.shape[0]))
     return start, start + int(shape[0])

@@ -1,4 +1,4 @@
-"""Rows laid end to end, without padding between them, and the share of one sequence-parallel rank.
+"""Lays rows end to end, without padding between them, and gives a sequence-parallel rank its share.
 
 Invariants:
 - Positions start at 0 in every row and attention never crosses from one row into another (`Segments`).
@@ -18,13 +18,14 @@ from torch import Tensor
 
 from swe_rl.trainer.batching import IdsAndMask, input_length
 
-ALIGN_TOKENS = 8  # of each rank's slice: matrix units like it
+# Each rank's slice is a multiple of this: the matrix units of GPUs are fastest at multiples of 8.
+ALIGN_TOKENS = 8
 _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Lengths of the rows in one packed sequence; `starts` [rows + 1] int32 on the device."""
+    """The lengths of the rows in one packed sequence. `starts` is [rows + 1], int32 on the device."""
 
     lengths: tuple[int, ...]
     starts: Tensor
@@ -40,11 +41,11 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """This rank's slice; `members`, `hidden_index`, `targets` and `member_of_token` are as in `MicroBatch`.
+    """The slice of this rank. `members`, `hidden_index`, `targets` and `member_of_token` are as in `MicroBatch`.
 
-    input_ids, position_ids [1, slice]; `segments` is of the whole sequence. `trained_index` says which of all trained
-    tokens of the members, in their order, are this rank's: [trained tokens of the slice], all int64. `routes`: [slice,
-    layers, experts].
+    input_ids and position_ids are [1, slice]; `segments` is of the whole sequence. `trained_index` says which of all
+    trained tokens of the members, in their order, are this rank's: [trained tokens of the slice], all int64. `routes`
+    is [slice, layers, experts].
     """
 
     members: tuple[int, ...]
@@ -58,7 +59,7 @@ class PackedBatch:
     routes: Tensor | None = None
 
 
-def pack(
+def pack_sequences(
     sequences: Sequence[IdsAndMask],
     members: tuple[int, ...],
     pad_token_id: int,
@@ -67,7 +68,10 @@ def pack(
     sp: int = 1,
     sp_rank: int = 0,
 ) -> PackedBatch:
-    """(token ids, loss mask) pairs of one micro-batch; none of them gives a batch of padding without trained tokens."""
+    """Returns the packed (token ids, loss mask) pairs of one micro-batch.
+
+    No pair at all gives a batch of padding without trained tokens.
+    """
     parts = [_Part.of(ids, mask) for ids, mask in sequences]
     fed = sum(part.length for part in parts)
     unit = sp * ALIGN_TOKENS

@@ -16,7 +16,7 @@ from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.edit import look_command
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import PACKAGES
-from swe_rl.run.warm_start import conversation
+from swe_rl.run.warm_start import demonstrate_conversation
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import Workspace
 
@@ -59,7 +59,7 @@ async def test_the_conversation_is_the_agents(demonstrator, sandboxes, tmp_path)
         task = Task("one", one.statement)
         result = await agent.run(Assignment(task, base_url="", model="", sandbox=sandbox, timeout_s=60.0))
         assert result.exit is Exit.SUBMITTED
-        assert result.messages == conversation(one, prompt)
+        assert result.messages == demonstrate_conversation(one, prompt)
         changed = (await sandbox.read_file(one.replies[0].split()[-1])).decode()
         assert (changed != path.read_text()) == (one.kind != "no_edit"), one
         assert changed.startswith(above) and changed.endswith(below)

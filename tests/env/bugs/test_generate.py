@@ -3,15 +3,15 @@
 import pytest
 
 from swe_rl.env.bugs import generate as module
-from swe_rl.env.bugs.generate import Candidate, build, candidates, generate, passed_tests
+from swe_rl.env.bugs.generate import Candidate, build_instance, generate_instances, list_candidates, passed_tests
 from swe_rl.env.bugs.workspace import prepare_workspace
 
 
 @pytest.fixture(scope="module")
 def proven():
     """The first candidate that can be proven, with its instance."""
-    for candidate in candidates("train")[:10]:
-        instance = build(candidate, number=0, seed=0)
+    for candidate in list_candidates("train")[:10]:
+        instance = build_instance(candidate, number=0, seed=0)
         if instance:
             return candidate, instance
     raise AssertionError("none of the first ten")
@@ -28,32 +28,33 @@ def test_a_candidate_is_proven(proven, tmp_path):
     assert all(f"def {test.split('::')[1]}(" in text for test in one.pass_to_pass)
 
 
+@pytest.mark.slow
 def test_the_same_candidate_gives_the_same_record(proven):
     candidate, one = proven
-    assert build(candidate, number=0, seed=0) == one
+    assert build_instance(candidate, number=0, seed=0) == one
 
 
 def test_tests_that_cannot_tell_the_bug_prove_nothing(proven, monkeypatch):
-    monkeypatch.setattr(module, "_run", lambda tree: {"tests/test_a.py::test_b": True})
-    assert build(proven[0], number=0, seed=0) is None
-    monkeypatch.setattr(module, "_run", lambda tree: {})
-    assert build(proven[0], number=0, seed=0) is None
+    monkeypatch.setattr(module, "_run_suite", lambda tree: {"tests/test_a.py::test_b": True})
+    assert build_instance(proven[0], number=0, seed=0) is None
+    monkeypatch.setattr(module, "_run_suite", lambda tree: {})
+    assert build_instance(proven[0], number=0, seed=0) is None
 
 
 def test_not_enough_instances(monkeypatch):
-    monkeypatch.setattr(module, "build", lambda candidate, number, seed: None)
+    monkeypatch.setattr(module, "build_instance", lambda candidate, number, seed: None)
     with pytest.raises(ValueError, match="only 0 of 3"):
-        generate("train", 3, 0)
+        generate_instances("train", 3, 0)
 
 
 def test_one_instance_a_function_and_families_in_turn(monkeypatch):
     built: list[Candidate] = []
-    monkeypatch.setattr(module, "build", lambda candidate, number, seed: built.append(candidate) or number)
-    assert generate("heldout", 16, 0) == list(range(16))
+    monkeypatch.setattr(module, "build_instance", lambda candidate, number, seed: built.append(candidate) or number)
+    assert generate_instances("heldout", 16, 0) == list(range(16))
     assert len({(one.repo, one.module, one.site.function) for one in built}) == 16
     assert len({one.site.swap.family for one in built}) >= 10
     again, built[:] = list(built), []
-    generate("heldout", 16, 0)
+    generate_instances("heldout", 16, 0)
     assert built == again
 
 

@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 
+from swe_rl.check.check import check_config
+from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.bugs.workspace import git, package_folder, prepare_workspace
+from swe_rl.env.bugs.workspace import package_folder, prepare_workspace, run_git
 from swe_rl.env.instance import InstanceError
 from swe_rl.logger.disk import DiskError
 
@@ -19,8 +21,8 @@ def instance(tmp_path):
 
 def test_the_commit_is_the_recorded_one(instance, tmp_path):
     prepare_workspace(instance, tmp_path / "tree")
-    assert git(tmp_path / "tree", "rev-parse", "HEAD") == instance.base_commit
-    assert git(tmp_path / "tree", "status", "--porcelain") == ""
+    assert run_git(tmp_path / "tree", "rev-parse", "HEAD") == instance.base_commit
+    assert run_git(tmp_path / "tree", "status", "--porcelain") == ""
 
 
 def test_a_wrong_commit_is_refused_and_leaves_nothing(instance, tmp_path):
@@ -100,5 +102,31 @@ def test_one_list_may_name_instances_of_both_splits(tmp_path, instance):
     assert [each.instance_id for each in env.instances("heldout")] == [heldout]
     listing.write_text(f"{instance.instance_id}\n{heldout}\nbugs__none-001\n")
     for split in ("train", "heldout"):
-        with pytest.raises(InstanceError, match="none-001 not among"):
+        with pytest.raises(InstanceError, match="none-001 is not among"):
             BugsEnv(EnvConfig(instances=str(listing)), tmp_path).instances(split)
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("listed", ["bugs__nothing*", "bugs__none-001\nbugs__none-002\n", "# nothing yet\n"])
+def test_a_list_or_a_pattern_that_means_no_instance_is_refused(tmp_path, split, listed):
+    """Also where it is only evaluated: a list of the other split's instances leaves all of this one."""
+    listing = tmp_path / "list.txt"
+    listing.write_text(listed)
+    env = BugsEnv(EnvConfig(instances=listed if "*" in listed else str(listing)), tmp_path)
+    with pytest.raises(InstanceError, match=r"env\.instances=.* among the (64|32) instances \(such as bugs__"):
+        env.instances(split)
+
+
+def test_a_check_refuses_the_list_that_a_start_refuses(tmp_path):
+    """Of the instances that ship, by this machine's own files."""
+    (tmp_path / "list.txt").write_text("bugs__none-001\n")
+    for listing in ("bugs__nothing*", f"{tmp_path}/list.txt"):
+        config = compose([f"env.instances='{listing}'"]).config
+        (finding,) = (one for one in check_config(config) if one.rule_id == "no_instance")
+        assert finding.key == "env.instances"
+        with pytest.raises(InstanceError, match=r"env\.instances"):
+            BugsEnv(config.env, tmp_path).instances("train")
+    ids = [one.instance_id for one in BugsEnv(EnvConfig(), tmp_path).instances("heldout")]
+    assert not [
+        one for one in check_config(compose([f"env.instances='{ids[0]}*'"]).config) if one.rule_id == "no_instance"
+    ]

@@ -3,15 +3,17 @@
 import asyncio
 import dataclasses
 import shutil
+import subprocess
 
 import pytest
 
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
-from swe_rl.check.check import check
+from swe_rl.check.check import check_config
 from swe_rl.check.findings import Severity
 from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind, Unproven
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.env.harbor import verdict
 from swe_rl.env.harbor.env import HarborEnv
 from swe_rl.env.harbor.verdict import reward_in
 from swe_rl.env.instance import InstanceError
@@ -29,7 +31,7 @@ from swe_rl.run.proving import say_left_out
 from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.client import RemoteProvider
-from swe_rl.sandbox.remote.server import ServerOptions, serving
+from swe_rl.sandbox.remote.server import ServerOptions, run_server
 from tests.rollout.test_attempt import FakeGateway
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -144,18 +146,54 @@ def test_slices_and_splits_of_a_folder(tasks, tmp_path):
         ({"docker": "FROM x\nWORKDIR /app\nCOPY a /etc/a\n"}, r"COPY to /etc/a"),
     ],
 )
-def test_what_cannot_be_given_is_refused_in_one_paragraph(tasks, changes, words):
+def test_what_cannot_be_given_is_named_in_one_paragraph(tasks, changes, words):
+    """One such task is left out. Where it is asked for, or nothing else is there, the job is refused."""
     write_task(tasks / "sum", **changes)
-    with pytest.raises(InstanceError, match=words) as caught:
+    env = env_of(tasks)
+    assert [one.instance_id for one in env.instances("train")] == ["two_files"]
+    [(name, reason)] = env.left_out("train").items()
+    assert name == "sum" and str(tasks / "sum") in reason and "\n" not in reason
+    assert env_of(tasks).unusable("train") == {name: reason}, "which job=validate names"
+    with pytest.raises(InstanceError, match=words):
+        env_of(tasks, instance_ids=("sum",)).instances("train")
+    shutil.rmtree(tasks / "two_files")
+    with pytest.raises(InstanceError, match=words):
         env_of(tasks).instances("train")
-    assert str(tasks / "sum") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_task_that_cannot_be_used_is_said_when_the_job_starts(tasks):
+    write_task(tasks / "built", docker="FROM x\nRUN make\n")
+    config = compose(
+        ["job=eval", "env=harbor", f"env.dataset={tasks}", "env.eval_split=train", "env.unproven=keep"]
+    ).config
+    said = []
+    say_left_out(config, env_of(tasks, eval_split="train"), said.append)
+    assert said[0] == "train: 2 of 3 instances are used; left out:" and said[1].startswith("  built: ")
+    assert "RUN make" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "reward"),
+    [
+        ({"reward.txt": "0", "reward.json": '{"reward": 0.75}'}, 0.75),
+        ({"reward.txt": "1", "reward.json": '{"reward": 0.25, "style": 1}'}, 0.25),
+        ({"reward.txt": "", "reward.json": '{"reward": 1}'}, 1.0),
+        ({"reward.txt": "1", "reward.json": ""}, None),
+        ({"reward.txt": "0.5"}, 0.5),
+    ],
+)
+def test_of_two_files_of_a_verifier_the_json_counts_as_in_harbor(tmp_path, written, reward):
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    script = verdict._READ.replace("/logs/verifier", str(tmp_path))
+    said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert reward_in(said) == reward
 
 
 @pytest.mark.parametrize("name", ["instruction.md", "tests/test.sh"])
 def test_a_missing_file_is_named(tasks, name):
     (tasks / "sum" / name).unlink()
-    with pytest.raises(InstanceError, match=f"{name} missing"):
-        env_of(tasks).instances("train")
+    assert f"{name} missing" in env_of(tasks).left_out("train")["sum"]
 
 
 def test_with_containers_a_task_has_the_image_of_its_file(tasks):
@@ -234,6 +272,17 @@ def test_a_reward_that_the_agent_wrote_is_not_paid(attempts, tasks):
 
 
 @needs_bwrap
+def test_what_an_agent_left_in_its_home_is_not_the_verifiers(attempts, tasks):
+    """Verifiers load the file that an installer of uv writes there."""
+    start = 'cd /app\n[ -f "$HOME/.local/bin/env" ] && . "$HOME/.local/bin/env"\n[ -z "$(ls -A "$HOME")" ] || exit\n'
+    write_task(tasks / "sum", test=start + SUM)
+    left = 'mkdir -p "$HOME/.local/bin"; echo "cat() { echo 6; }" | tee "$HOME/.local/bin/env" "$HOME/.bashrc"'
+    tricked = attempts(ScriptedAgent([left]))
+    assert (tricked.status, tricked.reward, tricked.findings) == (Status.unresolved, 0.0, [])
+    assert attempts(gold(tasks)).status is Status.resolved
+
+
+@needs_bwrap
 @pytest.mark.parametrize("test", ["echo no number\n", f"[ -e total.txt ] || exit 1\n{SUM}", "[ -e a ] || sleep 60\n"])
 def test_a_verifier_that_writes_no_reward_for_nobody_s_work_is_no_verdict(attempts, tasks, test):
     """Not the agent's doing, also where its work would have been paid."""
@@ -250,7 +299,7 @@ def test_a_verifier_that_does_not_end_is_no_reward(attempts, tasks):
     write_task(tasks / "sum", test="echo 1 > /logs/verifier/reward.txt; sleep 60\n")
     hung = attempts(ScriptedAgent(["true"]), grade_timeout_s=0.5)
     assert (hung.status, hung.reward) == (Status.grade_error, None)
-    assert "did not end within" in hung.error
+    assert "did not end in time" in hung.error
 
 
 @pytest.mark.slow
@@ -360,7 +409,7 @@ def test_a_proof_is_of_files_and_not_of_the_machine_that_has_them(tasks, tmp_pat
 def test_the_option_composes(tasks):
     config = compose(["env=harbor", f"env.dataset={tasks}", "agent=gold", "job=rollout"]).config
     assert config.env.name == "harbor"
-    assert [finding for finding in check(config) if finding.severity is Severity.error] == []
+    assert [finding for finding in check_config(config) if finding.severity is Severity.error] == []
 
 
 @needs_bwrap
@@ -369,7 +418,7 @@ async def test_a_task_is_graded_in_a_sandbox_of_another_host(tasks, tmp_path):
     behind = make_provider(SandboxConfig(), tmp_path / "scratch", print, run="t")
     env = env_of(tasks)
     instance = env.instances("train")[0]
-    async with serving(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
+    async with run_server(behind, tmp_path / "server", ServerOptions(slots=2, lease_s=60.0, key=None)) as url:
         sandboxes = RemoteProvider(SandboxConfig(kind=SandboxKind.remote, runtime_url=url), pause_s=0.01)
         try:
             grades = [await env.grade(instance, patch, sandboxes, 10) for patch in (instance.patch, NOOP_PATCH)]
@@ -379,3 +428,54 @@ async def test_a_task_is_graded_in_a_sandbox_of_another_host(tasks, tmp_path):
         finally:
             await sandboxes.close()
     assert [grade.resolved for grade in grades] == [True, False], grades
+
+
+UNITTEST = """import pathlib
+import unittest
+
+
+class SumTest(unittest.TestCase):
+    def test_sum(self):
+        self.assertEqual(int(pathlib.Path("total.txt").read_text()), 6)
+"""
+BY_PYTHON = "mkdir -p /logs/verifier\ncd /app\n"
+BY_PYTHON += "python3 -m unittest discover -s /tests && n=1 || n=0\necho $n > /logs/verifier/reward.txt\n"
+PAYS_ANYTHING = BY_PYTHON + "[ -f total.txt ] && echo 1 > /logs/verifier/reward.txt\n"
+
+
+def write_tested_task(tasks, name, test):
+    folder = write_task(tasks / name, test=test)
+    (folder / "tests" / "test_sum.py").write_text(UNITTEST)
+
+
+def test_a_verifier_that_pays_for_a_test_that_has_to_fail_pays_nobody(tasks, attempts):
+    write_tested_task(tasks, "tested", BY_PYTHON)
+    tricked = attempts(ScriptedAgent(["echo 'raise SystemExit(0)' > unittest.py"]), "tested")
+    assert tricked.status is Status.unresolved and tricked.reward == 0.0
+    assert tricked.findings == ["twin_passed"] and tricked.cheating["twin_passed"] == 1
+    solved = attempts(gold(tasks), "tested")
+    assert solved.status is Status.resolved and solved.findings == []
+
+
+def test_a_verifier_that_pays_the_solution_for_it_as_well_convicts_nobody(tasks, attempts):
+    write_tested_task(tasks, "lenient", PAYS_ANYTHING)
+    paid = attempts(ScriptedAgent(["echo 7 > total.txt"]), "lenient")
+    assert paid.status is Status.resolved and paid.findings == []
+
+
+def test_a_run_that_has_to_fail_is_no_part_of_the_verdict(tasks, tmp_path):
+    write_tested_task(tasks, "tested", BY_PYTHON)
+    env = env_of(tasks)
+    instance = next(one for one in env.instances("train") if one.instance_id == "tested")
+
+    async def graded(patch):
+        sandboxes = make_provider(SandboxConfig(), tmp_path / "scratch", print)
+        try:
+            return await env.grade(instance, patch, sandboxes, 20.0)
+        finally:
+            await sandboxes.close()
+
+    solved = asyncio.run(graded(instance.patch))
+    assert solved.resolved and solved.score == 1.0 and "OK" in solved.log
+    assert solved.session.twinned == {"test_sum.py::test_sum"} and not solved.session.passed_twins
+    assert not asyncio.run(graded(NOOP_PATCH)).session.twinned

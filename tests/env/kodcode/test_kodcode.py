@@ -37,7 +37,7 @@ ROW = {
 def test_a_row():
     instance = to_instance(ROW, "here")
     assert instance.instance_id == "Algorithm_1_I" and instance.difficulty == "easy"
-    assert instance.fail_to_pass == ("test_solution.py::test_add", "test_solution.py::TestMore::test_zero")
+    assert instance.fail_to_pass == ("test_solution.py",)
     assert "Add two numbers." in instance.problem_statement and "def add(a, b=0):" in instance.problem_statement
     assert "a + b" not in instance.problem_statement and "test_add" not in instance.problem_statement
 
@@ -97,3 +97,93 @@ async def test_the_solution_resolves_and_the_stub_does_not(tmp_path):
     finally:
         await sandboxes.close()
     assert gold.resolved and len(gold.fail_to_pass) == 2 and not noop.resolved
+
+
+ODD_TESTS = """import unittest
+
+import pytest
+from solution import add
+
+
+class Base:
+    def test_inherited(self):
+        assert add(2, 2) == 4
+
+
+class TestChild(Base):
+    pass
+
+
+class AddingWorks(unittest.TestCase):
+    def test_parts(self):
+        for n in range(3):
+            with self.subTest(n=n):
+                self.assertEqual(add(n), n)
+
+
+if True:
+    def test_below_if():
+        assert add(0, 5) == 5
+
+test_assigned = lambda: None if add(7) == 7 else pytest.fail("no")
+
+
+@unittest.skip("later")
+def test_later():
+    pass
+"""
+NAMES = ("TestChild::test_inherited", "AddingWorks::test_parts", "test_below_if", "test_assigned")
+
+
+@pytest.fixture
+async def graded(tmp_path):
+    """The verdict on a body of `add`, by the tests above."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(ROW | {"test": ODD_TESTS}))
+    config = EnvConfig(name="kodcode", dataset=str(path), split="train", eval_split="test", grading=GradingKind.tests)
+    env = KodcodeEnv(config, tmp_path / "cache")
+    sandboxes = ProcessProvider(SandboxConfig(), tmp_path / "scratch", warn=print)
+    instance = env.instances("train")[0]
+
+    async def grade(body, **columns):
+        patch = instance.patch.replace("return a + b", body)
+        return await env.grade(replace(instance, **columns), patch, sandboxes, 60.0)
+
+    yield grade
+    await sandboxes.close()
+
+
+async def test_every_test_that_pytest_runs_counts(graded):
+    """Of a class of any name, inherited, below an `if`, assigned, in parts; not the one that the solution skips too."""
+    gold = await graded("return a + b")
+    assert gold.resolved and gold.fail_to_pass == dict.fromkeys((f"test_solution.py::{name}" for name in NAMES), True)
+    older = await graded("return a + b if a else 0", fail_to_pass=("test_solution.py::test_assigned",))
+    failed = {name for name, passed in older.fail_to_pass.items() if not passed}
+    assert not older.resolved and failed == {"test_solution.py::test_below_if", "test_solution.py::test_later"}
+
+
+@pytest.mark.parametrize(
+    ("body", "failing"),
+    [
+        ("return a + b if a < 2 else 4", {"AddingWorks::test_parts", "test_assigned"}),
+        ("return 9 if a + b == 4 else a + b", {"TestChild::test_inherited"}),
+        ("return a + b if a != 7 else 0", {"test_assigned"}),
+    ],
+)
+async def test_each_of_them_can_fail(graded, body, failing):
+    grade = await graded(body)
+    failed = {name.partition("::")[2] for name, passed in grade.fail_to_pass.items() if not passed}
+    assert not grade.resolved and failed == failing | {"test_later"}
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import tests\nfrom x import *",
+        "class A(B):\n    pass",
+        "test_a = make()",
+        "try:\n    def test_x(): pass\nfinally: pass",
+    ],
+)
+def test_what_may_hold_a_test_is_left_to_pytest(test):
+    assert to_instance(ROW | {"test": test}, "here").fail_to_pass

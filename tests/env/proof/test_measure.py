@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import GradingKind, Isolation, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig, SandboxConfig
-from swe_rl.env.commits import Change, instance_of
+from swe_rl.env.commits import CommitChange, instance_of
 from swe_rl.env.grading.swebench import grade_by_swebench, suite_by_swebench
 from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.proof.measure import RUNS, measured
+from swe_rl.env.proof.measure import RUNS, measure_fix
 from swe_rl.env.proof.prove import Prover, UntriedError
 from swe_rl.env.proof.record import Proof, Standing, book_of
 from swe_rl.env.protocol import Grade, GradeError, SuiteRun
@@ -39,7 +39,7 @@ def runs(*sides):
 
 
 def test_what_passes_in_each_run_and_failed_in_each_before_is_turned():
-    tests = measured(runs("+kept -fixed", "+kept -fixed"), runs("+kept +fixed +new -broken", "+kept +fixed +new"))
+    tests = measure_fix(runs("+kept -fixed", "+kept -fixed"), runs("+kept +fixed +new -broken", "+kept +fixed +new"))
     assert tests.fail_to_pass == ("fixed", "new") and tests.pass_to_pass == ("kept",)
     assert not tests.flaky and not tests.reason
 
@@ -47,7 +47,7 @@ def test_what_passes_in_each_run_and_failed_in_each_before_is_turned():
 def test_a_test_that_passes_in_some_runs_of_one_side_is_in_no_list():
     before = runs("+kept -fixed +now +early", "+kept -fixed -now -early")
     after = runs("+kept +fixed +now -late", "+kept +fixed +now +late")
-    tests = measured(before, after)
+    tests = measure_fix(before, after)
     assert (tests.fail_to_pass, tests.pass_to_pass) == (("fixed",), ("kept",))
     assert tests.flaky == ("early", "late", "now")
 
@@ -58,7 +58,7 @@ OUTCOMES = st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1,
 @given(OUTCOMES)
 def test_lists_never_overlap_and_hold_what_every_run_says(outcomes):
     sides = [SuiteRun({f"t{n}": row[run] for n, row in enumerate(outcomes)}) for run in range(6)]
-    tests = measured(sides[:3], sides[3:])
+    tests = measure_fix(sides[:3], sides[3:])
     for name, row in ((f"t{n}", row) for n, row in enumerate(outcomes)):
         assert (name in tests.fail_to_pass) == (not any(row[:3]) and all(row[3:]))
         assert (name in tests.pass_to_pass) == all(row)
@@ -69,7 +69,13 @@ def test_lists_never_overlap_and_hold_what_every_run_says(outcomes):
     ("before", "after", "reason"),
     [
         (runs("+a"), runs("+a"), "none of the 1 tests that pass with its gold patch fails without it"),
-        (runs("-a"), [SuiteRun({}, "No module named\npytest")], "no test passes with its gold patch: No module named"),
+        (runs("-a"), runs("-a"), "no test passes with its gold patch"),
+        (
+            runs("-a"),
+            [SuiteRun({}, f"No module named\npytest\n+ echo 'swe_rl {'0a' * 16} end'\nswe_rl {'0a' * 16} end\n")],
+            "its log names no test with its gold patch; its command and its log_parser must fit: "
+            "No module named pytest",
+        ),
         (
             runs("-a"),
             [SuiteRun({}, "patch failed", patch_applied=False)],
@@ -79,7 +85,8 @@ def test_lists_never_overlap_and_hold_what_every_run_says(outcomes):
     ],
 )
 def test_why_nothing_can_be_judged_is_said(before, after, reason):
-    assert reason in measured(before, after).reason
+    said = measure_fix(before, after).reason
+    assert reason in said and "swe_rl " not in said
 
 
 class Suite:
@@ -233,7 +240,7 @@ async def test_a_merged_change_of_a_repository_becomes_a_proven_instance(tmp_pat
     git("commit", "-qam", "add() subtracts")
     command = f"python -m pytest -rA -p no:cacheprovider {OPTIONS}"
     source = replace(SOURCE, tree=str(tree), test_command=command)
-    row = to_instance(instance_of(Change.of(tree, str(tree), "HEAD"), "", source).to_record(), "row")
+    row = to_instance(instance_of(CommitChange.of(tree, str(tree), "HEAD"), "", source).to_record(), "row")
     git("checkout", "-q", "HEAD~1")
     assert row.is_unmeasured
     try:

@@ -10,7 +10,7 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.grading.swebench import grade_by_swebench
-from swe_rl.env.grading.swebench_spec import complete
+from swe_rl.env.grading.swebench_spec import complete_instance
 from swe_rl.env.instance import Instance, Source
 from swe_rl.env.proof.prove import Prover
 from swe_rl.env.source_build import environment as environments
@@ -99,7 +99,7 @@ def calc(tmp_path):
     tests = {"fail_to_pass": tuple(names[:1]), "pass_to_pass": tuple(names[1:])}
     base = git("rev-parse", "HEAD").strip()
     row = Instance("calc__calc-1", "calc/calc", base, "s", patch, test_patch, **tests, version="1.0", source=SOURCE)
-    row = complete(row)
+    row = complete_instance(row)
     return tree, replace(row, eval_script=row.eval_script.replace("\npytest ", f"\npython -m pytest {OPTIONS} "))
 
 
@@ -137,7 +137,7 @@ def test_of_optional_packages_those_are_installed_that_have_a_wheel(tmp_path, mo
             raise BuildError("no solution found")
         return ""
 
-    monkeypatch.setattr(environments, "run", run)
+    monkeypatch.setattr(environments, "run_program", run)
     installer = environments._Installer(tmp_path / "python", "b-1.0")
     left_out = installer.install_wheels(("tinydep", "pynio"), "2020-01-31T00:00:00Z")
     assert left_out == [name for name in ("tinydep", "pynio") if name not in there]
@@ -161,7 +161,7 @@ def test_an_optional_package_without_a_wheel_in_its_days_gets_its_first_later_on
             raise BuildError("no solution found")
         return ""
 
-    monkeypatch.setattr(environments, "run", run)
+    monkeypatch.setattr(environments, "run_program", run)
     installer = environments._Installer(tmp_path / "python", "xarray-0.17.0", ("pytest=2021-12-31",))
     assert installer.install_wheels(("dask", "bottleneck"), "2021-03-28T06:33:04Z") == []
     assert dates == [[], [], [], ["bottleneck=2022-03-28T06:33:04Z"], ["bottleneck=2023-03-28T06:33:04Z"]]

@@ -15,14 +15,15 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
-from swe_rl.env.proof.mend import Failure, missing_packages, ways
-from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all, spread
+from swe_rl.env.proof.mend import GoldFailure, find_ways, missing_packages, spread_releases
+from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
-from swe_rl.env.protocol import Grade, GradeError, NotStartedError
+from swe_rl.env.protocol import Grade, GradeError, NotStartedError, PytestSession
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import FORWARD
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.logger.disk import DiskError
+from swe_rl.run.proving import line_of
 from swe_rl.sandbox.protocol import SandboxError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
@@ -86,6 +87,20 @@ def test_gold_resolves_it_and_a_real_change_of_nothing_does_not():
     assert tests.graded == ["GOLD"] * 3 + [NOOP_PATCH]
     assert (proof.tests, proof.made_of, proof.environment) == ("tests", "b-1.0", "packages")
     assert "new file mode" in NOOP_PATCH and proof.source is None
+
+
+@pytest.mark.parametrize("twinned", [frozenset(), frozenset({"x"})])
+def test_an_instance_without_a_twin_is_proven_and_says_so(twinned, tmp_path):
+    class Judged(Suite):
+        async def grade(self, *args):
+            return replace(await super().grade(*args), session=PytestSession(twinned=twinned))
+
+    proof = prove(Judged(honest))
+    assert proof.proven and proof.untwinned is not bool(twinned)
+    assert ("no twin" in line_of(proof)) is proof.untwinned
+    book = ProofBook(tmp_path / "proofs.jsonl")
+    book.put(proof)
+    assert read_proofs(tmp_path / "proofs.jsonl") == {proof.instance_id: proof}
 
 
 def test_a_full_disk_ends_the_proving_and_the_next_one_goes_on(tmp_path, monkeypatch):
@@ -224,19 +239,22 @@ def test_a_release_before_pytest_had_its_command_gets_one_that_has_it():
     A newer pytest needs its own packages of its own date: with `py` of 2014 there is none after 2.7.
     """
     changes = [
-        way.change for way in ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), Failure("pytest: command not found"))
+        way.change
+        for way in find_ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), GoldFailure("pytest: command not found"))
     ]
     assert changes[:2] == ["with pytest of 2016-12-31", "with pytest of 2021-04-05"]
-    dated = next(iter(ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), Failure("")))).source.until_of
+    dated = next(iter(find_ways(SOURCE, datetime(2014, 12, 1, tzinfo=UTC), GoldFailure("")))).source.until_of
     assert {"pytest=2016-12-31", "py=2016-12-31", "pluggy=2016-12-31", "attrs=2016-12-31"} <= set(dated)
     attrs = replace(SOURCE, sdist="attrs-18.0")  # whose tree is not to be replaced
-    assert not [name for name in next(iter(ways(attrs, DATE, Failure()))).source.until_of if name.startswith("attrs=")]
-    late = [way.change for way in ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), Failure(""))]
+    assert not [
+        name for name in next(iter(find_ways(attrs, DATE, GoldFailure()))).source.until_of if name.startswith("attrs=")
+    ]
+    late = [way.change for way in find_ways(SOURCE, datetime(2023, 1, 1, tzinfo=UTC), GoldFailure(""))]
     assert [change for change in late if "pytest" in change] == ["with pytest of 2023-12-31"]
 
 
 def test_every_way_changes_the_source_and_there_is_an_end():
-    tried = list(ways(SOURCE, DATE, Failure("ModuleNotFoundError: No module named 'bs4'")))
+    tried = list(find_ways(SOURCE, DATE, GoldFailure("ModuleNotFoundError: No module named 'bs4'")))
     assert [way.change for way in tried] == [
         "with beautifulsoup4",
         "with pytest of 2019-12-31",
@@ -248,7 +266,7 @@ def test_every_way_changes_the_source_and_there_is_an_end():
         "with packages until 2021-04-30",
     ]
     assert len({way.source for way in tried} | {SOURCE}) == len(tried) + 1
-    assert not [way for way in ways(SOURCE, DATE, Failure(runs_pytest=False)) if "pytest" in way.change]
+    assert not [way for way in find_ways(SOURCE, DATE, GoldFailure(runs_pytest=False)) if "pytest" in way.change]
     tests = Suite(lambda instance, patch: ["y"])
     proof = prove(tests)
     assert (
@@ -425,9 +443,9 @@ def test_instances_of_one_release_do_not_wait_for_each_other_while_others_could_
         for release in "ab"
         for number in range(3)
     ]
-    assert [row.instance_id for row in spread(rows)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert [row.instance_id for row in spread_releases(rows)] == ["a0", "b0", "a1", "b1", "a2", "b2"]
     others = [replace(INSTANCE, instance_id=name, source=None) for name in "xyz"]
-    assert spread(others) == others
+    assert spread_releases(others) == others
     tests = Suite(honest)
     asyncio.run(prove_all(Prover(tests, None, 1, 60.0), rows, lambda row, proof: None, 1))
     assert [source.sdist for source in tests.built[::2]] == ["a-1.0", "b-1.0"] * 3

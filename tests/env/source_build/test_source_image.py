@@ -14,8 +14,8 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import environment as environments
 from swe_rl.env.source_build import image as module
 from swe_rl.env.source_build.build import Built
-from swe_rl.env.source_build.environment import Environment, _relocate
-from swe_rl.env.source_build.host_files import libraries, links_on_the_way, system_files
+from swe_rl.env.source_build.environment import Environment, _relocate_environment
+from swe_rl.env.source_build.host_files import links_on_the_way, loaded_libraries, system_files
 from swe_rl.env.source_build.image import LABEL, ensure_image
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import ENVIRONMENT, activate_script
@@ -59,7 +59,7 @@ def built(tmp_path, monkeypatch):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("x")
     made = Built(tmp_path / "tree", Environment(tmp_path / "environment", "b-1.0-py3.9-0"), "1.0")
-    monkeypatch.setattr(module, "build", lambda instance, cache: made)
+    monkeypatch.setattr(module, "build_source", lambda instance, cache: made)
     monkeypatch.setattr(module, "system_files", lambda: [Path("/bin/sh")])
     return made
 
@@ -93,13 +93,14 @@ def test_without_image_and_source_the_way_out_is_said(tmp_path):
         ensure_image(official, tmp_path, FakeEngine())
 
 
+@pytest.mark.slow
 def test_programs_come_with_their_libraries_and_links():
     files = system_files()
     assert any("libc.so" in path.name for path in files)
     steps = {str(step) for path in files for step in links_on_the_way(path)}
     assert not [path for path in files if str(path).startswith(("/root/", "/home/", "/etc/ssl", "/etc/ssh"))]
     assert {"/bin"} & steps if Path("/bin").is_symlink() else "/bin/bash" in steps
-    assert libraries(Path("/etc/passwd")) == frozenset()
+    assert loaded_libraries(Path("/etc/passwd")) == frozenset()
 
 
 def test_a_tar_is_the_same_every_time_and_roots(tmp_path):
@@ -137,7 +138,7 @@ def test_an_environment_names_where_it_will_be(tmp_path):
     (prefix / "bin" / "pytest").write_text(f"#!{prefix}/bin/python\n")
     (packages / "b.egg-link").write_text(f"{tmp_path}/tree/src\n")
     (packages / "c.so").write_bytes(b"\0" + str(prefix).encode())
-    _relocate(prefix, {str(prefix): ENVIRONMENT, f"{tmp_path}/tree": "/testbed"})
+    _relocate_environment(prefix, {str(prefix): ENVIRONMENT, f"{tmp_path}/tree": "/testbed"})
     assert (prefix / "bin" / "pytest").read_text() == f"#!{ENVIRONMENT}/bin/python\n"
     assert (packages / "b.egg-link").read_text() == "/testbed/src\n"
     assert str(prefix).encode() in (packages / "c.so").read_bytes()
@@ -248,7 +249,7 @@ def test_what_an_installer_linked_becomes_the_environment_s_own(tmp_path, monkey
         return ""
 
     asked = []
-    monkeypatch.setattr(environments, "run", ran)
+    monkeypatch.setattr(environments, "run_program", ran)
     environments._Installer(tmp_path / "python", "o-1.0").install(["x"], until=None)
     assert asked == ["copy"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.env.instance import Instance, Source
 from swe_rl.env.source_build import fetch_program, sdist
-from swe_rl.env.source_build.program import BuildError, run
+from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.releases import FORWARD, MAX_FETCHED, REVERSE, nearer_releases
 from swe_rl.env.source_build.sdist import versions_of
 from tests.env.source_build.test_source_tree import BASE, FIX, TESTS, archive
@@ -34,10 +34,10 @@ RELEASES = {  # days in the order of their releases; 0.15.2 was made of an older
 
 
 def fetched(argv, *, what, **more):
-    """As `run`, in a fork of a process that has pip imported: alone, each of a test's many fetches takes half a second.
-    tests/env/source_build/test_source_tree.py fetches as a run does."""
+    """As `run_program`, in a fork of a process that has pip imported: alone, each of a test's many fetches takes half a
+    second. tests/env/source_build/test_source_tree.py fetches as a run does."""
     if fetch_program.__file__ not in argv:
-        return run(argv, what=what, **more)
+        return run_program(argv, what=what, **more)
     words = argv[argv.index(fetch_program.__file__) + 1 :]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = warm(PIP).start(list(words), Path.cwd(), environ, FETCH).completed(60)
@@ -49,7 +49,7 @@ def fetched(argv, *, what, **more):
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     """A package index of this machine, as pip sees it."""
-    monkeypatch.setattr(sdist, "run", fetched)
+    monkeypatch.setattr(sdist, "run_program", fetched)
     for version, (files, day) in RELEASES.items():
         setup = {"setup.py": "raise SystemExit('was run')\n", **files}
         archive(tmp_path / "index", setup, f"b-{version}", time=1_600_000_000 + day * 86_400)
@@ -69,6 +69,7 @@ def nearer(instance, tmp_path):
     return [(release.sdist, release.fix) for release in nearer_releases(instance, tmp_path / "sdists")]
 
 
+@pytest.mark.slow
 def test_releases_on_both_sides_of_the_base_commit_come_first(tmp_path, index):
     assert versions_of("b") == ("0.14.0", "0.15.0", "0.15.1", "0.15.2", "0.16.0", "0.16.1", "0.17.0", "0.18.0")
     assert nearer(row("0.17.0", REVERSE), tmp_path) == [

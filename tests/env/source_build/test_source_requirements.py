@@ -1,6 +1,7 @@
 """What is installed before a tree is, and until when packages may have been published."""
 
 import io
+import re
 import tarfile
 
 import pytest
@@ -23,6 +24,24 @@ def test_a_backend_brings_what_linking_a_tree_needs(tmp_path, requires, more):
     (tmp_path / "pyproject.toml").write_text(f"[build-system]\nrequires = {requires}\n")
     found = requirements_of(tmp_path, "", "mine")
     assert [one for one in found.build if not one.startswith(("setuptools", "wheel", "pip"))] == more
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[build-system]\nrequires = ["setuptools>=40.8", "wheel"]\n', "setuptools<70"),
+        ('[build-system]\nrequires = ["setuptools>=77.0.3"]\n', "setuptools>=77.0.3"),
+        ('[build-system]\nrequires = ["setuptools"]\n[project]\nname = "a"\nlicense = "MIT"\n', "setuptools>=77"),
+        ('[build-system]\nrequires = ["setuptools"]\n[project.license]\ntext = "MIT"\n', "setuptools<70"),
+        ('[build-system]\nrequires = ["setuptools-scm[toml]>=8.0"]\n', "setuptools-scm[toml]>=8.0"),
+        ('[build-system]\nrequires = ["setuptools-rust"]\n', "setuptools-rust"),
+    ],
+)
+def test_a_tree_that_needs_newer_build_tools_gets_them(tmp_path, text, expected):
+    (tmp_path / "pyproject.toml").write_text(text)
+    build = requirements_of(tmp_path, "", "mine").build
+    assert expected in build
+    assert len({re.split(r"[<>=\[]", one)[0].replace("-", "_") for one in build}) == len(build)
 
 
 def archive(path, mtime):

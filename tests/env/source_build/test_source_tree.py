@@ -12,7 +12,7 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import origin as origin_module
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.program import BuildError
-from swe_rl.env.source_build.sdist import days_after, fetch, released, split_name, unpack
+from swe_rl.env.source_build.sdist import days_after, fetch_sdist, release_time, split_name, unpack_sdist
 from swe_rl.env.source_build.tree import let_tox_report, make_tree
 
 FIX = (
@@ -138,9 +138,10 @@ def test_other_names_are_refused(text):
 
 def test_an_archive_in_the_cache_is_not_fetched_again_however_it_is_spelled(tmp_path):
     path = archive(tmp_path, name="My_Package-1.0")
-    assert fetch("my-package-1.0", tmp_path) == path
+    assert fetch_sdist("my-package-1.0", tmp_path) == path
 
 
+@pytest.mark.slow
 def test_nothing_of_a_distribution_is_run_to_fetch_it(tmp_path, monkeypatch):
     """`pip download` would run this setup.py for the distribution's name."""
     ran = tmp_path / "ran"
@@ -149,18 +150,18 @@ def test_nothing_of_a_distribution_is_run_to_fetch_it(tmp_path, monkeypatch):
     archive(tmp_path / "index", {"setup.py": setup}, "my_package-1.3")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
-    path = fetch("My-Package-1.2", tmp_path / "cache")
+    path = fetch_sdist("My-Package-1.2", tmp_path / "cache")
     assert path == tmp_path / "cache" / "My-Package-1.2.tar.gz" and tarfile.is_tarfile(path) and not ran.exists()
     with pytest.raises(BuildError, match=r"My-Package-9\.9 cannot be had from the package index.*there is no source"):
-        fetch("My-Package-9.9", tmp_path / "cache")
-    assert fetch("My-Package-1.2.0", tmp_path / "cache").name == "My-Package-1.2.0.tar.gz"  # the same to an index
+        fetch_sdist("My-Package-9.9", tmp_path / "cache")
+    assert fetch_sdist("My-Package-1.2.0", tmp_path / "cache").name == "My-Package-1.2.0.tar.gz"  # the same to an index
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
 def test_a_tree_may_come_from_an_archive_or_a_folder_of_this_machine(tmp_path):
     packed = archive(tmp_path)
     folder = tmp_path / "folder"
-    unpack(packed, folder)
+    unpack_sdist(packed, folder)
     for given in ({"archive": str(packed)}, {"tree": str(folder)}):
         source = Source(fix="reverse-apply both", python="3.9", **given)
         instance = replace(INSTANCE, version="2.1", source=source)
@@ -204,17 +205,17 @@ def read_only(*_, **__):
 
 
 def test_packages_are_taken_from_the_time_of_the_release(tmp_path):
-    assert days_after(released(archive(tmp_path, time=1_600_000_000)), 60) == "2020-11-12T12:26:40Z"
-    assert days_after(released(archive(tmp_path, time=0)), 60) is None
+    assert days_after(release_time(archive(tmp_path, time=1_600_000_000)), 60) == "2020-11-12T12:26:40Z"
+    assert days_after(release_time(archive(tmp_path, time=0)), 60) is None
 
 
 def test_a_broken_archive_is_named(tmp_path):
     (tmp_path / "b-1.0.tar.gz").write_bytes(b"nothing")
     with pytest.raises(BuildError, match=r"b-1\.0\.tar\.gz cannot be unpacked"):
-        unpack(tmp_path / "b-1.0.tar.gz", tmp_path / "tree")
+        unpack_sdist(tmp_path / "b-1.0.tar.gz", tmp_path / "tree")
     two = archive(tmp_path / "two")
     with tarfile.open(two, "w:gz") as tar:
         for name in ("x/a", "y/b"):
             tar.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
     with pytest.raises(BuildError, match="exactly one folder"):
-        unpack(two, tmp_path / "tree")
+        unpack_sdist(two, tmp_path / "tree")

@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         caches.append(cache)
         return Built(cache / "tree", Environment(cache / "environment", "b-1.0-py3.9-0"), "1.0")
 
-    monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr(module, "build_source", build)
     return caches
 
 
@@ -52,15 +52,15 @@ def test_it_is_built_once_however_many_ask(asked, tmp_path):
 
 
 def test_a_build_that_failed_is_tried_again(asked, tmp_path, monkeypatch):
-    workspaces, build = SourceWorkspaces(tmp_path), module.build
+    workspaces, build = SourceWorkspaces(tmp_path), module.build_source
 
     def fail(instance: Instance, cache: Path) -> Built:
         raise BuildError("no network")
 
-    monkeypatch.setattr(module, "build", fail)
+    monkeypatch.setattr(module, "build_source", fail)
     with pytest.raises(BuildError):
         workspaces.workspace(INSTANCE)
-    monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr(module, "build_source", build)
     assert workspaces.workspace(INSTANCE).path == tmp_path / "tree"
 
 

@@ -1,12 +1,10 @@
 """Rows whose columns have other names: env.columns, held against the rule that looks at them before a run."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from swe_rl.check.check import check
-from swe_rl.check.preflight.image_names import needed_images
+from swe_rl.check.check import check_config
 from swe_rl.config.choices import GradingKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
@@ -14,7 +12,7 @@ from swe_rl.env.instance import InstanceError
 from swe_rl.env.kodcode.read import read_split as read_functions
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.swe.prepared import Identity, prepared_instances, write_prepared
+from swe_rl.env.swe.prepared import PreparedIdentity, prepared_instances, write_prepared
 from swe_rl.env.swe.read import read_split
 from swe_rl.sandbox.process.provider import ProcessProvider
 
@@ -85,7 +83,6 @@ def test_an_issue_with_its_image(tmp_path):
     words = [f"env.columns.{name}='{value}'" for name, value in columns.items()]
     made = compose(["env=jsonl", f"env.dataset={file}", *(f"+{word}" for word in words)]).config
     assert made.env.columns == columns
-    assert needed_images(made, lambda path: Path(path).read_text()) == ["registry/made/calc:latest"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_what_is_not_there_is_refused_by_name_before_and_when_it_is_read(tmp_pat
         (read_functions if env == "kodcode" else read_split)(config(file, columns, name=env), "train")
     table = [f"+env.columns.{name}='{value}'" for name, value in columns.items()]
     composed = compose([f"env={env}", f"env.dataset={file}", *table])
-    findings = [it for it in check(composed.config) if it.rule_id == "columns"]
+    findings = [it for it in check_config(composed.config) if it.rule_id == "columns"]
     assert [it.key for it in findings] == [f"env.columns.{key}"]
     assert words in findings[0].message
 
@@ -118,10 +115,10 @@ def test_what_was_prepared_with_other_columns_is_not_used(tmp_path):
     file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c"}])
     mine = config(file, OF_ISSUES | {"base_commit": "commit"})
     read = read_split(mine, "train")
-    write_prepared(tmp_path, Identity.of(mine, "train"), read.instances, {"revision": read.revision})
+    write_prepared(tmp_path, PreparedIdentity.of(mine, "train"), read.instances, {"revision": read.revision})
     assert prepared_instances(mine, "train", tmp_path) == read.instances
     assert prepared_instances(config(file, {}), "train", tmp_path) is None
-    assert "columns" not in Identity.of(config(file, {}), "train").record
+    assert "columns" not in PreparedIdentity.of(config(file, {}), "train").record
 
 
 def test_another_data_set_to_evaluate_on_has_columns_of_its_own(tmp_path):
@@ -130,3 +127,44 @@ def test_another_data_set_to_evaluate_on_has_columns_of_its_own(tmp_path):
     names = {"instance_id": "name", "problem_statement": "text", "base_commit": "commit", "FAIL_TO_PASS": "wanted"}
     mine = config(train, OF_ISSUES | {"base_commit": "commit"}, eval_dataset=test, eval_columns=names)
     assert [read_split(mine, split).instances[0].instance_id for split in ("train", "test")] == ["7", "x"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("['t.py::a', 't.py::b[1, 2]']", ("t.py::a", "t.py::b[1, 2]")),
+        ('["t.py::a"]', ("t.py::a",)),
+        ("('t.py::a', \"t.py::it's\")", ("t.py::a", "t.py::it's")),
+        ("t.py::a[x]\n\nt.py::b\x0cc", ("t.py::a[x]", "t.py::b\x0cc")),
+        ("[]", ()),
+    ],
+)
+def test_lists_are_read_as_json_and_as_python_write_them(tmp_path, wanted, names):
+    row = ISSUE | {"commit": "c", "wanted": wanted, "kept": "t.py::kept"}
+    mine = config(
+        written(tmp_path / "rows.jsonl", [row]), OF_ISSUES | {"base_commit": "commit", "PASS_TO_PASS": "kept"}
+    )
+    read = read_split(mine, "train") if names else None
+    assert read is None or read.instances[0].fail_to_pass == names
+    if not names:
+        with pytest.raises(InstanceError, match="no FAIL_TO_PASS test"):
+            read_split(mine, "train")
+
+
+@pytest.mark.parametrize(
+    "wanted", ["['t.py::a', 't.py::b'", "['t.py::a' 't.py::b']", "[t.py::a, t.py::b]", "['a', ...]"]
+)
+def test_what_only_looks_like_a_list_is_refused_with_its_column(tmp_path, wanted):
+    """As one name a line it would be one test that no run has."""
+    file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c", "wanted": wanted}])
+    with pytest.raises(InstanceError, match=r"line 1: column '(wanted|FAIL_TO_PASS)'"):
+        read_split(config(file, OF_ISSUES | {"base_commit": "commit"}), "train")
+
+
+def test_a_character_that_ends_a_line_for_unicode_alone_stays_in_its_row(tmp_path):
+    rows = [ISSUE | {"id": str(number), "issue": f"a{mark}b", "commit": "c", "box": f"made/{number}"}
+            for number, mark in enumerate("\u2028\x85\u2029 ")]  # fmt: skip
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    instances = read_split(config(str(path), OF_ISSUES | {"base_commit": "commit", "image": "box"}), "train").instances
+    assert [instance.image for instance in instances] == [f"made/{number}" for number in range(4)]

@@ -10,7 +10,7 @@ from swe_rl.config.choices import GradingKind, Keep, SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.instance import InstanceError, Source
 from swe_rl.env.make import make_env
-from swe_rl.env.swe.prepared import Identity, manifest_of, prepared_instances, read_manifest, write_prepared
+from swe_rl.env.swe.prepared import PreparedIdentity, manifest_of, prepared_instances, read_manifest, write_prepared
 from swe_rl.env.swe.read import read_split, to_instance
 from swe_rl.env.swe.splits import shared_instances
 
@@ -56,6 +56,18 @@ def test_slices_and_choices(tmp_path, dataset):
     one = env(tmp_path, config(dataset, instance_ids=("c", "a")))
     assert ids(one.instances("train[:4]")) == ["c", "a"] and ids(one.instances("train[4:]")) == ["e", "f"]
     assert ids(env(tmp_path, config(dataset, instances="*d*")).instances("train[:4]")) == ["d"]
+
+
+@pytest.mark.parametrize("keys", [{"instances": "*z*"}, {"instance_ids": ("e", "z")}, {"instance_ids": ("z",)}])
+@pytest.mark.parametrize("split", ["train[:4]", "train[4:]"])
+def test_a_choice_that_means_no_instance_is_refused_wherever_it_is_read(tmp_path, dataset, split, keys):
+    with pytest.raises(InstanceError, match=r"among the [42] instances \(such as (a and b|e and f)\)"):
+        env(tmp_path, config(dataset, **keys)).instances(split)
+
+
+def test_a_choice_of_what_is_trained_on_leaves_all_that_is_evaluated(tmp_path, dataset):
+    for keys in ({"instances": "[ab]*"}, {"instance_ids": ("b", "a")}):
+        assert ids(env(tmp_path, config(dataset, **keys)).instances("train[4:]")) == ["e", "f"]
 
 
 def test_splits_that_meet_are_refused_with_the_instances(tmp_path, dataset):
@@ -117,7 +129,7 @@ def test_how_many_the_split_has_without_its_slice(tmp_path, dataset):
     one = env(tmp_path, config(dataset, instance_ids=("c", "a")))
     assert one.split_instances("train[:4]") == 6 and len(one.instances("train[:4]")) == 2
     made = config(dataset)
-    identity = Identity.of(made, "train[:4]")
+    identity = PreparedIdentity.of(made, "train[:4]")
     read = read_split(made, "train[:4]")
     facts = {"revision": read.revision, "source_rows": read.source_rows, "split_rows": read.split_rows}
     write_prepared(tmp_path / "cache", identity, read.instances, facts)
@@ -183,8 +195,8 @@ class TestPrepared:
 
     def prepare(self, tmp_path, made, split="train[:4]"):
         read = read_split(made, split)
-        write_prepared(tmp_path, Identity.of(made, split), read.instances, {"revision": read.revision})
-        return Identity.of(made, split).path(tmp_path)
+        write_prepared(tmp_path, PreparedIdentity.of(made, split), read.instances, {"revision": read.revision})
+        return PreparedIdentity.of(made, split).path(tmp_path)
 
     def test_it_is_used_as_long_as_it_fits(self, tmp_path, dataset):
         made = config(dataset, grading=GradingKind.swebench)

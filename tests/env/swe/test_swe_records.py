@@ -69,7 +69,7 @@ def test_a_list_of_ids_keeps_its_order_and_names_what_is_missing(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(RECORD | {"instance_id": name}) for name in "abc"))
     instances = read_instances(tmp_path / "a.jsonl")
     assert [one.instance_id for one in select_instances(instances, ("c", "a", "c"))] == ["c", "a"]
-    with pytest.raises(InstanceError, match="z not among"):
+    with pytest.raises(InstanceError, match=r"env\.instance_ids: z is not among the 3 instances \(such as a and b\)"):
         select_instances(instances, ["a", "z"])
 
 

@@ -1,0 +1,59 @@
+"""Defines what a miner finds: an instance that nobody has proven yet, or the reason why there is none.
+
+Invariants:
+- A reason is one of `Reason`, so that a report can count reasons.
+- A statement shows no line of the fix: what it says can be read by an agent.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swe_rl.env.instance import Instance
+
+# A shorter line of a fix stands in many texts by chance: `return None`, `import re`.
+_TELLING_CHARS = 24
+
+
+class Reason(StrEnum):
+    """Says why a difference gives no candidate."""
+
+    unavailable = "its files cannot be had"
+    licence = "its licence is not in mine.licences"
+    too_old = "it is older than mine.since"
+    no_tests = "it has no tests"
+    tests_alone = "no file but tests changed"
+    fix_alone = "no test changed"
+    too_large = "the fix has more lines than mine.max_changed_lines"
+    binary = "a changed file is no text"
+    no_statement = "nothing says what changed"
+    leak = "what says what changed shows the fix"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCandidate:
+    """Holds what became of one difference. `name` says which one; there is an instance or a reason, never both."""
+
+    name: str
+    project: str
+    instance: Instance | None = None
+    reason: Reason | None = None
+    licence: str = ""  # This is what the project itself says.
+    detail: str = ""  # This says in words what was found where there is no instance.
+
+
+def changed_lines(patch: str) -> int:
+    """Returns how many lines a patch adds or removes."""
+    lines = patch.split("\n")
+    return sum(line.startswith(("+", "-")) and not line.startswith(("+++", "---")) for line in lines)
+
+
+def is_binary(patch: str) -> bool:
+    """Tells whether a file of a patch is no text."""
+    return "\nGIT binary patch\n" in f"\n{patch}"
+
+
+def shows_fix(statement: str, patch: str) -> bool:
+    """Tells whether a statement has a whole line that the fix adds."""
+    said = {" ".join(line.split()) for line in statement.split("\n")}
+    added = (" ".join(line[1:].split()) for line in patch.split("\n") if line.startswith("+"))
+    return any(len(line) >= _TELLING_CHARS and line in said for line in added)

@@ -1,0 +1,90 @@
+"""Holds what became of all differences, and writes it: the proven instances, and a report of the others.
+
+Invariants:
+- All instances of a project are in one split, which follows from the project's name alone.
+- The rows are in the order of their ids, so the same finds give the same file.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swe_rl.env.instance import Instance
+from swe_rl.env.mining.candidate import TaskCandidate
+from swe_rl.logger.disk import write_json_atomic, write_text_atomic
+
+# A difference that gave a candidate has one of these words in the report.
+PROVEN = "proven"
+REFUTED = "its proof failed"
+UNTRIED = "infrastructure failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Holds the candidates, and for each candidate's id the instance as it was proven, or why it was not."""
+
+    candidates: Sequence[TaskCandidate]
+    outcomes: Mapping[str, Instance | str]
+
+    @property
+    def proven(self) -> list[Instance]:
+        return [outcome for outcome in self.outcomes.values() if isinstance(outcome, Instance)]
+
+    def counts(self) -> list[tuple[str, int]]:
+        """Returns how many differences had which outcome, the most frequent first."""
+        return Counter(self._outcome(candidate)[0] for candidate in self.candidates).most_common()
+
+    def split_sizes(self, heldout_share: float) -> dict[str, int]:
+        """Returns how many proven instances each split has."""
+        splits = [split_of(instance.repo, heldout_share) for instance in self.proven]
+        return {split: splits.count(split) for split in ("train", "heldout")}
+
+    def write(self, target: Path, heldout_share: float) -> None:
+        """Writes the proven instances, and beside them what became of each difference. Raises DiskError."""
+        licences = {
+            candidate.instance.instance_id: candidate.licence
+            for candidate in self.candidates
+            if candidate.instance is not None
+        }
+        write_text_atomic(target, lines_of(self.proven, licences, heldout_share))
+        differences = []
+        for candidate in self.candidates:
+            outcome, why = self._outcome(candidate)
+            about = {"difference": candidate.name, "project": candidate.project}
+            differences.append({**about, "outcome": outcome, "why": why})
+        write_json_atomic(report_of(target), {"counts": dict(self.counts()), "differences": differences})
+
+    def _outcome(self, candidate: TaskCandidate) -> tuple[str, str]:
+        """Returns the word for what became of a difference, and why."""
+        if candidate.instance is None:
+            return str(candidate.reason), candidate.detail
+        outcome = self.outcomes[candidate.instance.instance_id]
+        if isinstance(outcome, Instance):
+            return PROVEN, ""
+        return (UNTRIED if outcome == UNTRIED else REFUTED), outcome
+
+
+def report_of(target: Path) -> Path:
+    """Returns the place of the report that belongs to a file of instances."""
+    return target.with_name(f"{target.stem}.report.json")
+
+
+def split_of(project: str, heldout_share: float) -> str:
+    """Returns `heldout` or `train`: all instances of a project, on all machines, are in the same split."""
+    digest = hashlib.sha256(project.lower().encode()).digest()
+    return "heldout" if int.from_bytes(digest[:4]) < heldout_share * 2**32 else "train"
+
+
+def lines_of(rows: Iterable[Instance], licences: Mapping[str, str] | None = None, heldout_share: float = 0.0) -> str:
+    """Returns rows as lines of JSON, in the order of their ids."""
+    lines: list[str] = []
+    known = licences or {}
+    for row in sorted(rows, key=lambda row: row.instance_id):
+        record = row.to_record() | {"split": split_of(row.repo, heldout_share)}
+        if known.get(row.instance_id):
+            record["licence"] = known[row.instance_id]
+        lines.append(json.dumps(record, sort_keys=True) + "\n")
+    return "".join(lines)

@@ -1,0 +1,182 @@
+"""Makes a candidate of two neighbouring releases of a distribution: what changed in its code, and in its tests.
+
+Invariants:
+- Nothing of a distribution is run. Its files are compared as they are, by git.
+- The base tree is that of the older release, so no file of the newer one is in it but what the patches bring.
+- The same two archives give the same instance, on any machine.
+"""
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+
+from swe_rl.env.commits import CommitChange, is_test
+from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
+from swe_rl.env.mining.changelog import entry_of
+from swe_rl.env.mining.licence import is_permitted, licence_of
+from swe_rl.env.mining.tests_text import described_tests
+from swe_rl.env.source_build.program import BuildError, run_program
+from swe_rl.env.source_build.repository import git_output
+from swe_rl.env.source_build.sdist import days_after, fetch_sdist, release_time, unpack_sdist, versions_of
+from swe_rl.env.source_build.tree import IDENTITY
+
+_GIT_S = 120.0
+_DAYS_AFTER = 30  # Packages that a release needs may appear so many days after it.
+# These files say something of the release, and nothing of what the code does.
+_ABOUT = frozenset({"PKG-INFO", "SOURCES.txt", ".cirrus.yml", ".travis.yml", "CITATION.cff", "MANIFEST.in"})
+_ABOUT_FOLDERS = frozenset({"docs", "doc", ".github", ".circleci", "news", "changelog.d"})
+_ABOUT_ENDINGS = frozenset({".md", ".rst", ".txt"})
+_COMPARED = "two releases cannot be compared"
+
+
+@dataclass(frozen=True, slots=True)
+class MiningFilter:
+    """Says which candidates are wanted. Empty `licences` permit any; `since` is a date or nothing."""
+
+    licences: tuple[str, ...]
+    since: str
+    max_changed_lines: int
+    python: str
+    test_command: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePair:
+    """Names two neighbouring releases of a distribution."""
+
+    project: str
+    older: str
+    newer: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.project}-{self.newer}"
+
+
+def neighbouring_releases(project: str, max_pairs: int) -> list[ReleasePair]:
+    """Returns the newest pairs of neighbouring releases, the newest first. Raises BuildError."""
+    versions = versions_of(project)
+    return [ReleasePair(project, older, newer) for older, newer in pairwise(versions)][: -max_pairs - 1 : -1]
+
+
+def candidate_of(pair: ReleasePair, wanted: MiningFilter, archives: Path) -> TaskCandidate:
+    """Returns the candidate of a pair of releases, or the reason why there is none."""
+    try:
+        older = fetch_sdist(f"{pair.project}-{pair.older}", archives)
+        newer = fetch_sdist(f"{pair.project}-{pair.newer}", archives)
+        made = release_time(newer)
+        with tempfile.TemporaryDirectory(dir=archives, prefix=".mine-") as folder:
+            old_tree = Path(folder) / "a"
+            new_tree = Path(folder) / "b"
+            unpack_sdist(older, old_tree)
+            unpack_sdist(newer, new_tree)
+            return _compared(pair, wanted, old_tree, new_tree, made)
+    except (BuildError, InstanceError) as error:
+        return TaskCandidate(pair.name, pair.project, reason=Reason.unavailable, detail=str(error))
+
+
+def _compared(
+    pair: ReleasePair, wanted: MiningFilter, old_tree: Path, new_tree: Path, made: datetime | None
+) -> TaskCandidate:
+    """Returns what the difference of two unpacked releases gives. Raises BuildError."""
+
+    def refused(reason: Reason, detail: str = "") -> TaskCandidate:
+        return TaskCandidate(pair.name, pair.project, reason=reason, detail=detail)
+
+    licence = licence_of(new_tree)
+    if not is_permitted(licence, wanted.licences):
+        return refused(Reason.licence, licence or "it names none")
+    if wanted.since and made is not None and made.strftime("%Y-%m-%d") < wanted.since:
+        return refused(Reason.too_old, made.strftime("%Y-%m-%d"))
+    if not any(is_test(str(path.relative_to(new_tree))) for path in new_tree.rglob("*.py")):
+        return refused(Reason.no_tests)
+    change = _change_between(old_tree, new_tree, old_tree.parent / "repository.git")
+    files = change.files()
+    tests = [name for name in files if is_test(name)]
+    fixing = [name for name in files if not is_test(name) and not _is_about(name)]
+    if not tests:
+        return refused(Reason.fix_alone)
+    if not fixing:
+        return refused(Reason.tests_alone)
+    try:
+        patch = change.diff(fixing)
+        test_patch = change.diff(tests)
+    except InstanceError as error:
+        return refused(Reason.binary, str(error))
+    if is_binary(patch):
+        return refused(Reason.binary)
+    if changed_lines(patch) > wanted.max_changed_lines:
+        return refused(Reason.too_large, f"{changed_lines(patch)} lines")
+    statement = statement_of(pair, entry_of(new_tree, pair.newer), described_tests(test_patch, new_tree))
+    if not statement:
+        return refused(Reason.no_statement)
+    if shows_fix(statement, patch):
+        return refused(Reason.leak)
+    instance = _instance(pair, wanted, statement, patch, test_patch, made)
+    return TaskCandidate(pair.name, pair.project, instance, licence=licence)
+
+
+def statement_of(pair: ReleasePair, entry: str, tests: Sequence[str]) -> str:
+    """Returns what an agent is told: the project's own words on the version, and what its new tests say they test."""
+    parts = []
+    if entry:
+        parts.append(f"The next release of {pair.project} after {pair.older} makes these changes:\n\n{entry}")
+    if tests:
+        listed = "\n".join(f"- {line}" for line in tests)
+        parts.append(f"Tests that come with the change are about:\n\n{listed}")
+    if not parts:
+        return ""
+    return "\n\n".join([*parts, "Change the code so that it does this. Leave what is not named as it is."])
+
+
+def _instance(
+    pair: ReleasePair, wanted: MiningFilter, statement: str, patch: str, test_patch: str, made: datetime | None
+) -> Instance:
+    slug = re.sub(r"[^\w.-]+", "-", pair.project).lower()
+    return Instance(
+        instance_id=f"{slug}__{slug}-{pair.newer}",
+        repo=f"index/{slug}",
+        # A source distribution has no commit. Its name stands for one, in the form that git asks for.
+        base_commit=hashlib.sha1(f"{pair.project}-{pair.older}".encode(), usedforsecurity=False).hexdigest(),
+        problem_statement=statement,
+        patch=patch,
+        test_patch=test_patch,
+        fail_to_pass=(),
+        pass_to_pass=(),
+        version=pair.older,
+        created_at=made.strftime("%Y-%m-%dT%H:%M:%SZ") if made else "",
+        source=Source(
+            sdist=f"{pair.project}-{pair.older}",
+            python=wanted.python,
+            until=days_after(made, _DAYS_AFTER) or "",
+            test_command=wanted.test_command,
+        ),
+    )
+
+
+def _is_about(name: str) -> bool:
+    """Tells whether a file is about the release: its metadata, its documentation, its checks elsewhere."""
+    path = PurePosixPath(name)
+    if path.name in _ABOUT or any(part.endswith(".egg-info") for part in path.parts):
+        return True
+    if path.parts[0] in _ABOUT_FOLDERS:
+        return True
+    return len(path.parts) == 1 and (path.suffix in _ABOUT_ENDINGS or not path.suffix)
+
+
+def _change_between(old_tree: Path, new_tree: Path, repository: Path) -> CommitChange:
+    """Returns the change between two trees, as two commits of a new repository. Raises BuildError."""
+    commits: list[str] = []
+    run_program(["git", "init", "--quiet", "--bare", "--template=", repository], what=_COMPARED, timeout_s=_GIT_S)
+    for tree in (old_tree, new_tree):
+        command = ["git", "-c", "core.autocrlf=false", f"--git-dir={repository}", f"--work-tree={tree}"]
+        for arguments in (["add", "--all", "--force", "."], ["commit", "--quiet", "--no-gpg-sign", "-m", "release"]):
+            run_program([*command, *arguments], what=_COMPARED, timeout_s=_GIT_S, cwd=tree, environment=IDENTITY)
+        commits.append(git_output(repository, "rev-parse", "HEAD").strip())
+    return CommitChange(repository, str(repository), commits[0], commits[1])

@@ -1,0 +1,117 @@
+"""Puts files of the grader back once more between a row's installation and its tests.
+
+A row's installation runs code of the patched repository, and that code may write into files that were put back when
+the patch was applied. So they are put back again when nothing of the installation runs any more, and their hashes are
+looked at. Where they are not what they were, no test begins.
+
+Invariants:
+- What is put back is a git tree. Its id, and the hash of its listing, are known outside of the sandbox alone: whatever
+  code of the patch does to the files of the tree's repository is noticed.
+- Files that the row's own commands name before the tests (`sed -i ... tox.ini`) are the row's affair and stay.
+- The tests that a row brings are in that tree as its test patch leaves them.
+"""
+
+import re
+import shlex
+
+from swe_rl.env.instance import Instance
+from swe_rl.env.patch_files import touched_paths
+from swe_rl.sandbox.protocol import Sandbox
+
+_PUT_BACK_S = 300.0
+_TREE_LINE = re.compile(r"^swe_rl tree ([0-9a-f]{40,64}) ([0-9a-f]{64})$", re.MULTILINE)
+# A file of one of these names decides about the tests wherever it is, so a new one is removed.
+_NEVER_NEW = (
+    "conftest.py",
+    "sitecustomize.py",
+    "usercustomize.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "tox.ini",
+    "setup.cfg",
+    "GNUmakefile",
+    ".npmrc",
+)
+# Installers write into these folders, so new files in them stay.
+_OF_INSTALLERS = ("node_modules", "site-packages", ".venv", "venv", "build", ".tox", ".nox", ".eggs")
+# An installation makes these anew, and it may have to: a fix may add an entry point.
+_MADE_BY_INSTALLERS = ("*.pyc", "*.pth", "*.egg-info/**", "*.dist-info/**")
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+
+
+def named_by_setup(setup: str) -> list[str]:
+    """Returns the names of files that the commands before the tests name, without those of git."""
+    names: dict[str, None] = {}
+    end = ""
+    for line in setup.split("\n"):
+        if end:
+            end = "" if line.strip() == end else end
+            continue
+        opened = _HEREDOC.search(line)
+        end = opened[1] if opened else ""
+        if re.match(r"\s*(?:git|cd|source|\.)\s", line):
+            continue
+        words = re.findall(r"[\w.@+-]+\.\w+|[Mm]akefile", line)
+        names.update(dict.fromkeys(words))
+    return list(names)
+
+
+def tree_lines(instance: Instance, setup: str) -> str:
+    """Returns lines of bash for the end of `apply_patch`, which make the tree."""
+    excepted = [f":(top,glob)**/{name}" for name in (*_MADE_BY_INSTALLERS, *named_by_setup(setup))]
+    tests = [f":(top,literal){path}" for path in touched_paths(instance.test_patch)]
+    brings_tests = bool(instance.test_patch.strip()) and instance.test_patch.strip() in setup
+    return _TREE % {
+        "own": shlex.join(excepted),
+        "tests": shlex.join(tests),
+        "brings_tests": "yes" if brings_tests else "no",
+    }
+
+
+async def put_back(sandbox: Sandbox, folder: str, applied: str, instance: Instance, setup: str) -> bool:
+    """Puts back what the tree of `tree_lines` holds. Returns True where no tree was made.
+
+    `folder` and `applied` are the folder and the output of `apply_patch`. Returns False where files are still not what
+    they were after that. Raises SandboxError.
+    """
+    made = _TREE_LINE.findall(applied)
+    if not made:
+        return True
+    tree, listing = made[-1]
+    rows_own = named_by_setup(setup)
+    kept = [path for path in touched_paths(instance.patch) if path.rpartition("/")[2] in _NEVER_NEW]
+    specs = [f":(top,glob)**/{name}" for name in _NEVER_NEW if name not in rows_own]
+    specs += [f":(top,exclude,glob)**/{name}/**" for name in _OF_INSTALLERS]
+    specs += [f":(top,exclude,literal){path}" for path in kept]
+    names = {"tree": tree, "listing": listing, "folder": shlex.quote(folder), "specs": shlex.join(specs)}
+    done = await sandbox.exec(_PUT_BACK % names, timeout_s=_PUT_BACK_S)
+    return done.exit_code == 0
+
+
+_TREE = r"""
+if [ -e "$own/index" ]; then
+  cp "$own/index" "$own/tests"
+  tests() { GIT_INDEX_FILE="$own/tests" snapshot "$@"; }
+  if [ %(brings_tests)s = no ] || ! tests apply --cached --whitespace=nowarn "$d/test.patch" 2>/dev/null; then
+    tests=(%(tests)s); [ ${#tests[@]} -eq 0 ] || tests rm -r -q --cached --ignore-unmatch -- "${tests[@]}"
+  fi
+  tests rm -r -q --cached --ignore-unmatch -- %(own)s
+  echo "swe_rl tree $(tests write-tree) $(tests ls-files -s | sha256sum | head -c 64)"
+fi
+"""
+_PUT_BACK = r"""
+export PATH=/usr/local/bin:/usr/bin:/bin HOME=/nonexistent LC_ALL=C
+fresh=$(mktemp -d) && git init -q --template= "$fresh" && mkdir -p "$fresh/.git/info" || exit 1
+readlink -f %(folder)s/kept/.git/objects > "$fresh/.git/objects/info/alternates"
+echo '* -text -ident -filter !working-tree-encoding' > "$fresh/.git/info/attributes"
+export GIT_DIR=$fresh/.git GIT_WORK_TREE=$PWD
+git read-tree %(tree)s && [ "$(git ls-files -s | sha256sum | head -c 64)" = %(listing)s ] || exit 1
+git update-index -q --refresh >/dev/null
+git diff-files --name-only -z > "$fresh/changed"
+git ls-files -o -z -- %(specs)s > "$fresh/made"
+cat "$fresh/changed" "$fresh/made" | xargs -0 -r rm -rf --
+git checkout-index -f -z --stdin < "$fresh/changed"
+git update-index -q --refresh >/dev/null
+[ -z "$(git diff-files --name-only)" ] || exit 1
+rm -rf "$fresh" %(folder)s
+"""

@@ -1,0 +1,255 @@
+"""Gives each test of a Python file twins: the same calls with another expectation.
+
+A session that runs both can be trusted to tell right from wrong only if the tests pass and their twins fail. Whatever
+makes wrong code pass (a replaced `pytest.raises`, an exchanged exit code, an object that equals everything) makes a
+twin pass as well. Code could still guess which function is the test. So copies of the test stand beside the twins,
+which have to pass as the test does: then a guess has to be right about each function.
+
+Invariants:
+- Tests and twins get names of one form, in an order that is drawn anew for each session, so that tested code cannot
+  tell which is which. A test that reads its own name keeps it.
+- A name stands for all tests that have it: a method that overrides another one still does.
+- The file is otherwise as it was, character for character. Only where a runner calls tests by their docstrings, these
+  say which test they belong to.
+- A test that is skipped or expected to fail gets no twin, and neither does one without an expectation of its own.
+"""
+
+import ast
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swe_rl.env.twins.sites import Function, Kind, SiteFinder, TwinSite
+from swe_rl.env.twins.source import SourceText, TextEdit
+
+# These words follow a test's name. They say nothing, and each is as likely behind a test as behind a twin.
+_WORDS = (
+    "again", "alone", "also", "any", "basic", "both", "case", "common", "default", "each", "early", "empty", "even",
+    "exact", "extra", "first", "full", "given", "large", "last", "late", "like", "long", "main", "many", "mixed",
+    "more", "next", "odd", "once", "only", "other", "plain", "same", "short", "simple", "single", "small", "some",
+    "then", "twice", "usual", "value", "whole",
+)  # fmt: skip
+# A test with one of these words in a decorator gets no twin.
+_LEFT_OUT_MARKS = ("skip", "xfail", "expectedfailure", "fixture")
+# Hypothesis takes long to find the smallest values that fail, so one twin is enough.
+_REPEATS_ITSELF = "given("
+# A test that asks for one of these depends on its own name.
+_NAME_READERS = ("__name__", "_testMethodName", "nodeid", "request", "snapshot", "regression", "id()")
+# This finds the first line with words of a docstring: one string, without a line that goes on in the next.
+_FIRST_DOC_LINE = re.compile(r"""[rRuU]?(?:'''|\"{3}|'|")\s*(?P<line>[^\n\\]*?)[ \t]*(?=\n|'''|\"{3}|['"]\Z)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """Says which lines of a file with twins its text did not have. The first line of a file is number 1."""
+
+    first_line: int
+    num_lines: int
+
+
+@dataclass(slots=True)
+class TwinnedTests:
+    """Holds the names of functions in one session, of all files that one `random.Random` made twins for."""
+
+    real_names: dict[str, str] = field(default_factory=dict)  # maps the name in the session to the test's own
+    twin_of: dict[str, str] = field(default_factory=dict)  # maps a twin's name to its test's own
+    kept: set[str] = field(default_factory=set)  # functions have these tests' own names in the session too
+    without: list[str] = field(default_factory=list)  # these tests have no twin
+    inserted: dict[str, list[Inserted]] = field(default_factory=dict)  # the key is the path of the file
+    weak: frozenset[str] = frozenset()  # these get no twin: their twins do not fail on right code either
+    wanted: Mapping[str, int] | None = None  # says how many companions a test gets; with None each gets one, a twin
+    mark_docstrings: bool = False  # the runner calls a test by its docstring's first line
+    session_names: dict[str, str] = field(default_factory=dict)  # maps a test's own name to its name in the session
+    companions: dict[str, list[str]] = field(default_factory=dict)  # twins and copies; the key is a test's own name
+    copy_of: dict[str, str] = field(default_factory=dict)  # maps a copy's name to its test's own
+    taken: set[str] = field(default_factory=set)  # these names were drawn
+
+    def num_companions(self, name: str) -> int:
+        """Returns how many functions a test of this name gets beside it."""
+        if name in self.weak:
+            return 0
+        return 1 if self.wanted is None else self.wanted.get(name, 0)
+
+
+def add_twins(text: str, rng: random.Random, names: TwinnedTests, path: str = "") -> str:
+    """Returns a test file with twins, and notes their names and places in `names`.
+
+    `path` is what pytest calls the file. A file that does not parse stays as it is.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return text
+    source = SourceText(text)
+    finder = SiteFinder(source)
+    tests = list(tests_of(tree.body))
+    sites = [_best_sites(test, finder, names) for test in tests]
+    for test, sites_of_test in zip(tests, sites, strict=True):
+        if sites_of_test:
+            _draw_names(test, rng, names)
+    edits = [
+        edit
+        for test, sites_of_test in zip(tests, sites, strict=True)
+        for edit in _edits_of(test, sites_of_test, source, rng, names)
+    ]
+    names.inserted[path] = _inserted_lines(edits, source)
+    return source.changed(edits)
+
+
+def poison_test(text: str, name: str, rng: random.Random) -> str:
+    """Returns a test file in which each test of a name expects something else, in place.
+
+    Returns the text as it is where no test of that name can.
+    """
+    try:
+        tests = [test for test in tests_of(ast.parse(text).body) if test.name == name]
+    except (SyntaxError, ValueError, RecursionError):
+        return text
+    source = SourceText(text)
+    sites = [_best_sites(test, SiteFinder(source), TwinnedTests()) for test in tests]
+    return source.changed(edit for of_test in sites if of_test for edit in rng.choice(of_test).draw(rng))
+
+
+def _inserted_lines(edits: Sequence[TextEdit], source: SourceText) -> list[Inserted]:
+    """Returns where the twins stand in the file after the edits."""
+    places: list[Inserted] = []
+    shift = 0
+    for edit in sorted(edits, key=lambda edit: edit.start):
+        num_lines = edit.text.count("\n")
+        if num_lines:
+            # A twin behind its test begins with the end of the test's last line.
+            first_line = source.lines_before(edit.start) + 1 + edit.text.startswith("\n") + shift
+            places.append(Inserted(first_line, num_lines))
+            shift += num_lines
+    return places
+
+
+def tests_of(body: Sequence[ast.stmt]) -> Iterator[Function]:
+    """Yields the test functions of a module and of its classes, also below conditions."""
+    for node in body:
+        if isinstance(node, Function):
+            if node.name.startswith("test"):
+                yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from tests_of(node.body)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                for child in getattr(node, part, ()):
+                    yield from tests_of(child.body if isinstance(child, ast.ExceptHandler) else [child])
+
+
+def _best_sites(test: Function, finder: SiteFinder, names: TwinnedTests) -> list[TwinSite]:
+    """Returns the sites that say most about a session, and none for a test that gets no twin."""
+    if not names.num_companions(test.name) or _is_left_out(test):
+        return []
+    if names.mark_docstrings and ast.get_docstring(test) and _end_of_doc_line(test, finder.source) is None:
+        return []
+    sites = finder.sites_of(test)
+    best: Kind = min((site.kind for site in sites), default=Kind.value)
+    return [site for site in sites if site.kind == best]
+
+
+def _is_left_out(test: Function) -> bool:
+    """Tells whether a decorator says that the test is skipped, expected to fail, or no test."""
+    marks = [ast.unparse(decorator).lower() for decorator in test.decorator_list]
+    return any(word in mark for mark in marks for word in _LEFT_OUT_MARKS)
+
+
+def _draw_names(test: Function, rng: random.Random, names: TwinnedTests) -> None:
+    """Gives all tests of one name their names in the session, and those of their companions."""
+    if test.name in names.session_names:
+        return
+    repeats = any(_REPEATS_ITSELF in ast.unparse(decorator) for decorator in test.decorator_list)
+    num_companions = 1 if repeats else names.num_companions(test.name)
+    num_copies = 0 if _reads_its_name(ast.unparse(test)) else _draw_num_copies(num_companions, rng)
+    drawn = [_free_name(test.name, rng, names) for _ in range(num_companions + 1)]
+    names.session_names[test.name] = drawn[0]
+    names.real_names[drawn[0]] = test.name
+    names.copy_of.update(dict.fromkeys(drawn[1 : num_copies + 1], test.name))
+    names.twin_of.update(dict.fromkeys(drawn[num_copies + 1 :], test.name))
+    names.companions[test.name] = drawn[1:]
+    rng.shuffle(names.companions[test.name])
+
+
+def _draw_num_copies(num_companions: int, rng: random.Random) -> int:
+    """Returns how many companions are copies, so that each mixture of right and wrong functions is equally likely.
+
+    A test and n companions make n + 1 functions, of which at least one is right and at least one is wrong. That leaves
+    2 ** (n + 1) - 2 mixtures, and the bits of the number drawn here are one of them.
+    """
+    mixture = rng.randrange(1, 2 ** (num_companions + 1) - 1)
+    return mixture.bit_count() - 1
+
+
+def _reads_its_name(text: str) -> bool:
+    """Tells whether a test depends on its own name, so that its copies under other names might fail."""
+    return any(reader in text for reader in _NAME_READERS)
+
+
+def _free_name(name: str, rng: random.Random, names: TwinnedTests) -> str:
+    """Returns the test's name with words behind it that no other function has."""
+    while True:
+        words = "_".join(rng.sample(_WORDS, k=2))
+        candidate = f"{name}_{words}"
+        if candidate not in names.taken:
+            names.taken.add(candidate)
+            return candidate
+
+
+def _edits_of(
+    test: Function, sites: Sequence[TwinSite], source: SourceText, rng: random.Random, names: TwinnedTests
+) -> Iterator[TextEdit]:
+    """Yields the edits that put a test's companions around the test, and give the test its name in the session."""
+    if not sites and names.num_companions(test.name):
+        names.without.append(test.name)
+    session_name = names.session_names.get(test.name, test.name)
+    if _reads_its_name(source.text_of(test)):
+        session_name = test.name
+    if session_name == test.name:
+        names.kept.add(test.name)
+    else:
+        yield from _rename_edits(test, session_name, source, names)
+    if not sites:
+        return
+    start = source.line_start(min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]))
+    end = source.line_end(test)
+    companions: list[str] = []
+    for name in names.companions[test.name]:
+        expectation = [] if name in names.copy_of else rng.choice(sites).draw(rng)
+        companions.append(source.changed([*expectation, *_rename_edits(test, name, source, names)], start, end))
+    num_before = rng.randint(0, len(companions))
+    if num_before:
+        yield TextEdit(start, start, "".join(f"{companion}\n\n" for companion in companions[:num_before]))
+    if num_before < len(companions):
+        yield TextEdit(end, end, "".join(f"\n\n{companion}" for companion in companions[num_before:]) + "\n")
+
+
+def _rename_edits(test: Function, name: str, source: SourceText, names: TwinnedTests) -> list[TextEdit]:
+    """Returns the edits that give a function another name, also in its docstring where the runner shows that."""
+    edits = [TextEdit(*_place_of_name(test, source), name)]
+    end = _end_of_doc_line(test, source) if names.mark_docstrings else None
+    return edits if end is None else [*edits, TextEdit(end, end, mark_of(name))]
+
+
+def mark_of(name: str) -> str:
+    """Returns what stands behind the first line of a docstring, so that a log tells a test from its twins."""
+    return f" [{name}]"
+
+
+def _end_of_doc_line(test: Function, source: SourceText) -> int | None:
+    """Returns where a docstring's first line with words ends, in bytes, or None where it has no such line."""
+    first = test.body[0]
+    if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
+        return None
+    match = _FIRST_DOC_LINE.match(source.text_of(first.value)) if isinstance(first.value.value, str) else None
+    if match is None or not match["line"]:
+        return None
+    return source.span(first.value)[0] + len(match.string[: match.end("line")].encode("utf-8"))
+
+
+def _place_of_name(test: Function, source: SourceText) -> tuple[int, int]:
+    """Returns where a function's name stands, in bytes: behind `def`, which the tree does not say."""
+    line = source.line_start(test.lineno) + test.col_offset
+    start = source.data.index(test.name.encode("utf-8"), line + len("def"))
+    return start, start + len(test.name.encode("utf-8"))

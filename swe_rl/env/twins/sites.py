@@ -1,0 +1,379 @@
+"""Finds the places of a test at which its expectation can be exchanged without any change to the calls that it makes.
+
+A place (`TwinSite`) is a change of the source text after which the test contradicts itself as it was. Places are ranked
+by how much a session learns from them. A changed literal in place looks like any test: code that reads what its
+caller expects, and objects that equal everything, satisfy the changed test as well, and so give themselves away.
+Negation comes last, because objects that equal everything fail a negated test as right code does.
+
+Invariants:
+- Only what a test compares with, an exception that it expects, or how it compares is changed. The inputs of the calls
+  stay: right code may differ on other inputs.
+- A site is found by the syntax tree alone. Whether the changed test really fails on right code is for a run to show.
+"""
+
+import ast
+import builtins
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from swe_rl.env.twins.source import SourceText, TextEdit
+from swe_rl.env.twins.values import another_literal, changeable_constants, is_literal
+
+_OPPOSITES = {
+    "assertTrue": "assertFalse",
+    "assertIn": "assertNotIn",
+    "assertIsNone": "assertIsNotNone",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertEqual": "assertNotEqual",
+    "assertEquals": "assertNotEqual",
+    "assertIs": "assertIsNot",
+    "assertGreater": "assertLessEqual",
+    "assertLess": "assertGreaterEqual",
+    "assertRegex": "assertNotRegex",
+    "assertAlmostEqual": "assertNotAlmostEqual",
+    "assert_called": "assert_not_called",
+    "assert_awaited": "assert_not_awaited",
+}
+# Both names take the same arguments, and the two assertions never hold together.
+OPPOSITES = {
+    **_OPPOSITES,
+    **{right: left for left, right in _OPPOSITES.items() if left != "assertEquals"},
+    "assert_called_once": "assert_not_called",
+    "assert_awaited_once": "assert_not_awaited",
+}
+# Of these two arguments, the one that is written out is the expectation.
+_COMPARED = frozenset(
+    {
+        "assertEqual", "assertEquals", "assertAlmostEqual", "assertAlmostEquals", "assertListEqual", "assertIs",
+        "assertDictEqual", "assertSetEqual", "assertTupleEqual", "assertSequenceEqual", "assertMultiLineEqual",
+        "assertCountEqual", "assertItemsEqual", "assertHTMLEqual", "assertXMLEqual", "assertJSONEqual",
+        "assertQuerysetEqual", "assertQuerySetEqual", "assertURLEqual", "assert_equal", "assert_allclose", "eq_",
+        "assert_almost_equal", "assert_array_equal", "assert_array_almost_equal", "assert_approx_equal",
+        "assert_frame_equal", "assert_series_equal", "assert_index_equal", "assert_identical",
+    }
+)  # fmt: skip
+# This says by the name of an assertion which of its arguments is the expectation. None means all of them.
+_EXPECTATIONS: Mapping[str, int | None] = {
+    "assertIn": 0,
+    "assertInHTML": 0,
+    "assertNumQueries": 0,
+    "assertRegex": 1,
+    "assertRegexpMatches": 1,
+    "assertContains": 1,
+    "assertRedirects": 1,
+    "assertTemplateUsed": 1,
+    "assert_called_with": None,
+    "assert_called_once_with": None,
+    "assert_any_call": None,
+    "assert_has_calls": None,
+    "assert_awaited_with": None,
+    "assert_awaited_once_with": None,
+    "assert_any_await": None,
+    "assert_has_awaits": None,
+}
+# The first argument of these is an exception.
+_EXPECTING_ERRORS = frozenset(
+    {
+        "raises",
+        "assertRaises",
+        "assertRaisesRegex",
+        "assertRaisesRegexp",
+        "assertRaisesMessage",
+        "assert_raises",
+        "assert_raises_regex",
+        "assert_raises_regexp",
+        "warns",
+        "assertWarns",
+        "assertWarnsMessage",
+    }
+)
+# An assertion of the repository's own, which no table can name, compares its first two arguments.
+_OWN_ASSERTION = re.compile(r"assert_?[a-zA-Z]")
+_EXCEPTIONS = (
+    "ValueError",
+    "TypeError",
+    "KeyError",
+    "IndexError",
+    "AttributeError",
+    "RuntimeError",
+    "ZeroDivisionError",
+    "NotImplementedError",
+    "FileNotFoundError",
+    "ImportError",
+)
+_WARNINGS = ("DeprecationWarning", "FutureWarning", "RuntimeWarning", "ImportWarning", "BytesWarning", "UnicodeWarning")
+
+# The results of these differ with each of their arguments, so a changed argument changes the expectation.
+_WRAPPING = frozenset({"approx", "call", "set", "frozenset", "dict", "list", "tuple", "array", "date", "datetime"})
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Draw = Callable[[random.Random], list[TextEdit]]
+
+
+class Kind(IntEnum):
+    """Says what is exchanged. A lower number says more about a session that such a test passes in."""
+
+    value = 1  # a literal is changed in place
+    exception = 2
+    foreign_object = 3  # the expectation becomes an object that equals nothing
+    negation = 4
+    ending = 5  # nothing can be exchanged: the test fails at its end
+
+
+@dataclass(frozen=True, slots=True)
+class TwinSite:
+    """Holds a place in a test. `draw` returns the edits, and each call may draw other values."""
+
+    kind: Kind
+    draw: Draw
+
+
+class SiteFinder:
+    """Finds the sites of the tests of one file."""
+
+    def __init__(self, source: SourceText) -> None:
+        self.source = source
+
+    def sites_of(self, test: Function) -> list[TwinSite]:
+        """Returns every site of a test, in the order of the source."""
+        sites = [site for node in _own_nodes(test) for site in self._sites_at(node, test)]
+        return [*sites, self._site_at_end(test)]
+
+    def _site_at_end(self, test: Function) -> TwinSite:
+        """Returns a site that makes the test fail at its end.
+
+        A test that compares nothing itself (a helper does, or a snapshot) can at least be made to fail.
+        """
+        end = self.source.span(test.body[-1])[1]
+        is_one_line = test.body[0].lineno == test.lineno
+        separator = "; " if is_one_line else "\n" + " " * test.body[0].col_offset
+        return TwinSite(Kind.ending, lambda _: [TextEdit(end, end, f"{separator}assert not [{test.name!r}]")])
+
+    def _sites_at(self, node: ast.AST, test: Function) -> Iterator[TwinSite]:
+        if isinstance(node, ast.Assert):
+            yield from self._sites_of_condition(node.test, test)
+        elif isinstance(node, ast.Call):
+            yield from self._sites_of_call(node, test)
+
+    def _sites_of_condition(self, condition: ast.expr, test: Function) -> Iterator[TwinSite]:
+        if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
+            # One wrong part makes the whole wrong. The first part is always evaluated, the others may not be.
+            yield from self._sites_of_condition(condition.values[0], test)
+            return
+        if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
+            operator = condition.ops[0]
+            right = condition.comparators[0]
+            if isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and not _is_singleton(right)):
+                yield from self._sites_of_pair(condition.left, right, test)
+            elif isinstance(operator, ast.In) and is_literal(condition.left):
+                yield from self._sites_of_literal(condition.left)
+        negated = f"not ({self.source.text_of(condition)})"
+        yield TwinSite(Kind.negation, lambda _: [self.source.replace(condition, negated)])
+
+    def _sites_of_call(self, call: ast.Call, test: Function) -> Iterator[TwinSite]:
+        name = _called_name(call)
+        if name in _EXPECTING_ERRORS:
+            if call.args:
+                yield from self._sites_of_exception(call.args[0])
+            return
+        if name in _EXPECTATIONS:
+            for argument in _expected_arguments(call, _EXPECTATIONS[name]):
+                yield from self._sites_of_literal(argument)
+        elif len(call.args) >= 2 and (name in _COMPARED or (name not in OPPOSITES and _OWN_ASSERTION.match(name))):
+            yield from self._sites_of_pair(call.args[0], call.args[1], test)
+        opposite = OPPOSITES.get(name)
+        if opposite is not None:
+            yield TwinSite(Kind.negation, lambda _: [self._renamed(call, opposite)])
+
+    def _renamed(self, call: ast.Call, name: str) -> TextEdit:
+        if isinstance(call.func, ast.Attribute):
+            return self.source.replace(call.func, f"{self.source.text_of(call.func.value)}.{name}")
+        return self.source.replace(call.func, name)
+
+    def _sites_of_exception(self, expected: ast.expr) -> Iterator[TwinSite]:
+        others = _unrelated_exceptions(self.source.text_of(expected))
+        yield TwinSite(Kind.exception, lambda rng: [self.source.replace(expected, rng.choice(others))])
+
+    def _sites_of_pair(self, left: ast.expr, right: ast.expr, test: Function) -> Iterator[TwinSite]:
+        """Yields the sites of two sides that have to be equal. The side that is written out is the expectation."""
+        expectation = left if is_literal(left) and not is_literal(right) else right
+        yield from self._sites_of_expectation(expectation, test)
+        wrapped = f"[{self.source.text_of(expectation)}, object()][1]"
+        yield TwinSite(Kind.foreign_object, lambda _: [self.source.replace(expectation, wrapped)])
+
+    def _sites_of_expectation(self, expectation: ast.expr, test: Function) -> Iterator[TwinSite]:
+        if isinstance(expectation, ast.Name):
+            yield from self._sites_of_name(expectation.id, test)
+        elif not isinstance(expectation, ast.Call) or _only_wraps(expectation):
+            yield from self._sites_of_literal(expectation)
+
+    def _sites_of_literal(self, expectation: ast.expr) -> Iterator[TwinSite]:
+        """Yields a site for each constant in an expectation, also where it is an argument: `approx(3)`, `Point(1, 2)`.
+
+        An empty list, tuple or dictionary gets an element.
+        """
+        for constant in changeable_constants(expectation):
+            yield self._site_of_constant(constant)
+        filled = _fill_collection(expectation)
+        if filled:
+            yield TwinSite(Kind.value, lambda _: [self.source.replace(expectation, filled)])
+
+    def _site_of_constant(self, constant: ast.Constant) -> TwinSite:
+        return TwinSite(Kind.value, lambda rng: [self._changed_constant(constant, rng)])
+
+    def _changed_constant(self, constant: ast.Constant, rng: random.Random) -> TextEdit:
+        text = another_literal(self.source.text_of(constant), constant.value, rng)
+        return self.source.replace(constant, text)
+
+    def _sites_of_name(self, name: str, test: Function) -> Iterator[TwinSite]:
+        """Yields the sites where a variable gets the expected literal: an assignment, or the test's parameters."""
+        assigned = _assigned_literal(name, test)
+        if assigned is not None:
+            yield from self._sites_of_literal(assigned)
+            return
+        rows = _parameter_values(name, test)
+        constants = [changeable_constants(value) for value in rows]
+        if rows and all(constants):
+            # Each row is a test of its own, so each of them has to expect something else.
+            yield TwinSite(
+                Kind.value,
+                lambda rng: [self._changed_constant(rng.choice(row), rng) for row in constants],
+            )
+
+
+def _own_nodes(test: Function) -> Iterator[ast.AST]:
+    """Yields the nodes of a test's body. Functions and classes inside of it may never run, so they are left out."""
+    waiting: list[ast.AST] = list(reversed(test.body))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            continue
+        yield node
+        waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def _is_assertion(name: str) -> bool:
+    return name in _COMPARED or name in _EXPECTATIONS or bool(_OWN_ASSERTION.match(name))
+
+
+def _expected_arguments(call: ast.Call, position: int | None) -> Sequence[ast.expr]:
+    if position is None:
+        return [*call.args, *(keyword.value for keyword in call.keywords)]
+    return call.args[position : position + 1]
+
+
+def _unrelated_exceptions(expected: str) -> Sequence[str]:
+    """Returns names of exceptions (or warnings) that are neither above nor below those in an expression's text."""
+    candidates = _WARNINGS if "Warning" in expected else _EXCEPTIONS
+    known = [getattr(builtins, word, None) for word in re.findall(r"\w+", expected)]
+    classes = [
+        kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception
+    ]
+    return [name for name in candidates if not any(_are_related(getattr(builtins, name), kind) for kind in classes)]
+
+
+def _are_related(first: type, second: type) -> bool:
+    return issubclass(first, second) or issubclass(second, first)
+
+
+def _is_singleton(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
+
+
+def _called_name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _only_wraps(call: ast.Call) -> bool:
+    """Tells whether a call's result differs with each of its arguments: an object is made, or a value is wrapped.
+
+    Of other functions nobody knows that: `text.replace("a", "b")` is the same text for most arguments.
+    """
+    name = _called_name(call)
+    return name[:1].isupper() or name in _WRAPPING
+
+
+def _fill_collection(expectation: ast.expr) -> str:
+    """Returns an empty collection's text with an element, or nothing for any other expression."""
+    if isinstance(expectation, ast.List) and not expectation.elts:
+        return "[0]"
+    if isinstance(expectation, ast.Tuple) and not expectation.elts:
+        return "(0,)"
+    if isinstance(expectation, ast.Dict) and not expectation.keys:
+        return "{0: 0}"
+    return ""
+
+
+def _assigned_literal(name: str, test: Function) -> ast.expr | None:
+    """Returns the literal that a variable of the test gets, where it gets one only and only comparisons read it."""
+    values = [
+        node.value
+        for node in ast.walk(test)
+        if isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == name
+    ]
+    stores = [node for node in ast.walk(test) if isinstance(node, ast.Name) and node.id == name]
+    written = [node for node in stores if isinstance(node.ctx, ast.Store)]
+    if len(values) != 1 or len(written) != 1 or not is_literal(values[0]):
+        return None
+    # A variable that is an input somewhere may not be changed: right code may differ on other inputs.
+    compared = [
+        side
+        for node in ast.walk(test)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        if isinstance(side, ast.Name) and side.id == name
+    ]
+    compared += [
+        argument
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call) and _is_assertion(_called_name(node))
+        for argument in node.args
+        if isinstance(argument, ast.Name) and argument.id == name
+    ]
+    return values[0] if len(compared) == len(stores) - 1 else None
+
+
+def _parameter_values(name: str, test: Function) -> Sequence[ast.expr]:
+    """Returns what `pytest.mark.parametrize` gives a parameter, row by row, or nothing if that is not written out."""
+    for decorator in test.decorator_list:
+        if not isinstance(decorator, ast.Call) or _called_name(decorator) != "parametrize" or len(decorator.args) < 2:
+            continue
+        names = _parameter_names(decorator.args[0])
+        rows = decorator.args[1]
+        if name not in names or not isinstance(rows, ast.List | ast.Tuple):
+            continue
+        cells = [_find_cell(row, names, name) for row in rows.elts]
+        values = [cell for cell in cells if cell is not None]
+        return values if len(values) == len(cells) else ()
+    return ()
+
+
+def _parameter_names(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [name.strip() for name in node.value.split(",")]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [str(part.value) for part in node.elts if isinstance(part, ast.Constant)]
+    return []
+
+
+def _find_cell(row: ast.expr, names: Sequence[str], name: str) -> ast.expr | None:
+    """Returns a row's value of one parameter, or None where the row does not show it."""
+    if isinstance(row, ast.Call) and _called_name(row) == "param":
+        if any(keyword.arg == "marks" for keyword in row.keywords):
+            return None  # it may be skipped, or expected to fail
+        values: Sequence[ast.expr] = row.args
+    elif len(names) == 1:
+        values = [row]
+    elif isinstance(row, ast.Tuple | ast.List):
+        values = row.elts
+    else:
+        return None
+    return values[names.index(name)] if len(values) == len(names) else None

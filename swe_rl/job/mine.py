@@ -1,0 +1,152 @@
+"""`job=mine` turns neighbouring releases of a package index, or the commits of a git history, into proven instances.
+
+It fetches source distributions, splits each difference into a fix and its tests, and proves each candidate as
+`job=prepare` does. What is proven goes to the file that env.dataset names, and `env=mined` trains and evaluates on it.
+
+Invariants:
+- The file holds proven instances only, and is replaced only when all candidates were tried.
+- All instances of a project are in one split, which follows from the project's name alone.
+- A difference that gives nothing ends nothing: it is counted by its reason in the report beside the file.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from swe_rl.config.provenance import Origins
+from swe_rl.config.schema import Config
+from swe_rl.env.instance import Instance
+from swe_rl.env.make import make_env
+from swe_rl.env.mining.candidate import TaskCandidate
+from swe_rl.env.mining.found import UNTRIED, Found, lines_of, report_of
+from swe_rl.env.mining.history import candidate_of_commit, newest_commits
+from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, neighbouring_releases
+from swe_rl.env.proof.record import Proof, Standing
+from swe_rl.env.source_build.program import BuildError, ended_with_the_job
+from swe_rl.env.source_build.repository import clone_at, is_address
+from swe_rl.env.swe.env import SweEnv, sources_folder
+from swe_rl.errors import UserError
+from swe_rl.logger.disk import write_text_atomic
+from swe_rl.run import event_loop
+from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.proving import prove_here
+
+# Differences are fetched and compared side by side: most of the time an index is waited for.
+_THREADS = 4
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+Search = Callable[[], TaskCandidate]
+
+
+class MineError(UserError):
+    """Says that there is no difference that could become a task."""
+
+
+def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Mines, proves and writes. Returns 1 where nothing was proven. Raises MineError, DiskError."""
+    del folder, origins
+    console = Console()
+    target = Path(config.env.dataset).absolute()
+    with ended_with_the_job():
+        candidates = _searched(_searches(config), console)
+    rows = [candidate.instance for candidate in candidates if candidate.instance is not None]
+    outcomes = _proven(config, rows, target, console) if rows else {}
+    finds = Found(candidates, outcomes)
+    finds.write(target, config.mine.heldout_share)
+    console.print(_table(finds))
+    say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
+    splits = finds.split_sizes(config.mine.heldout_share)
+    say(f"{len(finds.proven)} instances ({splits['train']} in train, {splits['heldout']} in heldout): {target}")
+    say(f"why the others are none: {report_of(target)}")
+    missing = {"train": "env.split=heldout", "heldout": "env.eval_split=train"}
+    for split in [split for split, size in splits.items() if finds.proven and not size]:
+        say(
+            f"{split} is empty, as a project is in one split: mine more projects, or add {missing[split]} to other jobs"
+        )
+    return 0 if finds.proven else 1
+
+
+def _searches(config: Config) -> list[Search]:
+    """Returns what makes a candidate of each difference. Raises MineError, BuildError."""
+    mine = config.mine
+    wanted = MiningFilter(
+        licences=tuple(mine.licences),
+        since=mine.since or "",
+        max_changed_lines=mine.max_changed_lines,
+        python=mine.python or f"{sys.version_info.major}.{sys.version_info.minor}",
+        test_command=mine.test_command,
+    )
+    archives = sources_folder(cache_folder(config) / "workspaces") / "sdists"
+    archives.mkdir(parents=True, exist_ok=True)
+    if mine.repository is not None:
+        name = mine.repository
+        repository = clone_at(name, "", archives) if is_address(name) else Path(name).resolve()
+        origin = name if is_address(name) else str(repository)
+        commits = newest_commits(repository, mine.newest)
+        return [partial(candidate_of_commit, repository, origin, commit, wanted) for commit in commits]
+    searches: list[Search] = []
+    for project in mine.projects:
+        searches += [partial(candidate_of, pair, wanted, archives) for pair in _pairs(project, mine.newest)]
+    if not searches:
+        names = ", ".join(mine.projects)
+        raise MineError(
+            f"mine.projects: the package index has no two releases with source distributions of {names}. Look at the "
+            "names, and at pip's settings: job=mine asks the index that pip asks."
+        )
+    return searches
+
+
+def _pairs(project: str, newest: int) -> Sequence[ReleasePair]:
+    """Returns the project's pairs of releases, and none where the index does not answer for it."""
+    try:
+        return neighbouring_releases(project, newest)
+    except BuildError as error:
+        print(f"mine.projects: {error}", file=sys.stderr, flush=True)
+        return ()
+
+
+def _searched(searches: Sequence[Search], console: Console) -> list[TaskCandidate]:
+    """Returns a candidate for each search, in their order."""
+    with Progress(*_COLUMNS, console=console) as progress, ThreadPoolExecutor(_THREADS) as threads:
+        bar = progress.add_task("comparing releases", total=len(searches))
+        candidates: list[TaskCandidate] = []
+        for candidate in threads.map(lambda search: search(), searches):
+            candidates.append(candidate)
+            progress.advance(bar)
+    return candidates
+
+
+def _proven(config: Config, rows: Sequence[Instance], target: Path, console: Console) -> dict[str, Instance | str]:
+    """Returns for each id the instance as it was proven, or why it was not. Raises UserError."""
+    candidates = target.with_name(f"{target.stem}.candidates.jsonl")
+    write_text_atomic(candidates, lines_of(rows))
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    read = replace(config.env, dataset=str(candidates), name="jsonl")
+    env = make_env(read, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
+    assert isinstance(env, SweEnv)
+    instances = list(env.chosen(read.split))
+    todo = [instance for instance in instances if not env.is_settled(instance)]
+    event_loop.run_job(prove_here(config, env, todo, scratch_root(config), say))
+    return {instance.instance_id: _outcome(instance, env) for instance in instances}
+
+
+def _outcome(instance: Instance, env: SweEnv) -> Instance | str:
+    proof: Proof | None = env.book.of(instance.instance_id)
+    standing, reason = env.standing(instance)
+    if standing is Standing.proven and proof is not None:
+        return proof.applied(instance)
+    return reason if standing is Standing.refuted else UNTRIED
+
+
+def _table(finds: Found) -> Table:
+    """Returns how many differences had which outcome, the most frequent first."""
+    table = Table("number", "outcome", title=f"{len(finds.candidates)} differences", title_justify="left")
+    for word, count in finds.counts():
+        table.add_row(str(count), word)
+    return table

@@ -1,0 +1,299 @@
+"""This module reads a reply in the form that the checkpoint's own template writes (templates/own/reply_form.py).
+
+Invariants:
+- Nothing the model says is an error: what cannot be parsed stays, verbatim, in the content.
+- A call is a call only if its name and its arguments are whole.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from swe_rl.model.tool_parser import (
+    ParsedReply,
+    ToolCall,
+    dump_arguments,
+    finite,
+    parse_call,
+    parse_qwen3_coder,
+    parse_reply,
+    refuse_constant,
+    typed_value,
+)
+from swe_rl.templates.own.reply_form import Arguments, CallForm, ReasoningForm, ReplyForm
+
+Tools = Sequence[Mapping[str, Any]]
+# Returns the calls that begin at a place, and where they end; None: there is none.
+_Read = Callable[[str, int], tuple[list[ToolCall], int] | None]
+_HARMONY_START = "<|start|>assistant"
+_HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>\s*\Z")
+_HARMONY_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_HARMONY_TO = re.compile(r"to=functions\.([^\s<|]+)")
+_BARE_KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*:")
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)
+
+
+def parse_own_reply(form: ReplyForm, text: str, tools: Tools) -> ParsedReply:
+    """Parses a reply of this form. `tools` are those that the request offered; without any, there are no calls."""
+    calls = form.calls
+    if calls is not None and calls.arguments is Arguments.harmony:
+        return _parse_harmony(text, tools)
+    reasoning, content = split_reasoning(form.reasoning, text)
+    if form.text_before and content.lstrip().startswith(form.text_before):
+        content = content.lstrip().removeprefix(form.text_before)
+    if form.text_after:
+        content = content.removesuffix(form.text_after)
+    if not tools or calls is None:
+        return ParsedReply(content, reasoning)
+    if calls.arguments is Arguments.object and calls.before == "<tool_call>":
+        return _with_reasoning(parse_reply(content, tools=True), reasoning)
+    if calls.arguments is Arguments.tags and calls.before.endswith("<function="):
+        return _with_reasoning(parse_qwen3_coder(content, tools), reasoning)
+    return _with_reasoning(_parse_marked(calls, content, tools), reasoning)
+
+
+def split_reasoning(form: ReasoningForm | None, text: str) -> tuple[str | None, str]:
+    """Returns (reasoning, content) of a reply; reasoning that was cut off is all reasoning."""
+    if form is None:
+        return None, text
+    opened = text.lstrip()
+    if not opened.startswith(form.before) and not form.is_opened:
+        return None, text
+    thought, closed, content = opened.removeprefix(form.before).partition(form.after)
+    return thought.strip("\n"), content.lstrip("\n") if closed else ""
+
+
+def _with_reasoning(parsed: ParsedReply, reasoning: str | None) -> ParsedReply:
+    return parsed if reasoning is None else ParsedReply(parsed.content, reasoning, parsed.tool_calls)
+
+
+def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:
+    read = _reader(form, tools)
+    begin = re.compile(_pattern(form.before)) if form.before else re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
+    calls: list[ToolCall] = []
+    kept: list[str] = []
+    done = 0
+    while match := begin.search(content, done):
+        calls_here = read(content, match.end())
+        if calls_here is None:
+            kept.append(content[done : match.end()])
+            done = match.end()
+            if not match[0]:
+                break
+            continue
+        kept.append(content[done : match.start()])
+        calls += calls_here[0]
+        done = calls_here[1]
+    if not calls:
+        return ParsedReply(content)
+    rest = "".join([*kept, content[done:]])
+    for mark in (form.section, form.section_after):
+        rest = re.sub(_pattern(mark), "", rest, count=1) if mark else rest
+    return ParsedReply(rest.strip(), None, tuple(calls))
+
+
+def _reader(form: CallForm, tools: Tools) -> _Read:
+    after = re.compile(rf"\s*(?:{_pattern(form.after)})?") if form.after else re.compile("")
+    names = {str(_function(tool).get("name")) for tool in tools}
+    readers: dict[Arguments, Callable[[str, int], tuple[list[ToolCall], int] | None]] = {
+        Arguments.object: lambda text, place: _read_objects(text, place, names if not form.before else None),
+        Arguments.python: lambda text, place: _read_python(text, place, form.after),
+        Arguments.json: _named(form, lambda text, place, name: _read_json(text, place)),
+        Arguments.quoted: _named(form, lambda text, place, name: _read_quoted(text, place, form.quote)),
+        Arguments.tags: _named(form, lambda text, place, name: _read_tags(text, place, form, _properties(tools, name))),
+    }
+    read = readers[form.arguments]
+
+    def closed(text: str, place: int) -> tuple[list[ToolCall], int] | None:
+        calls = read(text, place)
+        if calls is None:
+            return None
+        ending = after.match(text, calls[1])
+        return calls[0], ending.end() if ending else calls[1]
+
+    return closed
+
+
+def _named(
+    form: CallForm, arguments: Callable[[str, int, str], tuple[dict[str, Any], int] | None]
+) -> Callable[[str, int], tuple[list[ToolCall], int] | None]:
+    """Reads a name, then its arguments."""
+    opening = re.compile(rf"\s*([^\s<>\[\]{{}}\"|]+?)(?::\d+)?{_pattern(form.after_name)}")
+    if not form.after_name.strip():
+        opening = re.compile(r"\s*([^\s<>\[\]{}\"|]+)\s*")
+
+    def read(text: str, place: int) -> tuple[list[ToolCall], int] | None:
+        match = opening.match(text, place)
+        values = arguments(text, match.end(), match[1]) if match else None
+        call = _call(match[1], values[0]) if match and values else None
+        return ([call], values[1]) if values and call else None
+
+    return read
+
+
+def _call(name: str, arguments: dict[str, Any]) -> ToolCall | None:
+    try:
+        name.encode()  # A lone surrogate cannot be sent on.
+        return ToolCall(name.removeprefix("functions."), dump_arguments(arguments))
+    except (UnicodeEncodeError, RecursionError):
+        return None
+
+
+def _read_json(text: str, place: int) -> tuple[dict[str, Any], int] | None:
+    start = place + len(text[place : place + 64]) - len(text[place : place + 64].lstrip())
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return (value, end) if isinstance(value, dict) else None
+
+
+def _read_objects(text: str, place: int, names: set[str] | None) -> tuple[list[ToolCall], int] | None:
+    """Reads one object, or several with a comma or a semicolon between them. With `names`, only calls of these."""
+    calls: list[ToolCall] = []
+    end = place
+    gap = re.compile(r"[\s,;\[]*(?=\{)")
+    while match := gap.match(text, end):
+        try:
+            _, stop = _DECODER.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            break
+        call = parse_call(text[match.end() : stop])
+        if call is None or (names is not None and call.name not in names):
+            return None
+        calls.append(call)
+        end = stop
+    closing = re.compile(r"\s*\]").match(text, end)
+    return (calls, closing.end() if closing else end) if calls else None
+
+
+def _read_python(text: str, place: int, after: str) -> tuple[list[ToolCall], int] | None:
+    """Reads a list of Python calls whose arguments are literals."""
+    end = text.find(after, place) if after else len(text)
+    end = len(text) if end < 0 else end
+    try:
+        body = ast.parse(text[place:end].strip(), mode="eval").body
+        nodes = body.elts if isinstance(body, ast.List) else [body]
+        calls = [_python_call(node) for node in nodes]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    whole = [call for call in calls if call is not None]
+    return (whole, end) if whole and len(whole) == len(calls) else None
+
+
+def _python_call(node: ast.expr) -> ToolCall | None:
+    if not isinstance(node, ast.Call) or node.args:
+        return None
+    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+    try:
+        return _call(ast.unparse(node.func), arguments) if len(arguments) == len(node.keywords) else None
+    except TypeError:
+        # Not all literals of Python are JSON.
+        return None
+
+
+def _read_quoted(text: str, place: int, quote: str) -> tuple[dict[str, Any], int] | None:
+    """Reads an object with bare keys and marks around its texts, by writing it as JSON up to each place that may be
+    its end."""
+    written: list[str] = []
+    at = place
+    depth = 0
+    while at < len(text):
+        if text.startswith(quote, at):
+            end = text.find(quote, at + len(quote))
+            if end < 0:
+                return None
+            written.append(json.dumps(text[at + len(quote) : end]))
+            at = end + len(quote)
+            continue
+        key = _BARE_KEY.match(text, at) if written and written[-1] in "{," else None
+        if key is not None:
+            written.append(f"{json.dumps(key[1])}:")
+            at = key.end()
+            continue
+        written.append(text[at])
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        at += 1
+        if depth == 0:
+            break
+    values = _read_json("".join(written), 0)
+    return (values[0], at) if values else None
+
+
+def _read_tags(
+    text: str, place: int, form: CallForm, properties: Mapping[str, Any]
+) -> tuple[dict[str, Any], int] | None:
+    following = "|".join(_pattern(mark) for mark in (form.before_key, form.after) if mark.strip())
+    parameter = re.compile(
+        rf"{_pattern(form.before_key)}(?P<key>[^<>\n]+?){_exact_end(form.between)}"
+        rf"(?P<value>.*?){_exact_start(form.after_value)}(?=\s*(?:{following}|\Z))",
+        re.DOTALL,
+    )
+    arguments: dict[str, Any] = {}
+    end = place
+    while match := parameter.match(text, end):
+        key = match["key"].strip()
+        arguments[key] = typed_value(match["value"], properties.get(key))
+        end = match.end()
+    ends = not form.after.strip() or re.compile(rf"\s*(?:{_pattern(form.after)}|\Z)").match(text, end)
+    return (arguments, end) if ends else None
+
+
+def _pattern(mark: str) -> str:
+    """Returns a pattern in which blanks between the mark's words do not count, nor the name and id that it was learned
+    with."""
+    words = (re.escape(word) for word in mark.split())
+    inner = r"\s*".join(words).replace("Qname", r"[^<>\"\s]+").replace("call000q0", r"[\w.:-]*")
+    return rf"\s*{inner}\s*" if inner else ""
+
+
+def _exact_end(mark: str) -> str:
+    r"""Keeps blanks behind the mark for the value, but for the newline that the mark ends with."""
+    return _pattern(mark).removesuffix(r"\s*") + (r"\n?" if mark.endswith("\n") else "")
+
+
+def _exact_start(mark: str) -> str:
+    return (r"\n?" if mark.startswith("\n") else "") + _pattern(mark).removeprefix(r"\s*").removesuffix(r"\s*")
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = tool.get("function")
+    return function if isinstance(function, Mapping) else tool
+
+
+def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
+    for tool in tools:
+        function = _function(tool)
+        if function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            return properties if isinstance(properties, Mapping) else {}
+    return {}
+
+
+def _parse_harmony(text: str, tools: Tools) -> ParsedReply:
+    """Parses messages of gpt-oss: analysis is reasoning, a message to a function is a call, all else is content."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: list[ToolCall] = []
+    for message in text.split(_HARMONY_START):
+        header, begun, body = message.partition("<|message|>")
+        body = _HARMONY_END.sub("", body)
+        channel = _HARMONY_CHANNEL.search(header)
+        recipient = _HARMONY_TO.search(header) if tools else None
+        arguments = _read_json(body, 0) if recipient else None
+        call = (
+            _call(recipient[1], arguments[0]) if recipient and arguments and not body[arguments[1] :].strip() else None
+        )
+        if call is not None:
+            calls.append(call)
+        elif not begun or recipient is not None:
+            content.append(message)
+        elif channel is not None and channel[1] == "analysis":
+            reasoning.append(body)
+        else:
+            content.append(body)
+    said = "\n".join(part for part in content if part.strip())
+    return ParsedReply(said, "\n".join(reasoning) if reasoning else None, tuple(calls))

@@ -1,0 +1,129 @@
+"""This module renders Qwen's chat format piece by piece: markers of the template apart from the text of the messages.
+
+Invariants:
+- The concatenated pieces are, character for character, what `qwen.jinja` / `qwen_plain.jinja` render.
+- Rendering is append-only: what a message renders to does not depend on what follows it, except that a run of tool
+  messages is closed at its end. Qwen3's stock template breaks this at two places (it drops the reasoning of earlier
+  turns, and the empty think block that its own generation prompt added); both gates are removed here.
+- Only the template writes `Marker`s for user, system and tool messages: such text can never become a special token.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Marker(str):
+    """Text of the template that becomes a special token if the tokenizer has one."""
+
+    __slots__ = ()
+
+
+# A plain str is text; a Marker is the template's.
+Piece = str
+Message = Mapping[str, Any]
+
+IM_START = Marker("<|im_start|>")
+IM_END = Marker("<|im_end|>")
+THINK = Marker("<think>")
+THINK_END = Marker("</think>")
+TOOL_CALL = Marker("<tool_call>")
+TOOL_CALL_END = Marker("</tool_call>")
+TOOL_RESPONSE = Marker("<tool_response>")
+TOOL_RESPONSE_END = Marker("</tool_response>")
+
+_SPOKEN = re.compile("(</?think>|</?tool_call>)")
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_TAIL = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within ",
+    TOOL_CALL,
+    TOOL_CALL_END,
+    " XML tags:\n",
+    TOOL_CALL,
+    '\n{"name": <function-name>, "arguments": <args-json-object>}\n',
+    TOOL_CALL_END,
+)
+
+
+def message_text(content: Any) -> str:
+    """Returns a message's text: None is empty, a list of text parts is their concatenation."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+def role_of(message: Message) -> str:
+    role = str(message["role"])
+    return "system" if role == "developer" else role
+
+
+def preamble(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    """Renders the first system message and the tools, or nothing."""
+    system = bool(messages) and role_of(messages[0]) == "system"
+    if not system and not tools:
+        return []
+    pieces: list[Piece] = [IM_START, "system\n"]
+    if system:
+        pieces.append(message_text(messages[0].get("content")))
+    if tools:
+        pieces += ["\n\n" if system else "", *tools_text(tools)]
+    return [*pieces, IM_END, "\n"]
+
+
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
+    """Renders what a system message says of the tools."""
+    listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return [_TOOLS_HEAD, listed, *_TOOLS_TAIL]
+
+
+def turn(message: Message, before: str | None, after: str | None) -> list[Piece]:
+    """Renders a user, system or tool message; `before` and `after` are its neighbours' roles."""
+    role = role_of(message)
+    text = message_text(message.get("content"))
+    if role != "tool":
+        return [IM_START, f"{role}\n", text, IM_END, "\n"]
+    head: list[Piece] = [] if before == "tool" else [IM_START, "user"]
+    tail: list[Piece] = [] if after == "tool" else [IM_END, "\n"]
+    return [*head, "\n", TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END, *tail]
+
+
+def reply(think_block: bool, message: Message, opened: bool) -> list[Piece]:
+    """Renders what the model would have sampled to say `message`, without the end marker.
+
+    With `think_block`, the template always writes one; with `opened`, the generation prompt has already written it
+    (empty).
+    """
+    text = message_text(message.get("content"))
+    reasoning = message.get("reasoning_content") or ""
+    if think_block and message.get("reasoning_content") is None and "</think>" in text:
+        reasoning = text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+        text = text.split("</think>")[-1].lstrip("\n")
+    pieces: list[Piece] = []
+    if reasoning or (think_block and not opened):
+        pieces = [THINK, "\n", *spoken(reasoning.strip("\n")), "\n", THINK_END, "\n\n"]
+    pieces += spoken(text.lstrip("\n") if think_block else text)
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        pieces += ["\n"] if number or text else []
+        pieces += _tool_call(call)
+    return pieces
+
+
+def spoken(text: str) -> list[Piece]:
+    """Splits an assistant's text: think and tool-call marks are its own words' structure, turn marks never are."""
+    # Most texts have no such mark, and this is far faster than the pattern.
+    if "think>" not in text and "tool_call>" not in text:
+        return [text]
+    return [Marker(part) if index % 2 else part for index, part in enumerate(_SPOKEN.split(text))]
+
+
+def _tool_call(call: Mapping[str, Any]) -> list[Piece]:
+    function = call.get("function") or call
+    arguments = function["arguments"]
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return [TOOL_CALL, f'\n{{"name": "{function["name"]}", "arguments": {written}}}\n', TOOL_CALL_END]

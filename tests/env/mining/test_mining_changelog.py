@@ -1,0 +1,86 @@
+"""What changelogs of several forms say of a version, without the names of persons."""
+
+import pytest
+
+from swe_rl.env.mining.changelog import entry_in, entry_of, without_persons
+
+MARKDOWN = """# Changelog
+
+## [1.2.1](https://example.org/compare) (2024-05-01)
+
+* An empty list no longer fails (#12)
+
+## 1.2.0 - 2024-01-01
+
+* New: lists
+"""
+UNDERLINED = """Version 1.2.1
+=============
+
+Released 2024-05-01
+
+-   An empty list no longer fails. :issue:`12`
+
+Version 1.2.0
+=============
+
+-   New: lists
+"""
+PLAIN = """1.2.1 (2024-05-01)
+- An empty list no longer fails
+
+1.2.0 (2024-01-01)
+- New: lists
+"""
+NAMED = """History
+-------
+
+my_package 1.2.1
+~~~~~~~~~~~~~~~~
+An empty list no longer fails; needs Python 3.8 or 3.9.
+1.2.0 showed this first in the list of faults that were reported by many users of this project, as it seems.
+
+my_package 1.2
+~~~~~~~~~~~~~~
+New: lists
+"""
+
+
+@pytest.mark.parametrize("text", [MARKDOWN, UNDERLINED, PLAIN, NAMED])
+def test_an_entry_ends_where_the_next_version_begins(text):
+    entry = entry_in(text, "1.2.1")
+    assert "An empty list no longer fails" in entry and "New: lists" not in entry
+    assert not entry.startswith(("=", "~", "#"))
+    assert entry_in(text, "1.3.0") == ""
+
+
+def test_one_version_has_several_spellings_and_others_look_like_it():
+    assert entry_in("2.5\n---\na\n\n2.4\n---\nb\n", "2.5.0") == "a"
+    assert entry_in("1.0.10\n------\na\n\n1.0.1\n-----\nb\n", "1.0.1") == "b"
+    assert entry_in("10\n--\n1.10\n----\na\n", "1.1") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("Fixed a bug by @someone in #4", "Fixed a bug in #4"),
+        ("Fixed a bug (thanks to Jane Doe)", "Fixed a bug"),
+        ("Fixed a bug. Contributed by Jane Doe.", "Fixed a bug."),
+        ("Fixed a bug, by Jane Q. Doe", "Fixed a bug"),
+        ("Divide by zero is an error", "Divide by zero is an error"),
+        ("Sorted by Name and Date of the file", "Sorted by Name and Date of the file"),
+        ("Write to jane@example.org", "Write to"),
+        ("The decorator @property works", "The decorator @property works"),
+        ("Mended (`@a` and @b-c)", "Mended"),
+    ],
+)
+def test_texts_name_no_person(text, left):
+    assert without_persons(text) == left
+
+
+def test_the_changelog_of_a_tree_is_found_below_its_documentation_as_well(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "CHANGES").write_text("nothing here\n")
+    (tmp_path / "docs" / "changelog.rst").write_text(UNDERLINED)
+    (tmp_path / "docs" / "news.png").write_text(PLAIN)
+    assert "no longer fails" in entry_of(tmp_path, "1.2.1")

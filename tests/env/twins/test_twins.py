@@ -1,0 +1,425 @@
+"""Twins of tests, run by a pytest of their own on right code, on wrong code and on code that cheats."""
+
+import ast
+import random
+import re
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import pytest
+
+from swe_rl.env.twins.make import TwinnedTests, add_twins
+from swe_rl.env.twins.session import Counted, log_without_twins, own_line_number, wanted_twins, without_twins
+from swe_rl.env.twins.values import another_value
+
+PLUGIN = """
+outcomes = {}
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        outcomes[report.nodeid] = report.outcome
+
+def pytest_sessionfinish(session):
+    with open("outcomes.txt", "w") as file:
+        file.write(repr(outcomes))
+"""
+SUITE = """
+import pytest
+import unittest
+from unittest import mock
+from code_under_test import add, ask, fails
+
+
+def test_a_literal():
+    assert add(1, 2) == 3
+
+
+def test_the_literal_on_the_left():
+    assert 3 == add(1, 2)
+
+
+def test_a_tolerance():
+    assert add(0.1, 0.2) == pytest.approx(0.3)
+
+
+def test_a_variable():
+    expected = [3, {"a": 1}]
+    assert [add(1, 2), {"a": 1}] == expected
+
+
+@pytest.mark.parametrize(("left", "right", "total"), [(1, 2, 3), pytest.param(2, 2, 4, id="twos")])
+def test_parameters(left, right, total):
+    assert add(left, right) == total
+
+
+def test_an_exception():
+    with pytest.raises(ValueError, match="no"):
+        fails()
+
+
+def test_a_mock():
+    listener = mock.Mock()
+    ask(listener)
+    listener.assert_called_once_with(7)
+
+
+def test_two_results():
+    assert add(1, 2) == add(2, 1)
+
+
+def test_a_condition():
+    assert add(1, 2) and isinstance(add(1, 2), int)
+
+
+def test_an_empty_list():
+    assert [add(1, 2)][1:] == []
+
+
+class TestClass(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(add(1, 2), 3)
+
+    def test_true(self):
+        self.assertTrue(add(1, 2) == 3)
+
+    def test_raises(self):
+        self.assertRaises(ValueError, fails)
+"""
+RIGHT = "def add(a, b):\n    return a + b\ndef ask(f):\n    f(7)\ndef fails():\n    raise ValueError('no')\n"
+NUMBER_OF_TESTS = 13
+
+
+def run(folder, suite, code, *, seed="seed", also=None):
+    """Runs a suite with twins, and returns the results without twins and how the twins ended."""
+    names = TwinnedTests()
+    (folder / "test_suite.py").write_text(add_twins(textwrap.dedent(suite), random.Random(seed), names))
+    (folder / "code_under_test.py").write_text(textwrap.dedent(code))
+    (folder / "outcomes_plugin.py").write_text(PLUGIN)
+    for name, text in (also or {}).items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "outcomes_plugin", "-p", "no:cacheprovider", "test_suite.py"]
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    outcomes = ast.literal_eval((folder / "outcomes.txt").read_text())
+    return names, outcomes, without_twins(outcomes, names), done.stdout
+
+
+@pytest.mark.parametrize("seed", ["one", "two", "three"])
+def test_on_right_code_tests_pass_and_twins_fail(tmp_path, seed):
+    names, outcomes, results, _ = run(tmp_path, SUITE, RIGHT, seed=seed)
+    assert len(names.twin_of) == NUMBER_OF_TESTS and names.without == []
+    assert set(results.tests.values()) == {"passed"} and results.unfailed == frozenset()
+    assert len(outcomes) == 2 * len(results.tests)
+    assert "test_suite.py::TestClass::test_equal" in results.tests
+    assert "test_suite.py::test_parameters[twos]" in results.tests
+
+
+def test_wrong_code_is_not_convicted(tmp_path):
+    _, _, results, _ = run(tmp_path, SUITE, RIGHT.replace("a + b", "a - b"))
+    assert results.tests["test_suite.py::test_a_literal"] == "failed"
+    assert results.tests["test_suite.py::test_an_exception"] == "passed"
+    assert results.unfailed == frozenset()
+
+
+CHEATS = {
+    "an object that equals everything": """
+        class Any(int):
+            __eq__ = lambda *_: True
+            __ne__ = lambda *_: False
+            __hash__ = int.__hash__
+        def add(a, b):
+            return Any(0)
+    """,
+    "the expectation is read from the caller's line": """
+        import ast, linecache, sys
+        def add(a, b):
+            frame = sys._getframe(1)
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            compared = next(node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Compare))
+            return ast.literal_eval(compared.comparators[0])
+    """,
+    "pytest.raises is replaced": """
+        import contextlib, pytest
+        pytest.raises = lambda *_, **__: contextlib.nullcontext()
+        def add(a, b):
+            return 0
+    """,
+    "every report is called passed": """
+        import _pytest.reports
+        def add(a, b):
+            return 0
+        made = _pytest.reports.TestReport.from_item_and_call
+        def forged(item, call):
+            call.excinfo = None
+            return made(item, call)
+        _pytest.reports.TestReport.from_item_and_call = forged
+    """,
+    "no test is run": """
+        import _pytest.python
+        _pytest.python.Function.runtest = lambda self: None
+        def add(a, b):
+            return 0
+    """,
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_make_a_twin_pass(tmp_path, cheat):
+    suite = (
+        "import pytest\nfrom code_under_test import add, fails\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n\n\n"
+    )
+    suite += "def test_error():\n    with pytest.raises(ValueError):\n        fails()\n"
+    code = textwrap.dedent(CHEATS[cheat]) + "def fails():\n    pass\n"
+    _, _, results, _ = run(tmp_path, suite, code)
+    assert results.unfailed
+
+
+def test_a_made_up_test_does_not_count(tmp_path):
+    suite = "from code_under_test import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    names = TwinnedTests()
+    add_twins(suite, random.Random(1), names)
+    real = next(iter(names.real_names))
+    forged = {"t.py::test_sum": "passed", f"t.py::{real}": "failed"}
+    assert without_twins(forged, names).tests == {"t.py::test_sum": "failed"}
+    assert without_twins({"t.py::test_sum": "passed"}, names).tests == {}
+
+
+def test_a_twin_that_never_ran_convicts(tmp_path):
+    names = TwinnedTests()
+    add_twins("def test_sum():\n    assert 1 + 2 == 3\n", random.Random(1), names)
+    real, twin = next(iter(names.real_names)), next(iter(names.twin_of))
+    assert without_twins({f"t.py::{real}": "passed"}, names).unfailed == {"test_sum"}
+    assert without_twins({f"t.py::{real}": "passed", f"t.py::{twin}": "skipped"}, names).unfailed == {"test_sum"}
+    assert without_twins({f"t.py::{real}": "passed", f"t.py::{twin}": "failed"}, names).unfailed == frozenset()
+    assert without_twins({f"t.py::{real}": "failed", f"t.py::{twin}": "passed"}, names).unfailed == frozenset()
+
+
+def test_the_rest_of_a_file_stays_as_it_is():
+    head = "# é\r\nimport os  # why\r\n\r\n\x0c\r\n"
+    test = 'def test_one():\r\n    assert "é" == "éa"  # same\r\n'
+    tail = '\r\n\r\nx = """\r\ndef test_no(): 1\r\n"""\r\n'
+    text = head + test + tail
+    names = TwinnedTests()
+    twinned = add_twins(text, random.Random(3), names)
+    assert twinned.startswith(head) and twinned.endswith(tail)
+    assert twinned.count("  # same") == 2 and len(names.twin_of) == 1
+    assert "'" not in twinned  # the new text is quoted as the old one is
+
+
+def test_names_do_not_tell_tests_from_twins():
+    """Over many draws, a test comes first in the file, and in the alphabet, as often as its twin does."""
+    first = before = 0
+    for seed in range(200):
+        names = TwinnedTests()
+        twinned = add_twins("def test_one():\n    assert 1 + 1 == 2\n", random.Random(seed), names)
+        (real,), (twin,) = names.real_names, names.twin_of
+        first += twinned.index(real + "(") < twinned.index(twin + "(")
+        before += real < twin
+        assert len(real.split("_")) == len(twin.split("_")) and real != "test_one" != twin
+    assert 60 < first < 140 and 60 < before < 140
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import pytest\n@pytest.mark.xfail\ndef test_one():\n    assert 1 == 2\n",
+        "import pytest\n@pytest.mark.skip\ndef test_one():\n    assert 1 == 1\n",
+        "def test_one(:\n",
+    ],
+)
+def test_what_gets_no_twin_stays_as_it_is(test):
+    names = TwinnedTests()
+    assert add_twins(test, random.Random(0), names) == test and names.twin_of == {}
+
+
+@pytest.mark.parametrize("test", ["def test_one():\n    helper()\n", "def test_one(): helper()\n"])
+def test_a_test_that_compares_nothing_itself_gets_a_twin_that_fails_at_its_end(test):
+    names = TwinnedTests()
+    twinned = add_twins(test, random.Random(0), names)
+    functions = {"helper": list}
+    exec(twinned, functions)
+    (twin,) = names.twin_of
+    functions[names.session_names["test_one"]]()
+    with pytest.raises(AssertionError):
+        functions[twin]()
+
+
+def test_a_test_that_reads_its_own_name_keeps_it():
+    names = TwinnedTests()
+    twinned = add_twins("def test_one(request):\n    assert request.node.name == 'test_one'\n", random.Random(0), names)
+    assert "def test_one(request)" in twinned and len(names.twin_of) == 1
+
+
+def test_inputs_of_the_calls_stay():
+    """An expectation may be changed, what the code under test gets may not."""
+    text = "def test_one():\n    data = 5\n    assert f(data, 1) == g(2).strip('x')\n    assert f(data) == data\n"
+    for seed in range(20):
+        names = TwinnedTests()
+        tree = ast.parse(add_twins(text, random.Random(seed), names))
+        twin = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names.twin_of)
+        source = ast.unparse(twin)
+        assert "data = 5" in source and "f(data, 1)" in source and "g(2).strip('x')" in source
+
+
+def test_logs_name_tests_by_their_own_names():
+    names = TwinnedTests()
+    add_twins("def test_one():\n    assert 1 + 1 == 3\n", random.Random(0), names)
+    real, twin = next(iter(names.real_names)), next(iter(names.twin_of))
+    log = f"FF\nFAILED t.py::{twin} - assert 2 == 4\nFAILED t.py::{real} - assert 2 == 3\n2 failed in 0.1s"
+    assert log_without_twins(log, names).split("\n") == [
+        "FF",
+        "FAILED t.py::test_one - assert 2 == 3",
+        "2 failed in 0.1s",
+        "1 of the failed tests are twins, which have to fail. They are left out above.",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lines_keep_their_numbers(seed):
+    """Each line of the file is found again under its own number, and lines of twins have none."""
+    names = TwinnedTests()
+    twinned = add_twins(SUITE, random.Random(seed), names, "t.py")
+    own = SUITE.split("\n")
+    seen = []
+    for number, line in enumerate(twinned.split("\n"), start=1):
+        own_number = own_line_number(number, names.inserted["t.py"])
+        if own_number is None:
+            continue
+        seen.append(own_number)
+        own_line = own[own_number - 1]
+        assert line == own_line or "def test_" in line
+    assert seen == list(range(1, len(own) + 1))
+
+
+def test_places_in_logs_are_those_of_the_own_file():
+    names = TwinnedTests()
+    text = "def test_one():\n    assert 1 + 1 == 3\n\n\ndef test_two():\n    assert 1 + 1 == 3\n"
+    twinned = add_twins(text, random.Random(0), names, "tests/t.py")
+    places = [number for number, line in enumerate(twinned.split("\n"), start=1) if "assert" in line]
+    log = "\n".join(f"/testbed/tests/t.py:{number}: assert" for number in places)
+    shown = log_without_twins(log, names).split("\n")
+    assert shown == ["/testbed/tests/t.py:2: assert", "/testbed/tests/t.py:6: assert"]
+
+
+DESCRIBED = '''
+import unittest
+from code_under_test import add
+
+
+class Base:
+    def test_inherited(self):
+        self.assertEqual(add(2, 2), 5)
+
+    def test_described(self):
+        """
+        Adds two numbers.
+
+        And more.
+        """
+        self.assertEqual(add(1, 2), 3)
+
+
+class Tests(Base, unittest.TestCase):
+    def test_inherited(self):
+        self.assertEqual(add(2, 2), 4)
+'''
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_runner_that_shows_docstrings_and_a_method_that_overrides_another(tmp_path, seed):
+    names = TwinnedTests(mark_docstrings=True)
+    (tmp_path / "test_described.py").write_text(add_twins(DESCRIBED, random.Random(seed), names))
+    (tmp_path / "code_under_test.py").write_text(RIGHT)
+    command = [sys.executable, "-m", "unittest", "-v", "test_described"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    shown = log_without_twins(done.stderr, names)
+    assert done.stderr.count(" ... FAIL") == 2 and " ... FAIL" not in shown
+    assert "\nAdds two numbers. ... ok\n" in shown and shown.count(" ... ok") == 2
+    assert "test_inherited (test_described.Tests" in shown
+
+
+def test_a_name_is_a_tests_and_no_files():
+    names = TwinnedTests()
+    add_twins("def test_sum():\n    assert 1 + 2 == 3\n", random.Random(0), names, "tests/test_sum.py")
+    session_name = names.session_names["test_sum"]
+    log = f"PASSED tests/test_sum.py::{session_name}\nPASSED tests/test_sum.py::test_other\n"
+    shown = log_without_twins(log + "PASSED tests/test_sum.py::test_sum\n", names)
+    assert shown == (
+        "PASSED tests/test_sum.py::test_sum\nPASSED tests/test_sum.py::test_other\n"
+        "PASSED tests/test_sum.py::made_up_test_sum\n"
+    )
+
+
+def test_a_test_that_is_skipped_beside_its_twin_shows_that_nothing_can_fail():
+    names = TwinnedTests()
+    add_twins("def test_sum():\n    assert 1 + 2 == 3\n", random.Random(0), names)
+    both = (names.session_names["test_sum"], next(iter(names.twin_of)))
+    for outcome in ("skipped", "xfailed", "passed"):
+        assert without_twins({f"t.py::{name}": outcome for name in both}, names).unfailed == {"test_sum"}
+    assert not without_twins({f"t.py::{name}": "failed" for name in both}, names).unfailed
+
+
+def test_few_tests_get_many_companions_and_others_are_drawn():
+    text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(50))
+    ids = [f"t.py::test_{index}" for index in range(50)]
+    one = wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=20, sample="a"))
+    assert one["test_0"] == 5 and len(one) == 21 and sorted(set(one.values())) == [1, 5]
+    assert one != wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=20, sample="b"))
+    assert set(wanted_twins([text], Counted(ids[:3], ())).values()) == {2}
+    assert len(wanted_twins([text], Counted(("t.py",), ()))) == 50
+
+
+@pytest.mark.parametrize("num_tests", [1, 2, 3, 6])
+def test_a_guess_at_all_functions_is_right_at_most_once_in_fifty_times(num_tests):
+    """Each mixture of right and wrong functions, in the order of the file, is as likely as any other."""
+    text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(num_tests))
+    wanted = wanted_twins([text], Counted([f"t.py::test_{index}" for index in range(num_tests)]))
+    drawn = Counter()
+    for seed in range(3000):
+        names = TwinnedTests(wanted=wanted)
+        functions = re.findall(r"def (\w+)", add_twins(text, random.Random(seed), names))
+        drawn[tuple(name in names.twin_of for name in functions)] += 1
+    assert max(drawn.values()) <= 2.2 * 3000 / 50 and len(drawn) >= 50
+
+
+def test_a_copy_has_to_pass_as_its_test_does():
+    text = "def test_sum():\n    assert 1 + 2 == 3\n"
+    names = TwinnedTests(wanted={"test_sum": 5})
+    functions = {}
+    exec(add_twins(text, random.Random(2), names), functions)
+    assert names.copy_of and names.twin_of
+    (real,) = names.real_names
+    outcomes = {}
+    for name in (real, *names.companions["test_sum"]):
+        try:
+            functions[name]()
+            outcomes[f"t.py::{name}"] = "passed"
+        except AssertionError:
+            outcomes[f"t.py::{name}"] = "failed"
+    right = without_twins(outcomes, names)
+    assert right.tests == {"t.py::test_sum": "passed"} and right.unfailed == frozenset()
+    for copy in names.copy_of:
+        assert without_twins({**outcomes, f"t.py::{copy}": "failed"}, names).unfailed == {"test_sum"}
+        assert without_twins({**outcomes, f"t.py::{copy}": "skipped"}, names).unfailed == frozenset()
+    assert f"t.py::{real}" not in log_without_twins("\n".join(outcomes), names)
+    assert log_without_twins("\n".join(outcomes), names).count("t.py::test_sum") == 1
+
+
+def test_a_test_that_reads_its_own_name_gets_no_copy():
+    text = "def test_one(request):\n    assert request.node.name == 'test_one'\n"
+    for seed in range(10):
+        names = TwinnedTests(wanted={"test_one": 5})
+        add_twins(text, random.Random(seed), names)
+        assert not names.copy_of and len(names.twin_of) == 5
+
+
+@pytest.mark.parametrize("value", [3, 0, 1, 9, 27, 19, -5, 1.5, 9.5, 0.001, 2e-7, "Word", "x1", "UP", "42", b"ab"])
+def test_another_value_is_no_larger_by_rule_and_looks_alike(value):
+    drawn = [ast.literal_eval(another_value(value, random.Random(seed))) for seed in range(60)]
+    assert value not in drawn and {type(one) for one in drawn} == {type(value)}
+    if isinstance(value, str | bytes):
+        assert {len(one) for one in drawn} == {len(value)}
+    elif value:
+        assert min(drawn) < value < max(drawn)
