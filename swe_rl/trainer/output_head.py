@@ -29,10 +29,10 @@ def output_head(model: nn.Module) -> Head:
 
     `model` is a causal language model of transformers.
     """
-    head = model.get_submodule("lm_head")
     if not _needs_probe(model):
-        return head
+        return model.get_submodule("lm_head")
     if model not in _heads:
+        head = _PlainHead(model)
         _heads[model] = head if _does_no_more(model, head) else _OwnHead(model)
     return _heads[model]
 
@@ -52,6 +52,21 @@ def _needs_probe(model: nn.Module) -> bool:
 def layers_of(model: nn.Module) -> nn.Module:
     """Returns what makes hidden states from ids; transformers calls it `backbone` in a few families."""
     return model.get_submodule(getattr(model, "base_model_prefix", "model"))
+
+
+class _PlainHead:
+    """The model's `lm_head` for hidden states of any precision.
+
+    State-space families (Mamba, Nemotron-H) keep their sums in float32 where the weights are in bfloat16, and their
+    `forward` rounds them before the head.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._head: Any = model.get_submodule("lm_head")
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._head(hidden.to(self._head.weight.dtype))
+        return logits
 
 
 class _OwnHead:
@@ -84,7 +99,7 @@ def _layers_give(base: nn.Module, hidden: Tensor) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _does_no_more(model: nn.Module, head: nn.Module) -> bool:
+def _does_no_more(model: nn.Module, head: Head) -> bool:
     device = next(model.parameters()).device
     ids = torch.arange(_PROBED_TOKENS, device=device)[None]
     hidden = layers_of(model)(input_ids=ids, use_cache=False)[0]
