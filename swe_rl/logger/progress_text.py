@@ -99,6 +99,8 @@ def nothing_learned(record: Mapping[str, Any]) -> str:
         reason = "the critic learns alone (algo.critic_warmup_steps)"
     elif record.get("teacher_kl") is not None:
         reason = "the teacher thinks of every token as the policy does"
+    elif _no_prompt_fits(record):
+        reason = "no first prompt fits (raise rollout.max_prompt_tokens, and rollout.max_trajectory_tokens with it)"
     elif record.get("signal_rate") == 0.0:
         reason = "all groups had equal rewards"
     elif trained_rows and record.get("masked_fraction") == 1.0:
@@ -108,6 +110,12 @@ def nothing_learned(record: Mapping[str, Any]) -> str:
     else:
         reason = "no trajectory that is trained has an advantage"
     return f"step {record.get('step', '-')}: the policy learned nothing and is unchanged: {reason}"
+
+
+def _no_prompt_fits(record: Mapping[str, Any]) -> bool:
+    """Tells whether every trajectory was over before the policy said its first word, for want of room."""
+    overflows = (record.get("statuses") or {}).get("context_overflow", 0)
+    return record.get("avg_response_length") == 0 and overflows == record.get("num_trajectories") != 0
 
 
 # It stands between two parts of a line, where it may be broken.

@@ -175,6 +175,19 @@ def test_an_update_that_moved_nothing_is_named():
     ("facts", "reason"),
     [
         ({"signal_rate": 0.0, "trained_rows": 0}, "all groups had equal rewards"),
+        (
+            {
+                "signal_rate": 0.0,
+                "num_trajectories": 8,
+                "statuses": {"context_overflow": 8},
+                "avg_response_length": 0.0,
+            },
+            "no first prompt fits (raise rollout.max_prompt_tokens, and rollout.max_trajectory_tokens with it)",
+        ),
+        (
+            {"signal_rate": 0.0, "num_trajectories": 8, "statuses": {"context_overflow": 8}, "avg_response_length": 9.5},
+            "all groups had equal rewards",
+        ),
         ({"trained_rows": 0, "stale_rows": 4}, "too old"),
         ({"trained_rows": 8, "masked_fraction": 1.0, "idle_updates": 1}, "leave every token out"),
         ({"signal_rate": 0.0, "trained_rows": 0, "value_loss": 0.1}, "the critic learns alone"),
