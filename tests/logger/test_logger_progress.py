@@ -185,7 +185,12 @@ def test_an_update_that_moved_nothing_is_named():
             "no first prompt fits (raise rollout.max_prompt_tokens, and rollout.max_trajectory_tokens with it)",
         ),
         (
-            {"signal_rate": 0.0, "num_trajectories": 8, "statuses": {"context_overflow": 8}, "avg_response_length": 9.5},
+            {
+                "signal_rate": 0.0,
+                "num_trajectories": 8,
+                "statuses": {"context_overflow": 8},
+                "avg_response_length": 9.5,
+            },
             "all groups had equal rewards",
         ),
         ({"trained_rows": 0, "stale_rows": 4}, "too old"),
