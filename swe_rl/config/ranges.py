@@ -79,6 +79,14 @@ GpuShare = Annotated[float, Range(above=0, most=MOST_OF_A_GPU)]
 OrAboveOne = Annotated[float, Range(above=1, or_zero=True)]
 AtLeastOne = Annotated[float, Range(least=1)]
 Reward = Annotated[float, Range(least=-1000, most=1000)]
+Penalty = Annotated[float, Range(above=0, most=1000)]
+# Squares and sums of larger ones leave float32, in which advantages and targets of a critic are computed.
+LARGEST_REWARD = 1e12
+
+
+def is_usable_reward(value: object) -> bool:
+    """Tells whether a value is a number that can be compared with others: finite, and at most 1e12 in size."""
+    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
 
 
 @cache

@@ -18,8 +18,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.ranges import LARGEST_REWARD, is_usable_reward
 from swe_rl.config.schema import Config, Extensible
-from swe_rl.errors import RunError, SweRlError, UserError, one_line
+from swe_rl.errors import RunError, SweRlError, UserError, describe_value, one_line
 from swe_rl.extension.find import Foreign, find_foreign, find_problems, kinds_read
 from swe_rl.extension.kinds import CONTRACTS, group_of
 
@@ -222,12 +223,14 @@ def describe_failure(chosen: Foreign, method: str, error: BaseException) -> str:
 
 
 def require_numbers(chosen: Foreign, method: str, values: Sequence[object], number: int) -> list[float]:
-    """Returns what a method gave as `number` floats. Raises ExtensionFailure unless it is so many finite numbers."""
-    import math
+    """Returns what a method gave as `number` floats.
 
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    if len(numbers) != number or len(values) != number or not all(map(math.isfinite, numbers)):
+    Raises ExtensionFailure unless it is so many numbers of a size that a reward may have.
+    """
+    numbers = [float(value) for value in values if isinstance(value, int | float) and is_usable_reward(value)]
+    if len(numbers) != number or len(values) != number:
         raise ExtensionFailure(
-            f"{chosen}: its method {method} must return {number} finite numbers, not {one_line(values, 120)}"
+            f"{chosen}: its method {method} must return {number} finite numbers, not {describe_value(values, 120)} "
+            f"(the largest size is {LARGEST_REWARD:g})"
         )
     return numbers
