@@ -8,10 +8,11 @@ Invariants:
 - Only the template writes `Marker`s for user, system and tool messages: such text can never become a special token.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from swe_rl.templates.json_text import dump_json
 
 
 class Marker(str):
@@ -78,7 +79,7 @@ def preamble(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
     """Renders what a system message says of the tools."""
-    listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    listed = "".join("\n" + dump_json(tool) for tool in tools)
     return [_TOOLS_HEAD, listed, *_TOOLS_TAIL]
 
 
@@ -125,5 +126,5 @@ def spoken(text: str) -> list[Piece]:
 def _tool_call(call: Mapping[str, Any]) -> list[Piece]:
     function = call.get("function") or call
     arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    written = arguments if isinstance(arguments, str) else dump_json(arguments)
     return [TOOL_CALL, f'\n{{"name": "{function["name"]}", "arguments": {written}}}\n', TOOL_CALL_END]

@@ -41,7 +41,23 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _EXPORTED = ((MANIFEST_FILE, STATE_FILE), ("checkpoints",))  # the first names tell a checkpoint, the second a run
 # A path that begins so is meant for a folder, though an owner on the hub may have any name.
 _FOLDER_NAMES = frozenset(
-    "model models checkpoint checkpoints ckpt ckpts weights export exports run runs output outputs data tmp".split()
+    [
+        "model",
+        "models",
+        "checkpoint",
+        "checkpoints",
+        "ckpt",
+        "ckpts",
+        "weights",
+        "export",
+        "exports",
+        "run",
+        "runs",
+        "output",
+        "outputs",
+        "data",
+        "tmp",
+    ]
 )
 _FROM_FILES = "folder"  # this option takes its sizes from the files
 _STEP = re.compile(r"step_\d+")
