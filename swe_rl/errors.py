@@ -31,15 +31,6 @@ class RunError(SweRlError):
     """The run failed while it ran."""
 
 
-def describe_value(value: object, max_chars: int = 80) -> str:
-    """Returns the start of a value of somebody else's as Python writes it; only its type where that fails."""
-    try:
-        return f"{value!r:.{max_chars}}"
-    except Exception:
-        # An integer of more than 4,300 digits has no text.
-        return f"a value of type {type(value).__name__} that cannot be shown"
-
-
 def one_line(error: object, max_chars: int = 400) -> str:
     """What somebody else's error says, shortened: a container engine's own words before those of its SDK."""
     text = " ".join(str(getattr(error, "explanation", None) or error).split()) or type(error).__name__

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from swe_rl.algo.residue import without_residue
 from swe_rl.config.choices import AdvantageKind
-from swe_rl.config.ranges import LARGEST_REWARD, is_usable_reward
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import AlgoConfig
 
 Place = TypeVar("Place")
@@ -157,7 +157,7 @@ def _members_of(rewards: Sequence[float | None], in_baseline: Sequence[bool]) ->
     if len(rewards) != len(in_baseline):
         raise ValueError(f"{len(rewards)} rewards, but {len(in_baseline)} baseline flags")
     members = {i: r for i, (r, kept) in enumerate(zip(rewards, in_baseline, strict=True)) if kept and r is not None}
-    if not all(map(is_usable_reward, members.values())):
+    if not all(abs(reward) <= LARGEST_REWARD for reward in members.values()):
         raise ValueError(f"A reward is not finite, or larger than {LARGEST_REWARD:g} in size: {list(members.values())}")
     return members
 

@@ -84,11 +84,6 @@ Penalty = Annotated[float, Range(above=0, most=1000)]
 LARGEST_REWARD = 1e12
 
 
-def is_usable_reward(value: object) -> bool:
-    """Tells whether a value is a number that can be compared with others: finite, and at most 1e12 in size."""
-    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
-
-
 @cache
 def ranges_of(schema: Any) -> dict[str, Range]:
     """Maps the number fields of one dataclass to their ranges; `int | None` is a number."""

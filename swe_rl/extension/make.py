@@ -18,9 +18,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.ranges import LARGEST_REWARD, is_usable_reward
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import Config, Extensible
-from swe_rl.errors import RunError, SweRlError, UserError, describe_value, one_line
+from swe_rl.errors import RunError, SweRlError, UserError, one_line
 from swe_rl.extension.find import Foreign, find_foreign, find_problems, kinds_read
 from swe_rl.extension.kinds import CONTRACTS, group_of
 
@@ -220,6 +220,20 @@ def describe_failure(chosen: Foreign, method: str, error: BaseException) -> str:
     if isinstance(error, TooLong):
         return f"{chosen}: its method {method} {error}"
     return f"{chosen}: its method {method} raised {type(error).__name__}: {one_line(error)}"
+
+
+def describe_value(value: object, max_chars: int = 80) -> str:
+    """Returns the start of a value as Python writes it, and its type where that fails."""
+    try:
+        return f"{value!r:.{max_chars}}"
+    except Exception:
+        # An integer of more than 4,300 digits has no text.
+        return f"a value of type {type(value).__name__} that cannot be shown"
+
+
+def is_usable_reward(value: object) -> bool:
+    """Tells whether a value is a number that can be compared with others: finite, and at most 1e12 in size."""
+    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
 
 
 def require_numbers(chosen: Foreign, method: str, values: Sequence[object], number: int) -> list[float]:

@@ -32,8 +32,7 @@ import orjson
 from swe_rl.gateway import json_slices
 from swe_rl.gateway.json_repair import replace_lone_surrogates
 from swe_rl.model.long_text import utf8_slices
-from swe_rl.templates.json_text import dump_json
-from swe_rl.templates.qwen import message_text, role_of
+from swe_rl.templates.qwen import dump_json, message_text, role_of
 
 Fingerprint = bytes
 Message = Mapping[str, Any]

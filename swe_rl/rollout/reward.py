@@ -17,13 +17,20 @@ from typing import Any, Protocol
 
 from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.ranges import LARGEST_REWARD, is_usable_reward
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import RewardConfig
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.errors import UserError, describe_value
+from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, describe_failure, make_extension, require_numbers
+from swe_rl.extension.make import (
+    ExtensionFailure,
+    describe_failure,
+    describe_value,
+    is_usable_reward,
+    make_extension,
+    require_numbers,
+)
 
 
 class RewardError(GradeError):

@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from swe_rl.templates.json_text import dump_json
 from swe_rl.templates.qwen import (
     IM_END,
     IM_START,
@@ -23,6 +22,7 @@ from swe_rl.templates.qwen import (
     TOOL_RESPONSE_END,
     Message,
     Piece,
+    dump_json,
     message_text,
     role_of,
     spoken,

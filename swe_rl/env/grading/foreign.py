@@ -11,13 +11,13 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from swe_rl.config.choices import ExtensionKind
-from swe_rl.config.ranges import LARGEST_REWARD, is_usable_reward
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, Grading
-from swe_rl.errors import SweRlError, describe_value
+from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import describe_failure, make_extension
+from swe_rl.extension.make import describe_failure, describe_value, is_usable_reward, make_extension
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 # A grading may take so many times its limit, because its sandbox is waited for and started first.

@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from swe_rl.errors import UserError
-from swe_rl.templates.json_text import dump_json
+from swe_rl.templates.qwen import dump_json
 
 
 class ChatTemplateError(UserError):

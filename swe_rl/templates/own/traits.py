@@ -17,8 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from swe_rl.templates import qwen
-from swe_rl.templates.json_text import dump_json
-from swe_rl.templates.qwen import Message, message_text, role_of
+from swe_rl.templates.qwen import Message, dump_json, message_text, role_of
 
 Messages = Sequence[Message]
 Tools = Sequence[Mapping[str, Any]]
