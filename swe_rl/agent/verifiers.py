@@ -8,14 +8,15 @@ Invariants:
 
 import asyncio
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.verifiers import LoadedEnvironment, collect_faults, import_library, load_package
 from swe_rl.errors import one_line
+from swe_rl.extension.make import describe_value, is_usable_reward
 from swe_rl.sandbox.protocol import ends_within
 
 # Scoring may take so long beyond the agent's time. Its guard grants a little more.
@@ -111,8 +112,10 @@ async def _score_rubric(played: LoadedEnvironment, state: Any, work: Assignment)
     if raised:
         raise AgentError(f"{where} gave no score: {'; '.join(raised)}")
     reward = state["reward"]
-    if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
-        raise AgentError(f"{where} gave {reward!r:.80}, which is no finite number")
+    if not is_usable_reward(reward):
+        raise AgentError(
+            f"{where} gave {describe_value(reward)}, which is no finite number (the largest size is {LARGEST_REWARD:g})"
+        )
     record = {
         "reward": float(reward),
         "passed": reward >= environment.pass_threshold,

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from swe_rl.algo.residue import without_residue
 from swe_rl.config.choices import AdvantageKind
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import AlgoConfig
 
 Place = TypeVar("Place")
@@ -80,8 +81,8 @@ def compute_advantages(
       3.3).
 
     `graded` are the rewards before penalties were taken off; None: there are none. A member without a reward counts as
-    outside the baseline. Raises ValueError where the lengths differ, where a reward is not finite, and for the
-    estimators of `batch_advantages`, which need more than one group.
+    outside the baseline. Raises ValueError where the lengths differ, where a reward is not finite or above 1e12 in
+    size, and for the estimators of `batch_advantages`, which need more than one group.
     """
     if _over_batch(config):
         raise ValueError(f"algo.advantage={config.advantage} normalizes over the batch: use batch_advantages")
@@ -156,8 +157,8 @@ def _members_of(rewards: Sequence[float | None], in_baseline: Sequence[bool]) ->
     if len(rewards) != len(in_baseline):
         raise ValueError(f"{len(rewards)} rewards, but {len(in_baseline)} baseline flags")
     members = {i: r for i, (r, kept) in enumerate(zip(rewards, in_baseline, strict=True)) if kept and r is not None}
-    if not all(math.isfinite(r) for r in members.values()):
-        raise ValueError(f"A reward is not finite: {list(members.values())}")
+    if not all(abs(reward) <= LARGEST_REWARD for reward in members.values()):
+        raise ValueError(f"A reward is not finite, or larger than {LARGEST_REWARD:g} in size: {list(members.values())}")
     return members
 
 

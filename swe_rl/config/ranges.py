@@ -79,6 +79,9 @@ GpuShare = Annotated[float, Range(above=0, most=MOST_OF_A_GPU)]
 OrAboveOne = Annotated[float, Range(above=1, or_zero=True)]
 AtLeastOne = Annotated[float, Range(least=1)]
 Reward = Annotated[float, Range(least=-1000, most=1000)]
+Penalty = Annotated[float, Range(above=0, most=1000)]
+# Squares and sums of larger ones leave float32, in which advantages and targets of a critic are computed.
+LARGEST_REWARD = 1e12
 
 
 @cache

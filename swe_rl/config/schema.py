@@ -61,6 +61,7 @@ from swe_rl.config.ranges import (
     OfAll,
     OrAboveOne,
     PartOfMachine,
+    Penalty,
     Port,
     Positive,
     Reward,
@@ -507,7 +508,7 @@ class AlgoConfig:
     max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step; what is missing then stays missing
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
     overlong_share: BelowOne = 0.0  # DAPO: this last share of rollout.max_trajectory_tokens costs reward; 0: off
-    overlong_penalty: Positive = 1.0  # DAPO: at the very end of the budget
+    overlong_penalty: Penalty = 1.0  # DAPO: at the very end of the budget
 
 
 @dataclass(frozen=True)

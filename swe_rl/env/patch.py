@@ -6,7 +6,8 @@ Invariants:
 - The patch is text in UTF-8, so that every file that holds it holds the same. A file whose change is no such text
   is in it as git's binary patch, which is ASCII.
 - A file is taken byte by byte as the agent left it. Line ends are converted only where a checkout converts them as well
-  (eol=crlf): a file that nobody touched is never in the patch.
+  (eol=crlf): a file that nobody touched is never in the patch. If a changed one has other line ends than a checkout
+  makes, the patch has it in binary.
 - Only the objects of the agent's repository are used: its configuration, index, hooks, filters, attributes outside of
   the tree, excludes, locks and flags play no part, so breaking them breaks nothing.
 - A named pipe or a device in the place of a file, or a link to one that git would read, is removed first by GNU find:
@@ -122,12 +123,14 @@ async def submitted_patch(sandbox: Sandbox, base_commit: str, text: str, timeout
 class _Answer:
     """Holds what the script said.
 
-    `new_sizes` has the bytes of new files and folders, where the patch was too large.
+    `exact` are changed files that only a binary patch has byte for byte. `new_sizes` has the bytes of new files and
+    folders, where the patch was too large.
     """
 
     text: str = ""
     note: str = ""
     excess_bytes: int = 0
+    exact: list[str] = field(default_factory=list)
     new_sizes: dict[str, int] = field(default_factory=dict)
 
 
@@ -147,6 +150,7 @@ async def _patch_in_utf8(sandbox: Sandbox, base_commit: str, take: str, timeout_
             continue
         shown = shown or readable_text(answer.text)
         more_binary = [part.paths[-1] for part in split_patch(answer.text) if not _is_plain(part.text)]
+        more_binary += [path for path in answer.exact if path not in binary and path not in more_binary]
         if not more_binary:
             break
         binary += more_binary
@@ -225,14 +229,17 @@ def _read_answer(result: ExecResult, sandbox_id: str, timeout_s: float) -> _Answ
         return _Answer(note=_NOTES.get(result.exit_code, f"git ended with status {result.exit_code}"))
     try:
         parts = [base64.b64decode(part, validate=True) for part in "".join(result.output.split()).split(":")]
-        patch, refused, *sizes = parts
+        patch, refused, *rest = parts
+        exact = rest[0] if rest else b""
+        sizes = rest[1:]
         size, *entries = text_of(sizes[0]).split("\0")[:-1] if sizes else ["0"]
         new_sizes = {name: int(count) for count, _, name in (entry.partition("\t") for entry in entries)}
         excess_bytes = int(size) - MAX_PATCH_BYTES
     except (binascii.Error, ValueError):
         return _Answer(note="what git said is no patch")
     note = _name_paths(text_of(refused).split("\0")[:-1], "git cannot read {names}, left out of the patch")
-    return _Answer(text_of(patch), too_large if sizes else note, excess_bytes, new_sizes)
+    exact_paths = text_of(exact).split("\0")[:-1]
+    return _Answer(text_of(patch), too_large if sizes else note, excess_bytes, exact_paths, new_sizes)
 
 
 def _name_paths(paths: Sequence[str], sentence: str) -> str:

@@ -1,8 +1,8 @@
 """Holds the bash script that takes a patch inside of a sandbox. env/patch.py fills it in and reads its answer.
 
 Invariants:
-- The script prints base64: the patch, and the files that git could not read. Where the patch is too large, it prints
-  the patch's size in its place, and the new files with theirs.
+- The script prints base64: the patch, the files that git could not read, and those that only a binary patch has byte
+  for byte. Where the patch is too large, its place is empty, and its size and the new files with theirs come last.
 - Paths go from git to git with a NUL behind each: a path may have any other byte.
 """
 
@@ -38,7 +38,7 @@ for c in "$real"/refs/replace/$base; do [ -f "$c" ] && head -c 40 "$c" > "$GIT_D
 r=$(sed -n "s@^\([0-9a-f]*\) refs/replace/$base\$@\1@p" "$real/packed-refs" | head -n 1)
 [ -n "$r" ] && [ ! -e "$GIT_DIR/refs/replace/$base" ] && echo "$r" > "$GIT_DIR/refs/replace/$base"
 git read-tree "$base^{tree}" || failed %(no_base)d
-: > "$own/refused"; : > "$own/new"
+: > "$own/refused"; : > "$own/new"; : > "$own/exact"
 paths() { printf %%s "$1" | base64 -d; }
 # Of the index alone: with `git rm` a folder that is a file by now would end it all.
 forget() { xargs -0 -r git --literal-pathspecs ls-files -z -- | git update-index -z --force-remove --stdin; }
@@ -54,8 +54,9 @@ git diff "${options[@]}" -- . "${others[@]}" > "$own/patch" || failed %(git_fail
 attributes '* -diff'
 xargs -0 -r git --literal-pathspecs diff "${options[@]}" -- < "$own/binary" >> "$own/patch" || failed %(git_failed)d
 size=$(wc -c < "$own/patch")
-[ "$size" -gt %(max_bytes)d ] || { base64 -w0 < "$own/patch"; printf :; base64 -w0 < "$own/refused"; exit 0; }
-printf :; base64 -w0 < "$own/refused"; printf :
+said() { printf :; base64 -w0 < "$own/refused"; printf :; base64 -w0 < "$own/exact"; }
+[ "$size" -gt %(max_bytes)d ] || { base64 -w0 < "$own/patch"; said; exit 0; }
+said; printf :
 { printf '%%s\0' "$size"; du -sb0 --files0-from="$own/new"; } | base64 -w0
 exit 0
 """
@@ -89,13 +90,18 @@ git add --all --ignore-errors . || {
 git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s | forget
 # A checkout makes CRLF of the LF of these, so that is undone as git does it. Where the commit has a CR as well, git
 # would undo more than a checkout did: such a file is unchanged if it is what a checkout writes, else its bytes count.
+# Where the agent left other line ends than a checkout makes, a patch in text would be applied with a checkout's.
 git ls-files -z -- ':(attr:eol=crlf)' > "$own/crlf"
 if [ -s "$own/crlf" ]; then
   attributes ''
   xargs -0 -r git --literal-pathspecs add --renormalize -- < "$own/crlf" || failed
-  changed() { xargs -0 -r git --literal-pathspecs diff --cached --name-only --diff-filter=M -z "$base^{tree}" --; }
+  changed() { xargs -0 -r git --literal-pathspecs diff --cached --name-only --diff-filter=AM -z "$base^{tree}" --; }
   changed < "$own/crlf" | while IFS= read -r -d '' n; do
-    [ -f "$n" ] && [ ! -L "$n" ] && git cat-file blob "$base:$n" | grep -q $'\r' || continue
+    [ -f "$n" ] && [ ! -L "$n" ] || continue
+    if ! git cat-file blob "$base:$n" | grep -q $'\r'; then
+      git cat-file --filters ":$n" | cmp -s - "$n" && continue
+      printf '%%s\0' "$n" >> "$own/exact"
+    fi
     if git cat-file --filters "$base:$n" | cmp -s - "$n"; then
       git --literal-pathspecs ls-tree -z "$base" -- "$n" | git update-index -z --index-info
     else

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import Config, Extensible
 from swe_rl.errors import RunError, SweRlError, UserError, one_line
 from swe_rl.extension.find import Foreign, find_foreign, find_problems, kinds_read
@@ -221,13 +222,29 @@ def describe_failure(chosen: Foreign, method: str, error: BaseException) -> str:
     return f"{chosen}: its method {method} raised {type(error).__name__}: {one_line(error)}"
 
 
-def require_numbers(chosen: Foreign, method: str, values: Sequence[object], number: int) -> list[float]:
-    """Returns what a method gave as `number` floats. Raises ExtensionFailure unless it is so many finite numbers."""
-    import math
+def describe_value(value: object, max_chars: int = 80) -> str:
+    """Returns the start of a value as Python writes it, and its type where that fails."""
+    try:
+        return f"{value!r:.{max_chars}}"
+    except Exception:
+        # An integer of more than 4,300 digits has no text.
+        return f"a value of type {type(value).__name__} that cannot be shown"
 
-    numbers = [float(value) for value in values if isinstance(value, int | float)]
-    if len(numbers) != number or len(values) != number or not all(map(math.isfinite, numbers)):
+
+def is_usable_reward(value: object) -> bool:
+    """Tells whether a value is a number that can be compared with others: finite, and at most 1e12 in size."""
+    return isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
+
+
+def require_numbers(chosen: Foreign, method: str, values: Sequence[object], number: int) -> list[float]:
+    """Returns what a method gave as `number` floats.
+
+    Raises ExtensionFailure unless it is so many numbers of a size that a reward may have.
+    """
+    numbers = [float(value) for value in values if isinstance(value, int | float) and is_usable_reward(value)]
+    if len(numbers) != number or len(values) != number:
         raise ExtensionFailure(
-            f"{chosen}: its method {method} must return {number} finite numbers, not {one_line(values, 120)}"
+            f"{chosen}: its method {method} must return {number} finite numbers, not {describe_value(values, 120)} "
+            f"(the largest size is {LARGEST_REWARD:g})"
         )
     return numbers

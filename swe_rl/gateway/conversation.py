@@ -32,7 +32,7 @@ import orjson
 from swe_rl.gateway import json_slices
 from swe_rl.gateway.json_repair import replace_lone_surrogates
 from swe_rl.model.long_text import utf8_slices
-from swe_rl.templates.qwen import message_text, role_of
+from swe_rl.templates.qwen import dump_json, message_text, role_of
 
 Fingerprint = bytes
 Message = Mapping[str, Any]
@@ -61,7 +61,7 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[][{}]', re.DOTALL)
 def tools_hash(tools: Tools | None) -> Fingerprint:
     """Returns the hash of a conversation that has tools and no message yet. Each tool is written on its own, as many at
     once would keep the interpreter lock for long."""
-    return _hash_parts(*(json.dumps(tool, sort_keys=True).encode() + b"\0" for tool in tools or ()))
+    return _hash_parts(*(dump_json(tool, ensure_ascii=True, sort_keys=True).encode() + b"\0" for tool in tools or ()))
 
 
 def prefix_hashes(messages: Sequence[Message], tools: Tools | None) -> list[Fingerprint]:
@@ -84,7 +84,9 @@ def extend_hash(prefix: Fingerprint, message: Message) -> Fingerprint:
         return _hash_parts(prefix, role.encode(), b"\0", _encode_text(text))
     said = _encode_text(text.strip())
     calls = message.get("tool_calls") or ()
-    called = json.dumps([_call_parts(call) for call in calls], sort_keys=True).encode() if calls else b""
+    called = (
+        dump_json([_call_parts(call) for call in calls], ensure_ascii=True, sort_keys=True).encode() if calls else b""
+    )
     # Half a character that the model wrote comes back from a client as U+FFFD.
     if b"\\ud" in called:
         called = replace_lone_surrogates(called)

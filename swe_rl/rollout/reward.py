@@ -10,7 +10,6 @@ Invariants:
 
 import asyncio
 import inspect
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,20 @@ from typing import Any, Protocol
 
 from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import RewardConfig
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, describe_failure, make_extension, require_numbers
+from swe_rl.extension.make import (
+    ExtensionFailure,
+    describe_failure,
+    describe_value,
+    is_usable_reward,
+    make_extension,
+    require_numbers,
+)
 
 
 class RewardError(GradeError):
@@ -78,9 +86,12 @@ class ForeignReward:
     async def reward(self, attempt: Attempt) -> float:
         """Returns the reward. Raises RewardError."""
         value = await self._answer("reward", attempt)
-        if isinstance(value, bool | int | float) and math.isfinite(value):
+        if is_usable_reward(value):
             return float(value)
-        raise RewardError(f"{self._maker}: its method reward must return a finite number, not {value!r:.80}")
+        raise RewardError(
+            f"{self._maker}: its method reward must return a finite number, not {describe_value(value)} "
+            f"(the largest size is {LARGEST_REWARD:g})"
+        )
 
     async def turn_rewards(self, attempt: Attempt) -> list[float]:
         """Returns what turns brought; [] where it does not pay turns. Raises RewardError."""
@@ -111,6 +122,12 @@ def make_reward(config: RewardConfig, timeout_s: float) -> ForeignReward | None:
     reward, maker = make_extension(ExtensionKind.reward, config, {}, {"default": "swe_rl.rollout.reward.no_reward"})
     if maker is None:
         return None
+    failure = getattr(reward, "failure", 0.0)
+    if not is_usable_reward(failure):
+        raise UserError(
+            f"{maker}: its failure must be a finite number, not {describe_value(failure)} "
+            f"(the largest size is {LARGEST_REWARD:g})"
+        )
     return ForeignReward(reward, maker, timeout_s=timeout_s)
 
 

@@ -10,7 +10,7 @@ Invariants:
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -32,6 +32,11 @@ TOOL_CALL = Marker("<tool_call>")
 TOOL_CALL_END = Marker("</tool_call>")
 TOOL_RESPONSE = Marker("<tool_response>")
 TOOL_RESPONSE_END = Marker("</tool_response>")
+
+# The slowest characters, those that are no ASCII, take 2 ms for so many.
+_SLICE_CHARS = 2**18
+# Beside its characters, a number, a list or a name costs about as much as so many of them.
+_CHARS_OF_A_VALUE = 16
 
 _SPOKEN = re.compile("(</?think>|</?tool_call>)")
 _TOOLS_HEAD = (
@@ -78,7 +83,7 @@ def preamble(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
     """Renders what a system message says of the tools."""
-    listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+    listed = "".join("\n" + dump_json(tool) for tool in tools)
     return [_TOOLS_HEAD, listed, *_TOOLS_TAIL]
 
 
@@ -125,5 +130,58 @@ def spoken(text: str) -> list[Piece]:
 def _tool_call(call: Mapping[str, Any]) -> list[Piece]:
     function = call.get("function") or call
     arguments = function["arguments"]
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    written = arguments if isinstance(arguments, str) else dump_json(arguments)
     return [TOOL_CALL, f'\n{{"name": "{function["name"]}", "arguments": {written}}}\n', TOOL_CALL_END]
+
+
+def dump_json(value: Any, *, ensure_ascii: bool = False, sort_keys: bool = False) -> str:
+    """Returns `json.dumps(value, ensure_ascii=..., sort_keys=...)`, and raises what that raises.
+
+    No single call of C writes a long text, because it would keep the interpreter lock for as long.
+    """
+    if _is_small(value):
+        return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
+    return "".join(_write_pieces(value, ensure_ascii, sort_keys))
+
+
+def _is_small(value: Any) -> bool:
+    """Tells whether a value is written fast. It looks no further than until it is large."""
+    left = _SLICE_CHARS
+    waiting = [value]
+    while waiting and left >= 0:
+        item = waiting.pop()
+        left -= _CHARS_OF_A_VALUE
+        if isinstance(item, str):
+            left -= len(item)
+        elif isinstance(item, dict):
+            waiting.extend(item)
+            waiting.extend(item.values())
+        elif isinstance(item, list | tuple):
+            waiting.extend(item)
+    return left >= 0
+
+
+def _write_pieces(value: Any, ensure_ascii: bool, sort_keys: bool) -> Iterator[str]:
+    if isinstance(value, str):
+        yield '"'
+        for begin in range(0, len(value), _SLICE_CHARS):
+            yield json.dumps(value[begin : begin + _SLICE_CHARS], ensure_ascii=ensure_ascii)[1:-1]
+        yield '"'
+    elif isinstance(value, dict) and value and all(isinstance(name, str) for name in value):
+        before = "{"
+        for name in sorted(value) if sort_keys else value:
+            yield before
+            yield from _write_pieces(name, ensure_ascii, sort_keys)
+            yield ": "
+            yield from _write_pieces(value[name], ensure_ascii, sort_keys)
+            before = ", "
+        yield "}"
+    elif isinstance(value, list | tuple) and value:
+        before = "["
+        for item in value:
+            yield before
+            yield from _write_pieces(item, ensure_ascii, sort_keys)
+            before = ", "
+        yield "]"
+    else:
+        yield json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)

@@ -22,6 +22,7 @@ from swe_rl.templates.qwen import (
     TOOL_RESPONSE_END,
     Message,
     Piece,
+    dump_json,
     message_text,
     role_of,
     spoken,
@@ -124,7 +125,7 @@ def _others(schema: Any, known: Sequence[str]) -> Iterator[str]:
 
 def _written(value: Any) -> str:
     """Writes lists and objects as JSON; true, false and null are Python's words, as the model knows them."""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (Mapping, list, tuple)) else str(value)
+    return dump_json(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
 
 
 def _tool_call(call: Mapping[str, Any]) -> list[Piece]:

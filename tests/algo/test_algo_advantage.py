@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.algo.advantage import compute_advantages, is_degenerate
+from swe_rl.algo.advantage import batch_advantages, compute_advantages, is_degenerate
+from swe_rl.algo.credit import turn_advantages
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig
 
@@ -73,6 +74,17 @@ def test_bad_input_is_refused():
         compute_advantages([1.0, 0.0], [True], GRPO)
     with pytest.raises(ValueError, match="not finite"):
         compute_advantages([math.nan, 0.0], [True, True], GRPO)
+    with pytest.raises(ValueError, match="larger than 1e\\+12"):
+        compute_advantages([1e308, -1e308], [True, True], GRPO)
+
+
+@given(st.lists(st.floats(-1e12, 1e12), min_size=2, max_size=8), EVERY)
+def test_the_largest_rewards_leave_no_number_that_float32_lacks(rewards, config):
+    everyone = [True] * len(rewards)
+    [advantages] = batch_advantages([(rewards, everyone)], config)
+    turns = turn_advantages([[reward] * 50 for reward in rewards], everyone, config, 1.0)
+    squares = np.square(np.array([*advantages, *(value for turn in turns for value in turn)], np.float32))
+    assert np.isfinite(squares.sum())
 
 
 @given(MEMBERS, EVERY)

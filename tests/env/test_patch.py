@@ -25,9 +25,14 @@ async def sandboxes(tmp_path):
 
 
 class Tree:
-    """A repository with one commit; `files` are written as bytes, and no attribute changes them on their way in."""
+    """A repository with one commit; `files` are written as bytes, and no attribute changes them on their way in.
 
-    def __init__(self, folder: Path, files: dict[str, bytes], attributes: str = "") -> None:
+    Where it is not `checked_out`, the attributes came when the files were there: they are as they were before.
+    """
+
+    def __init__(
+        self, folder: Path, files: dict[str, bytes], attributes: str = "", *, checked_out: bool = True
+    ) -> None:
         folder.mkdir()
         self.workspace = Workspace(path=folder)
         for name, content in files.items():
@@ -37,7 +42,7 @@ class Tree:
         script = f"git init -q .; git add --all -f; {git} commit -qm first"
         if attributes:  # of a later commit, as in the repositories that forgot to normalise their files
             script += f"; echo '{attributes}' > .gitattributes; git add .gitattributes; {git} commit -qm second"
-            script += "; git ls-files -z | xargs -0 rm; git checkout -q -f -- ."
+            script += "; git ls-files -z | xargs -0 rm; git checkout -q -f -- ." if checked_out else ""
         subprocess.run(["bash", "-ec", script], cwd=folder, check=True)
         asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
         self.base_commit = asked.stdout.strip()
@@ -91,6 +96,28 @@ async def test_line_ends_are_those_that_the_agent_left(sandboxes, tmp_path, comm
     tree = Tree(tmp_path / "tree", files | {"other.py": b"x = 1\n"}, rules)
     taken, state = await tree.change(sandboxes, command)
     assert taken.text.count("diff --git") == changed, taken.text
+    assert await tree.with_patch(sandboxes, taken.text) == state
+
+
+@pytest.mark.parametrize("checked_out", [True, False])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sed -i 's/b/b2/' *.txt",
+        "printf 'a\\nz\\r\\nb\\n' > lf.txt",
+        "printf 'a\\nz\\r\\nb\\n' > crlf.txt",
+        "printf 'a\\r\\nz\\r\\nb\\r\\n' > lf.txt",
+        "printf 'a\\nz\\nb\\n' > crlf.txt",
+        "printf 'a\\nz\\nb\\n' > lf.txt",
+        "printf 'a\\r\\nb\\n' > new.txt",
+        "printf 'a\\r\\nb\\r\\n' > new.txt",
+        "printf 'a\\nb\\n' > new.txt",
+    ],
+)
+async def test_line_ends_below_an_attribute_that_a_checkout_heeds(sandboxes, tmp_path, command, checked_out):
+    files = {"lf.txt": b"a\nb\n", "crlf.txt": b"a\r\nb\r\n"}
+    tree = Tree(tmp_path / "tree", files, "*.txt text eol=crlf", checked_out=checked_out)
+    taken, state = await tree.change(sandboxes, command)
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 

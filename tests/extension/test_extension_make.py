@@ -118,6 +118,9 @@ def test_an_entry_point_of_an_installed_package_is_found_by_name(tmp_path, packa
         ("raise ValueError('no server')", "its method reward raised ValueError: no server"),
         ("return None", "must return a finite number, not None"),
         ("return float('nan')", "must return a finite number, not nan"),
+        ("return -1e308", r"a finite number, not -1e\+308 \(the largest size is 1e\+12\)"),
+        ("return 10**400", "a finite number, not 1000"),
+        ("return 10**5000", "a finite number, not a value of type int"),
         ("import asyncio; await asyncio.sleep(30)", "did not end within rollout.grade_timeout_s=0.1"),
     ],
 )
@@ -129,12 +132,20 @@ def test_a_reward_that_fails_is_a_grade_error_and_never_zero(package, body, word
     assert isinstance(raised.value, GradeError) and "reward=mine (theirs.Mine)" in str(raised.value)
 
 
+@pytest.mark.parametrize("failure", ["float('nan')", "-1e308", "None"])
+def test_a_reward_of_failures_that_is_no_number_is_refused_at_the_start(package, failure):
+    use_code([package("theirs", f"class Mine:\n    failure = {failure}\n    def reward(self, attempt): return 1.0\n")])
+    with pytest.raises(UserError, match="its failure must be a finite number"):
+        make_reward(RewardConfig(name="mine", _target_="theirs.Mine"), 0.1)
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ("raise ValueError('no server')", "its method turn_rewards raised ValueError: no server"),
         ("return [1.0]", "must return 2 finite numbers"),
         ("return [1.0, None]", "must return 2 finite numbers"),
+        ("return [1e308, 10**400]", r"must return 2 finite numbers, not \[1e\+308"),
         ("return 5", "its method turn_rewards: 'int' object is not iterable"),
         ("import asyncio; await asyncio.sleep(30)", "did not end within rollout.grade_timeout_s=0.1"),
     ],
@@ -157,6 +168,7 @@ def test_turns_that_are_paid_wrongly_are_a_grade_error(package, body, words):
         ("return [[1.0]]", "must return 3 finite numbers"),
         ("return [[1.0, None, 2.0]]", "must return 3 finite numbers"),
         ("return [[1.0, float('inf'), 2.0]]", "must return 3 finite numbers"),
+        ("return [[1.0, 1e13, 2.0]]", "must return 3 finite numbers"),
     ],
 )
 def test_wrong_advantages_end_the_run_with_the_class(package, body, words):

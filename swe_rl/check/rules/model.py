@@ -39,6 +39,26 @@ CPU_KERNEL = "by_row"
 KERNELS = (CPU_KERNEL, "varlen", "flash_attn")  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _EXPORTED = ((MANIFEST_FILE, STATE_FILE), ("checkpoints",))  # the first names tell a checkpoint, the second a run
+# A path that begins so is meant for a folder, though an owner on the hub may have any name.
+_FOLDER_NAMES = frozenset(
+    [
+        "model",
+        "models",
+        "checkpoint",
+        "checkpoints",
+        "ckpt",
+        "ckpts",
+        "weights",
+        "export",
+        "exports",
+        "run",
+        "runs",
+        "output",
+        "outputs",
+        "data",
+        "tmp",
+    ]
+)
 _FROM_FILES = "folder"  # this option takes its sizes from the files
 _STEP = re.compile(r"step_\d+")
 _SHOWN = 5
@@ -51,7 +71,24 @@ _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer
 def model_path(config: Config, host: Host) -> Iterator[Finding]:
     path = config.model.path
     fix = f"model.path={BUILTIN}{_shipped_models()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
-    yield from _no_model_or_run("model_path", "model.path", path, host, fix)
+    findings = list(_no_model_or_run("model_path", "model.path", path, host, fix))
+    yield from findings
+    if not findings and _is_unknown_name(config.model, host):
+        yield warning(
+            "model_path",
+            "model.path",
+            f"there is no such folder on this machine, so it is taken for a model of the hub, which the hub's cache "
+            f"here does not have; its sizes are taken from model={config.model.name}",
+            f"nothing if the hub has it; else {_FOLDER}",
+        )
+
+
+def _is_unknown_name(model: ModelConfig, host: Host) -> bool:
+    """Tells whether the path is a name of the hub that no option has and of which nothing is in the cache here."""
+    if is_local(model.path, host) or is_exported(model.path, host) or not _HUB_ID.fullmatch(model.path):
+        return False
+    known = model.name == _FROM_FILES or model.path in _known_paths()  # model_unread looks at the first
+    return not known and not host.elsewhere and not facts_of(model.path, model.revision)
 
 
 def _no_model_or_run(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterator[Finding]:
@@ -89,10 +126,13 @@ def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterato
         owner = path.partition("/")[0]
         if not _HUB_ID.fullmatch(path):
             yield make(rule_id, key, "is neither a folder of this machine nor a name of the hub (ORG/NAME)", fix)
-        elif host.listing(owner) and path not in {values.get("path") for values in _known_models().values()}:
+        elif host.listing(owner) and path not in _known_paths():
             words = (
                 f"the folder {owner}/ of this machine has no such folder in it, and it would be looked for on the hub"
             )
+            yield make(rule_id, key, words, fix)
+        elif owner.lower() in _FOLDER_NAMES and not facts_of(path):
+            words = f"there is no such folder on this machine, and no model of the hub is meant by a name with {owner}/"
             yield make(rule_id, key, words, fix)
     elif not host.exists(path):
         words = "there is no such folder on this machine"
@@ -120,6 +160,10 @@ def _known_models() -> Mapping[str, Mapping[str, Any]]:
     """
     files = sorted((conf_dir() / "model").glob("*.yaml"))
     return {path.stem: {**asdict(ModelConfig()), **read_yaml(path)} for path in files if path.stem != _FROM_FILES}
+
+
+def _known_paths() -> frozenset[object]:
+    return frozenset(values.get("path") for values in _known_models().values())
 
 
 def is_as_shipped(model: ModelConfig) -> bool:

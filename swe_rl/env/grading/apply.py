@@ -111,6 +111,7 @@ if [ "$applied" = no ]; then
 fi"""
 # Where the attributes of a file call it text and the commit has a CR in it, git would make its line ends equal before
 # it looks for what the patch changes. The patch was taken from the file's bytes, so it is put to the file's bytes.
+# What a patch has in binary below eol=crlf has line ends that a checkout would not make, so it is written as it is.
 # Attributes are patterns in quotes: hence the backslashes.
 # The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
 # image changed in them without a commit stays. It reads the repository's objects, and has a folder for
@@ -144,12 +145,18 @@ snapshot update-index --add -z --stdin < "$d/others" || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
 attributes=$(git rev-parse --git-path info/attributes); mkdir -p "${{attributes%/*}}"
 [ ! -e "$attributes" ] || cp "$attributes" "$d/attributes"
-git apply --numstat -z "$patch" 2>/dev/null | sed -z 's/^[^\t]*\t[^\t]*\t//' |
+git apply --numstat -z "$patch" 2>/dev/null > "$d/counts"
+sed -z 's/^[^\t]*\t[^\t]*\t//' "$d/counts" |
   xargs -0 -r git --literal-pathspecs ls-files --eol -z -- | sed -z -n '/^i\/\(crlf\|mixed\) /p' > "$d/ends"
+sed -z -n 's/^-\t-\t//p' "$d/counts" | git check-attr -z --stdin eol |
+  while IFS= read -r -d '' path && IFS= read -r -d '' _ && IFS= read -r -d '' value; do
+    [ "$value" != crlf ] || printf '%s\0' "$path"
+  done > "$d/exact"
+sed -z 's/^/exact\t/' "$d/exact" >> "$d/ends"
 sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text@' < "$d/ends" | tr '\r\n\0' '??\n' > "$d/raw"
 [ ! -s "$d/raw" ] || cat "$d/raw" >> "$attributes"
 # A checkout has made these other than they are in the commit.
-sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p' < "$d/ends" | git checkout-index -f -z --stdin
+sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p; s/^exact\t//p' < "$d/ends" | git checkout-index -f -z --stdin
 {tries}
 [ "$applied" = yes ] || git apply --check --reverse "$patch" >/dev/null 2>&1 || exit 97
 if [ -e "$d/attributes" ]; then cp "$d/attributes" "$attributes"; elif [ -s "$d/raw" ]; then rm "$attributes"; fi

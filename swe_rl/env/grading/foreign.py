@@ -6,18 +6,18 @@ Invariants:
 """
 
 import asyncio
-import math
 from abc import abstractmethod
 from collections.abc import Awaitable
 from typing import Protocol
 
 from swe_rl.config.choices import ExtensionKind
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, Grading
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import describe_failure, make_extension
+from swe_rl.extension.make import describe_failure, describe_value, is_usable_reward, make_extension
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 # A grading may take so many times its limit, because its sandbox is waited for and started first.
@@ -76,9 +76,10 @@ async def await_grade(
         raise GradeError(f"{instance.instance_id}: {describe_failure(maker, 'grade', error)}") from error
     if not isinstance(grade, Grade):
         raise GradeError(f"{maker}: its method grade must return swe_rl.api.Grade, not {grade!r:.80}")
-    if grade.score is not None and not math.isfinite(grade.score):
+    if grade.score is not None and not is_usable_reward(grade.score):
         raise GradeError(
-            f"{instance.instance_id}: {maker}: its method grade gave the score {grade.score!r:.80}, not finite"
+            f"{instance.instance_id}: {maker}: its method grade gave the score {describe_value(grade.score)}, not a "
+            f"finite number (the largest size is {LARGEST_REWARD:g})"
         )
     return grade
 

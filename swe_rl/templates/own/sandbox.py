@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from swe_rl.errors import UserError
+from swe_rl.templates.qwen import dump_json
 
 
 class ChatTemplateError(UserError):
@@ -91,6 +92,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter writes some characters as HTML does.
+    if indent is None and separators is None:
+        return dump_json(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any
 
 from swe_rl.templates import qwen
-from swe_rl.templates.qwen import Message, message_text, role_of
+from swe_rl.templates.qwen import Message, dump_json, message_text, role_of
 
 Messages = Sequence[Message]
 Tools = Sequence[Mapping[str, Any]]
@@ -144,7 +144,7 @@ def _call(call: Mapping[str, Any], index: int, traits: Traits, shown_ids: dict[s
     name = function["name"]
     arguments = function.get("arguments")
     if traits.text_arguments and not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = dump_json(arguments)
     elif not traits.text_arguments and isinstance(arguments, str):
         arguments = _object(arguments)
     given = str(call.get("id") or f"call_{index}")
