@@ -100,9 +100,7 @@ class ForwardingCompleter:
         except EngineError as error:
             raise engine_failure(502, f"The endpoint failed: {error}") from error
 
-    def _params(
-        self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int
-    ) -> SamplingParams:
+    def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int) -> SamplingParams:
         """Returns the sampling of a turn. Raises ApiError if the session may have none."""
         pinned = live.settings
         limit = self._most_tokens
