@@ -27,6 +27,7 @@ from swe_rl.job.plan_panels import gpu_cell, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place_layout
 from swe_rl.plan import duration, host_cache, memory, sizes
+from swe_rl.plan.endpoint import attempt_figures
 from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
 from swe_rl.plan.warm_start import trainer_config
@@ -133,6 +134,8 @@ def _plan_tokens(config: Config) -> dict[str, Any]:
 
 def _plan_memory(config: Config) -> dict[str, Any]:
     """Returns GB of GPU memory, or of this process's where no GPU is used."""
+    if config.engine.kind is EngineKind.endpoint:
+        return {}
     if sizes.uses_no_gpu(config.layout):
         kv_tokens = config.engine.max_num_seqs * config.engine.max_model_len
         return {
@@ -165,6 +168,8 @@ def _plan_memory(config: Config) -> dict[str, Any]:
 
 def _plan_cache(config: Config) -> dict[str, Any]:
     """Returns what an engine's cache can hold against what the trajectories under way hold."""
+    if config.engine.kind is EngineKind.endpoint:
+        return {}
     tokens = memory.kv_tokens_per_engine(config)
     value_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.bytes_per_cached_value(config)
     rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, value_bytes)}
@@ -283,10 +288,15 @@ def _plan_flow(config: Config) -> dict[str, Any]:
     }
 
 
+def _plan_endpoint(config: Config) -> dict[str, Any]:
+    return attempt_figures(config) if config.engine.kind is EngineKind.endpoint else {}
+
+
 _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpus": _plan_gpus,
     "memory": _plan_memory,
     "cache": _plan_cache,
+    "endpoint": _plan_endpoint,
     "batch": _plan_batch,
     "tokens": _plan_tokens,
     "slots": _plan_slots,
@@ -307,7 +317,7 @@ _ABOUT: dict[Part, tuple[str, ...]] = {
         "prompts_per_step", "trajectories_per_prompt", "trajectories_per_step", "steps", "max_tokens_",
         "waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming",
     ),
-    Part.engines: ("engine", "kv_", "cache"),
+    Part.engines: ("engine", "kv_", "cache", "endpoint"),
     Part.sandboxes: ("images_",),
     Part.rollouts: (
         "batch", "tokens", "slots", "time", "gateway", "full_traj", "trajectories", "typical", "oversubscription",

@@ -12,12 +12,12 @@ import asyncio
 import os
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
@@ -247,12 +247,12 @@ def _make_collector(
         reward=make_reward(config.reward, rollout.grade_timeout_s),
         keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
     )
-    watch: Callable[[], Coroutine[Any, Any, None]]
     watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
+    collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
     for engine in door.engines:
         if isinstance(engine, EndpointEngine):
-            watch = partial(engine.watch, lambda: gateway.num_sessions)
-    return Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+            collector.watch = partial(engine.watch, lambda: collector.num_under_way)
+    return collector
 
 
 @contextmanager

@@ -127,11 +127,11 @@ class EndpointEngine(Engine):
                     raise
                 await self._pause(error, number, begin_wait)
 
-    async def watch(self, open_sessions: Callable[[], int]) -> NoReturn:
-        """Raises EndpointClosedError once the endpoint is closed and all open sessions wait for it in vain."""
+    async def watch(self, under_way: Callable[[], int]) -> NoReturn:
+        """Raises EndpointClosedError once the endpoint is closed and all attempts under way wait for it in vain."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self.closed is not None and not self._asking and len(self._held) >= open_sessions():
+            if self.closed is not None and not self._asking and len(self._held) >= under_way() > 0:
                 raise self.closed
 
     async def close(self) -> None:
