@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swe_rl.check import packages
+from swe_rl.check import endpoint, packages
 from swe_rl.check.findings import ConfigRule, Finding, Host, Severity, error, rule_about, rules_of, warning
 from swe_rl.check.rules import (
     agent,
@@ -23,7 +23,6 @@ from swe_rl.check.rules import (
     batch,
     chat,
     data,
-    endpoint,
     engine,
     extension,
     hardware,

@@ -88,21 +88,12 @@ class Gateway:
         )
         metrics = GatewayMetrics(engines, store, self._sessions, self._placement)
         sampling = Sampling(self._placement, store, metrics, max_model_len=max_model_len, clock=clock)
+        parse = parser_of(tool_parser, renderer)
+        shared: dict[str, Any] = {"model_name": model_name, "max_model_len": max_model_len, "clock": clock}
+        completer: AnswersCalls = Completer(sampling, renderer, parse=parse, **shared)
         endpoint = next((engine for engine in engines if isinstance(engine, EndpointEngine)), None)
-        completer: AnswersCalls
         if endpoint is not None:
-            completer = ForwardingCompleter(
-                endpoint, metrics, model_name=model_name, most_tokens=max_model_len, clock=clock
-            )
-        else:
-            completer = Completer(
-                sampling,
-                renderer,
-                model_name=model_name,
-                max_model_len=max_model_len,
-                parse=parser_of(tool_parser, renderer),
-                clock=clock,
-            )
+            completer = ForwardingCompleter(endpoint, metrics, **shared)
         fields: dict[str, Any] = {
             "model_name": model_name,
             "max_model_len": max_model_len,

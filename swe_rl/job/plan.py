@@ -26,8 +26,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.job.plan_panels import gpu_cell, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place_layout
-from swe_rl.plan import duration, host_cache, memory, sizes
-from swe_rl.plan.endpoint import attempt_figures
+from swe_rl.plan import duration, endpoint, host_cache, memory, sizes
 from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
 from swe_rl.plan.warm_start import trainer_config
@@ -91,7 +90,7 @@ def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
         for name, rows in made.items()
         if name not in away
     }
-    return {name: rows for name, rows in left.items() if rows or name == "gpus"}
+    return {name: rows for name, rows in left.items() if (rows or name == "gpus") and endpoint.knows(config, name)}
 
 
 def _plan_gpus(config: Config) -> dict[str, Any]:
@@ -134,8 +133,6 @@ def _plan_tokens(config: Config) -> dict[str, Any]:
 
 def _plan_memory(config: Config) -> dict[str, Any]:
     """Returns GB of GPU memory, or of this process's where no GPU is used."""
-    if config.engine.kind is EngineKind.endpoint:
-        return {}
     if sizes.uses_no_gpu(config.layout):
         kv_tokens = config.engine.max_num_seqs * config.engine.max_model_len
         return {
@@ -168,8 +165,6 @@ def _plan_memory(config: Config) -> dict[str, Any]:
 
 def _plan_cache(config: Config) -> dict[str, Any]:
     """Returns what an engine's cache can hold against what the trajectories under way hold."""
-    if config.engine.kind is EngineKind.endpoint:
-        return {}
     tokens = memory.kv_tokens_per_engine(config)
     value_bytes = memory.CPU_BYTES if sizes.uses_no_gpu(config.layout) else memory.bytes_per_cached_value(config)
     rows: dict[str, Any] = {"kv_bytes_per_token": memory.kv_bytes_per_token(config.model, value_bytes)}
@@ -288,15 +283,11 @@ def _plan_flow(config: Config) -> dict[str, Any]:
     }
 
 
-def _plan_endpoint(config: Config) -> dict[str, Any]:
-    return attempt_figures(config) if config.engine.kind is EngineKind.endpoint else {}
-
-
 _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpus": _plan_gpus,
     "memory": _plan_memory,
     "cache": _plan_cache,
-    "endpoint": _plan_endpoint,
+    "endpoint": endpoint.attempt_figures,
     "batch": _plan_batch,
     "tokens": _plan_tokens,
     "slots": _plan_slots,

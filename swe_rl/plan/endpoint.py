@@ -6,12 +6,16 @@ Invariants:
 
 from typing import Any
 
+from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
 
 
 def attempt_figures(config: Config) -> dict[str, Any]:
-    """Returns the calls, tokens and cost of a typical attempt; and how many of them the budget pays for."""
+    """Returns the calls, tokens and cost of a typical attempt, and how many of them the budget pays for. Nothing
+    without an endpoint."""
     engine = config.engine
+    if engine.kind is not EngineKind.endpoint:
+        return {}
     rollout = config.rollout
     calls = min(rollout.workload.turns[0], float(rollout.max_turns))
     turn_tokens = min(rollout.workload.sampled_tokens[0], float(rollout.max_turn_tokens))
@@ -29,3 +33,8 @@ def attempt_figures(config: Config) -> dict[str, Any]:
     if engine.budget and cost:
         figures["attempts_within_budget"] = int(engine.budget / cost)
     return figures
+
+
+def knows(config: Config, section: str) -> bool:
+    """Tells whether a plan can have this section: where an endpoint has the model, nobody here knows its memory."""
+    return config.engine.kind is not EngineKind.endpoint or section not in ("memory", "cache")

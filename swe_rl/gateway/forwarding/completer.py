@@ -34,7 +34,7 @@ _CHARS_PER_TOKEN = 4
 
 
 class ForwardingCompleter:
-    """Answers calls by one endpoint. `most_tokens` is engine.max_model_len."""
+    """Answers calls by one endpoint. `max_model_len` limits a conversation."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class ForwardingCompleter:
         metrics: "GatewayMetrics",
         *,
         model_name: str,
-        most_tokens: int,
+        max_model_len: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._endpoint = endpoint
         self._metrics = metrics
         self._model_name = model_name
-        self._most_tokens = most_tokens
+        self._most_tokens = max_model_len
         self._clock = clock
 
     async def complete(
