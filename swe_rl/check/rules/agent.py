@@ -20,6 +20,7 @@ AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
     "qwen_code": ("own",),
+    "claude_code": ("own",),
     "codex": ("own",),
     "opencode": ("own",),
     "openhands": ("own",),
@@ -36,7 +37,7 @@ AGENT_PROMPTS = {
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # the other agents have none
-PROGRAMS = ("qwen_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
+PROGRAMS = ("qwen_code", "claude_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # These count the agent's own words and tools before any task, at 4.5 characters a token. No tokenizer of the models
 # makes fewer.
