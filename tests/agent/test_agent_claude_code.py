@@ -19,7 +19,12 @@ def bash(command: str) -> dict[str, object]:
 
 def solution(instance: Instance) -> list[dict[str, object]]:
     fix = f"git apply <<'PATCH'\n{instance.patch}PATCH"
-    return [{"content": "I look.", **bash("env; ls")}, bash(fix), bash("git status --short"), {"content": "It is fixed."}]
+    return [
+        {"content": "I look.", **bash("env; ls")},
+        bash(fix),
+        bash("git status --short"),
+        {"content": "It is fixed."},
+    ]
 
 
 def agent_of() -> ClaudeCodeAgent:

@@ -45,13 +45,18 @@ _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
     "qwen_code": 14000,
+    "claude_code": 3000,
     "codex": 4500,
     "opencode": 6500,
     "openhands": 7000,
 }  # the keys are of agent.system_prompt, or of agent.name
 _BARE_TOKENS = 7000  # `qwen --bare` has so few
 _SDK = "openhands-sdk"
-_ADDRESS_SPACE_GB = {"qwen_code": 3.0, "opencode": 12.0}  # Node and Bun reserve so much, and use a tenth of it
+_ADDRESS_SPACE_GB = {
+    "qwen_code": 3.0,
+    "claude_code": 4.0,
+    "opencode": 12.0,
+}  # Node and Bun reserve so much, and use a tenth of it
 
 
 @rule_about(Part.rollouts)
