@@ -94,8 +94,9 @@ def _reply_harness(vf: Any) -> Any:
             system, prompt = self.resolve_prompt(data)
             said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(_dump, prompt or ()))
             head = [{"role": "system", "content": system}] if system else []
+            messages: Any = [*head, *said]
             async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None, max_retries=0) as client:
-                await client.chat.completions.create(model=ctx.model, messages=[*head, *said])
+                await client.chat.completions.create(model=ctx.model, messages=messages)
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     return OneReply(vf.HarnessConfig(id="null"))

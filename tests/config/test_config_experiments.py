@@ -94,7 +94,7 @@ NEEDS = {
         "vllm": ["model=qwen3_14b", "layout=dp4", "hardware=h100x8"],
         "vllm_colocated": ["model=qwen3_8b", "layout=colocated8", "hardware=h100x8"],
         "external": ["engine.urls=[http://localhost:8000]"],
-        "endpoint": ["engine.url=https://a/v1", "engine.model=m", "job=eval"],
+        "endpoint": ["engine.url=https://a/v1", "engine.model=m", "job.of=eval"],
     },
     "sandbox": {
         "remote": ["sandbox.runtime_url=http://a:1"],

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
 from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
-from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.conversation import RequestMessages, extend_hash
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, engine_failure, internal_failure
@@ -56,7 +55,7 @@ class ForwardingCompleter:
     ) -> ChatAnswer:
         """Answers a chat request. `opened` is set before the endpoint is asked. Raises ApiError, DiskError."""
         began_s = self._clock()
-        plan = live.state.plan_apart(TokenIds())
+        plan = live.state.plan_apart(())
         recorded = False
         try:
             before_tokens = _tokens_before(live, request.conversation)
