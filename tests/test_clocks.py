@@ -10,6 +10,8 @@ ALLOWED = {
     "env/proof/prove.py": "when a proof was made, for people",
     "env/strength/measure.py": "when a strength was measured, for people",
     "engine/server/client.py": "until when a server asks to be left alone, where it names a date",
+    "engine/endpoint/spending.py": "when a call was answered, for people",
+    "gateway/forwarding/completer.py": "when a reply was made, for its client",
     "gateway/completion.py": "when a reply was made, for its client",
     "gateway/sampling.py": "when a trace was made",
     "hardware/rendezvous.py": "when a record was written, for people",

@@ -14,6 +14,7 @@ AGENTS = {
     "mini_swe": "swe_rl.agent.mini_swe.agent.MiniSweAgent",
     "pdb": "swe_rl.agent.pdb.agent.PdbAgent",
     "qwen_code": "swe_rl.agent.program.qwen_code.QwenCodeAgent",
+    "claude_code": "swe_rl.agent.program.claude_code.ClaudeCodeAgent",
     "codex": "swe_rl.agent.program.codex.CodexAgent",
     "opencode": "swe_rl.agent.program.opencode.OpencodeAgent",
     "openhands": "swe_rl.agent.program.openhands.OpenHandsAgent",

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.verifiers_task import play_task
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.verifiers import LoadedEnvironment, collect_faults, import_library, load_package
+from swe_rl.env.verifiers_tasksets import LoadedTaskset
 from swe_rl.errors import one_line
 from swe_rl.extension.make import describe_value, is_usable_reward
 from swe_rl.sandbox.protocol import ends_within
@@ -39,6 +41,8 @@ class VerifiersAgent:
     async def run(self, work: Assignment) -> AgentResult:
         """Plays the rollout and scores it. Raises EngineError, AgentError."""
         played = load_package(self._package, self._arguments)
+        if isinstance(played, LoadedTaskset):
+            return await play_task(played, work, self._api_key)
         played.limit_turns(self._max_turns)
         from openai import AsyncOpenAI
 

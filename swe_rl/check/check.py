@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swe_rl.check import packages
+from swe_rl.check import endpoint, packages
 from swe_rl.check.findings import ConfigRule, Finding, Host, Severity, error, rule_about, rules_of, warning
 from swe_rl.check.rules import (
     agent,
@@ -53,6 +53,7 @@ _FILES = (
     hardware,
     layout,
     engine,
+    endpoint,
     model,
     chat,
     memory,

@@ -179,6 +179,14 @@ class EngineKind(StrEnum):
     embedded = "embedded"
     vllm = "vllm"
     external = "external"
+    endpoint = "endpoint"
+
+
+class EndpointDialect(StrEnum):
+    auto = "auto"  # the first of the others that the endpoint answers
+    chat = "chat"
+    responses = "responses"
+    messages = "messages"
 
 
 class LogprobsMode(StrEnum):

@@ -54,6 +54,13 @@ _UNHASHED_KEYS = (
     "trainer.weight_sync",  # The weights are the same by another way.
     "rollout.max_wait_s",  # This is patience, as is the next.
     "engine.max_away_s",
+    "engine.key",  # A key may be replaced, and an evaluation that spent its budget goes on with a larger one.
+    "engine.budget",
+    "engine.budget_tokens",
+    "engine.price_in",
+    "engine.price_out",
+    "engine.price_cached",
+    "engine.call_timeout_s",
     "rollout.typical_trajectory_tokens",  # This is for estimates, as is the workload.
     "rollout.typical_trajectory_s",
 )

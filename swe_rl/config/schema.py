@@ -13,6 +13,7 @@ from swe_rl.config.choices import (
     Capture,
     Correction,
     DynamicSampling,
+    EndpointDialect,
     EngineKind,
     ExportType,
     GradingKind,
@@ -354,7 +355,8 @@ class SandboxConfig(Extensible):
 class EngineConfig:
     """Describes the inference engines."""
 
-    kind: EngineKind = EngineKind.embedded  # embedded: this process; vllm: servers of the run; external: running ones
+    # embedded: in this process; vllm: servers of the run; external: running servers; endpoint: an API of text
+    kind: EngineKind = EngineKind.embedded  # embedded, vllm, external or endpoint
     max_model_len: Count = 1024  # tokens of a prompt and its reply
     gpu_memory_utilization: GpuShare = 0.85  # share of each GPU's memory
     max_num_seqs: Count = 64  # sequences decoded together
@@ -376,6 +378,16 @@ class EngineConfig:
     start_timeout_s: Seconds = 1800.0  # vllm: until a server is healthy; external: until it answers a first request
     max_restarts: ZeroOrMore = 3  # vllm: of one engine that died, in a run
     max_away_s: Seconds = 600.0  # external: without any engine for so long, the run ends
+    url: str = ""  # endpoint: its address, https://HOST/v1
+    model: str = ""  # endpoint: the name of the model there
+    key: str | None = None  # endpoint: its key, as a reference: ${oc.env:NAME}; no file holds it
+    dialect: EndpointDialect = EndpointDialect.auto  # endpoint: chat, responses or messages; auto: what it answers
+    price_in: NotNegative = 0.0  # endpoint: money for a million tokens that it reads
+    price_out: NotNegative = 0.0  # endpoint: money for a million tokens that it samples
+    price_cached: NotNegative | None = None  # endpoint: for a million read tokens that it had cached; None: price_in
+    budget: NotNegative = 0.0  # endpoint: money that the run may spend, with all its resumed starts; 0: no limit
+    budget_tokens: ZeroOrMore = 0  # endpoint: tokens, read and sampled, that it may spend so; 0: no limit
+    call_timeout_s: Seconds = 600.0  # endpoint: until a call is answered; then it is sent again
 
 
 @dataclass(frozen=True)

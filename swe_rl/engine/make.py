@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
+from swe_rl.engine.endpoint.make import make_endpoint
 from swe_rl.engine.external import external_engines
 from swe_rl.engine.protocol import Engine, EngineError, EngineState, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
@@ -73,6 +74,8 @@ def make_engines(
         for engine in external:
             engine.teller = LossTeller(engine.name, say, record or (lambda *_: None))
         return external
+    if config.engine.kind is EngineKind.endpoint:
+        return [make_endpoint(config, folders.logs.parent, say)]
     from swe_rl.engine.embedded.engine import EmbeddedEngine
 
     assert model is not None

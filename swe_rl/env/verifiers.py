@@ -12,6 +12,7 @@ Invariants:
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -28,6 +29,7 @@ from swe_rl.env.folder import commit_of, folder_of
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.splits import choose_evaluated, choose_instances
+from swe_rl.env.verifiers_tasksets import LoadedTaskset, load_taskset
 from swe_rl.errors import UserError, one_line
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
@@ -37,7 +39,7 @@ _SPLIT = re.compile(r"(train|eval)(?:\[(\d*):(\d*)\])?")
 _FAULTS: ContextVar[list[str] | None] = ContextVar("faults", default=None)
 # An environment is loaded once in a process, also if several threads ask for it.
 _LOADING = threading.RLock()
-_LOADED: dict[str, "LoadedEnvironment"] = {}
+_LOADED: dict[str, "LoadedEnvironment | LoadedTaskset"] = {}
 
 
 class LoadedEnvironment:
@@ -80,8 +82,8 @@ class LoadedEnvironment:
         return turns in self._own_turns
 
 
-def load_package(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment:
-    """Returns the environment of a package, which is loaded at most once.
+def load_package(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment | LoadedTaskset:
+    """Returns the environment or the taskset of a package, which is loaded at most once.
 
     Raises UserError for what cannot be loaded.
     """
@@ -99,12 +101,17 @@ def import_library() -> Any:
         return module if hasattr(module, "load_environment") else importlib.import_module("verifiers.legacy")
     except ImportError as error:
         raise UserError(
-            f"verifiers is needed in a version with load_environment and SingleTurnEnv ({one_line(error)}): "
-            "pip install 'swe_rl[verifiers]'"
+            f"verifiers is needed, for an environment that exports no Taskset in a version below 0.4, with "
+            f"load_environment and SingleTurnEnv ({one_line(error)}): pip install 'swe_rl[verifiers]' 'verifiers<0.4'"
         ) from error
 
 
-def _load_uncached(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment:
+def _load_uncached(package: str, arguments: Mapping[str, Any]) -> LoadedEnvironment | LoadedTaskset:
+    if importlib.util.find_spec("verifiers") is not None:
+        with _our_signals():
+            taskset = load_taskset(package, arguments)
+        if taskset is not None:
+            return taskset
     vf = import_library()
     try:
         with _our_signals():

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from swe_rl.engine.protocol import Completion, SamplingParams
 from swe_rl.gateway import reply
@@ -43,6 +43,21 @@ _LONG_CHARS = 2048
 _VERY_LONG_CHARS = 2**18
 # Decoding and parsing a longer reply would hold up the event loop.
 _LONG_TOKENS = 2048
+
+
+class AnswersCalls(Protocol):
+    """Answers the calls of sessions: with the tokens of engines, or with what an endpoint says."""
+
+    async def complete(
+        self, live: LiveSession, request: ChatRequest, opened: "asyncio.Future[Opening] | None" = None
+    ) -> ChatAnswer:
+        """Answers a chat request. `opened` is set before the reply is sampled. Raises ApiError."""
+
+    async def count(self, state: Session, request: ChatRequest) -> int:
+        """Counts the tokens of a request's prompt. Raises ApiError."""
+
+    async def complete_ids(self, live: LiveSession, request: TokenRequest) -> Completion:
+        """Answers a request that brings token ids. Raises ApiError."""
 
 
 class Completer:

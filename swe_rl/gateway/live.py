@@ -14,13 +14,13 @@ import hmac
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.protocol import Completion
-from swe_rl.gateway.conversation import KnownBodies
+from swe_rl.gateway.conversation import Fingerprint, KnownBodies
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import (
     CALL_LIMIT,
@@ -112,16 +112,10 @@ class LiveSession:
     waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
+    # An endpoint has counted these conversations: prompt and reply, by the fingerprint of both.
+    known_tokens: dict[Fingerprint, int] = field(default_factory=dict)
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
-        self.num_calls += 1
-        self.overflowed = False
-        self.had_all_calls = False
-        self.failed = ""
-        self.refused = ""
-        self.sampled_tokens += len(completion.token_ids)
-        self.cut_last = completion.finish_reason == "length"
-        self.cut_replies += self.cut_last
         if recorded.break_kind is not None:
             self.breaks[recorded.break_kind] += 1
         spent_s = {
@@ -129,6 +123,19 @@ class LiveSession:
             "prefill": completion.prefill_s,
             "decode": completion.decode_s,
         }
+        was_cut = completion.finish_reason == "length"
+        self.count_reply(len(completion.token_ids), was_cut=was_cut, spent_s=spent_s)
+
+    def count_reply(self, sampled_tokens: int, *, was_cut: bool, spent_s: Mapping[str, float]) -> None:
+        """Counts an answered call, which is the last one now."""
+        self.num_calls += 1
+        self.overflowed = False
+        self.had_all_calls = False
+        self.failed = ""
+        self.refused = ""
+        self.sampled_tokens += sampled_tokens
+        self.cut_last = was_cut
+        self.cut_replies += was_cut
         for name, value in spent_s.items():
             self.times_s[name] += value
 

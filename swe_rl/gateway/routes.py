@@ -26,7 +26,7 @@ import orjson
 from aiohttp import web
 
 from swe_rl.gateway.callers import plain_body_of
-from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.completion import AnswersCalls
 from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.dialects.messages import Messages
 from swe_rl.gateway.dialects.protocol import Dialect, ReplyStream
@@ -91,7 +91,7 @@ class Routes:
     def __init__(
         self,
         sessions: LiveSessions,
-        completer: Completer,
+        completer: AnswersCalls,
         answered: Callable[[str], None],
         noted: Callable[[frozenset[str]], None],
         *,

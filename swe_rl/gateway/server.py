@@ -22,9 +22,11 @@ from typing import Any
 from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
+from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.protocol import Engine, LossTeller
-from swe_rl.gateway.completion import Completer
+from swe_rl.gateway.completion import AnswersCalls, Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError
+from swe_rl.gateway.forwarding.completer import ForwardingCompleter
 from swe_rl.gateway.http import HttpDoor, root_url
 from swe_rl.gateway.live import LiveSessions, SessionSummary
 from swe_rl.gateway.metrics import GatewayMetrics
@@ -86,14 +88,12 @@ class Gateway:
         )
         metrics = GatewayMetrics(engines, store, self._sessions, self._placement)
         sampling = Sampling(self._placement, store, metrics, max_model_len=max_model_len, clock=clock)
-        completer = Completer(
-            sampling,
-            renderer,
-            model_name=model_name,
-            max_model_len=max_model_len,
-            parse=parser_of(tool_parser, renderer),
-            clock=clock,
-        )
+        parse = parser_of(tool_parser, renderer)
+        shared: dict[str, Any] = {"model_name": model_name, "max_model_len": max_model_len, "clock": clock}
+        completer: AnswersCalls = Completer(sampling, renderer, parse=parse, **shared)
+        endpoint = next((engine for engine in engines if isinstance(engine, EndpointEngine)), None)
+        if endpoint is not None:
+            completer = ForwardingCompleter(endpoint, metrics, **shared)
         fields: dict[str, Any] = {
             "model_name": model_name,
             "max_model_len": max_model_len,

@@ -3,7 +3,8 @@
 Invariants:
 - It samples and measures as training does it (`run/rollouts`); its steps are none, and no training split is read.
 - Each trajectory is on disk as soon as it is done. Resumed, only what is missing, or what infrastructure broke, is run.
-- Where too many failed for reasons of infrastructure the job fails; the verdicts of the others are written before.
+- Where too many failed for reasons of infrastructure the job fails; the verdicts of the others are written before. So
+  it does where an endpoint's budget is spent: what was not evaluated is named and counts as nothing.
 - The predictions hold an instance's first sample; infrastructure failures are listed with an empty patch.
 - Every attempt is also written as mini-swe-agent writes its own, for its inspector.
 """
@@ -17,10 +18,12 @@ from typing import Any
 from swe_rl.agent.atif import atif_trajectory
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.protocol import AgentResult
-from swe_rl.config.choices import INFRA_STATUSES
+from swe_rl.config.choices import INFRA_STATUSES, EngineKind
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
 from swe_rl.dataset.predictions import Predictions
+from swe_rl.engine.endpoint.engine import spending_of
+from swe_rl.engine.endpoint.refusals import EndpointClosedError
 from swe_rl.env.proof.prove import last_words
 from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
@@ -43,36 +46,59 @@ _STEP = 0
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
     with open_session(config, folder, total_steps=0) as run_session:
-        scores, trajectories = event_loop.run_job(_run_evaluation(config, run_session))
+        scores, trajectories, ended = event_loop.run_job(_run_evaluation(config, run_session))
         print_scores(scores)
         print(f"predictions: {run_session.folder.preds_json}", flush=True)
+        if ended is not None:
+            raise ended
         require_few_failures(trajectories, config.rollout)
     run_session.print_end()
     return 0
 
 
-async def _run_evaluation(config: Config, session: RunSession) -> tuple[dict[str, Any], list[Trajectory]]:
+async def _run_evaluation(
+    config: Config, session: RunSession
+) -> tuple[dict[str, Any], list[Trajectory], EndpointClosedError | None]:
+    """Returns the scores and the trajectories, and what ended the evaluation before it was whole."""
     with session.progress.phase("load"):
         model, tokenizer = load_sampled(config)
     async with start_components(config, session, model, tokenizer) as parts:
         rollouts = Rollouts(config, session, parts)
-        collected, numbers = await _evaluate_attempts(config, session, parts, rollouts)
+        ended: EndpointClosedError | None = None
+        try:
+            collected, numbers = await _evaluate_attempts(config, session, parts, rollouts)
+            session.evaluated(numbers)
+            trajectories = collected.trajectories
+        except EndpointClosedError as error:
+            trajectories = list(_known_trajectories(session).values())
+            ended = _name_missing(error, len(trajectories), len(rollouts.held_out) * config.rollout.eval_n)
+        spending = spending_of(parts.engines)
+        whole = parts.env.split_instances(config.env.eval_split)
         left_out = dict(parts.env.left_out(config.env.eval_split))
         strength = strengths_of(parts.env, config.env.eval_split)
         repos = {instance.instance_id: instance.repo for instance in rollouts.held_out}
-    session.evaluated(numbers)
     scores = {
         "split": config.env.eval_split,
-        "split_instances": numbers["split_instances"],
+        "split_instances": whole,
         "evaluated": _patch_author(config, parts.predictions),
-        **score_table(collected.trajectories, repos, config.rollout.eval_n),
-        "failing": _unresolved_instances(collected.trajectories),
+        **score_table(trajectories, repos, config.rollout.eval_n),
+        "failing": _unresolved_instances(trajectories),
         "left_out": left_out,
         **({"strength": strength} if strength else {}),
+        **({"endpoint": spending} if spending else {}),
+        **({"ended": str(ended)} if ended else {}),
     }
     write_json_atomic(session.folder.eval_json, scores)
-    _write_predictions(session, scores["evaluated"], collected.trajectories)
-    return scores, collected.trajectories
+    _write_predictions(session, scores["evaluated"], trajectories)
+    return scores, trajectories, ended
+
+
+def _name_missing(error: EndpointClosedError, done: int, wanted: int) -> EndpointClosedError:
+    """Returns the error with what it leaves undone."""
+    return EndpointClosedError(
+        f"{error}. {done} of {wanted} attempts were evaluated and are written; the other {wanted - done} count as "
+        "nothing, and the same command with trainer.resume=auto makes them"
+    )
 
 
 async def _evaluate_attempts(
@@ -133,7 +159,9 @@ def _write_for_others(session: RunSession, trajectory: Trajectory, result: Agent
         return
     name = trajectory.instance_id
     sample = trajectory.sample
-    names = {"agent": session.config.agent.name, "model": session.config.model.name}
+    config = session.config
+    asked = config.engine.model if config.engine.kind is EngineKind.endpoint else config.model.name
+    names = {"agent": config.agent.name, "model": asked}
     written = mini_swe_trajectory(result, instance_id=name, patch=trajectory.patch, **names)
     path = session.folder.attempt_file(name, sample, "traj.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +184,8 @@ def _patch_author(config: Config, predictions: Predictions | None) -> str:
         return predictions.model_name
     if config.agent.name in AGENTS_WITHOUT_MODEL:
         return config.agent.name
+    if config.engine.kind is EngineKind.endpoint:
+        return config.engine.model
     if config.model.path.startswith("builtin:"):
         return config.model.name
     return config.model.path

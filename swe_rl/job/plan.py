@@ -26,7 +26,7 @@ from swe_rl.errors import SweRlError
 from swe_rl.job.plan_panels import gpu_cell, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place_layout
-from swe_rl.plan import duration, host_cache, memory, sizes
+from swe_rl.plan import duration, endpoint, host_cache, memory, sizes
 from swe_rl.plan.gateway import step_need
 from swe_rl.plan.sizes import trained_images
 from swe_rl.plan.warm_start import trainer_config
@@ -90,7 +90,7 @@ def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
         for name, rows in made.items()
         if name not in away
     }
-    return {name: rows for name, rows in left.items() if rows or name == "gpus"}
+    return {name: rows for name, rows in left.items() if (rows or name == "gpus") and endpoint.knows(config, name)}
 
 
 def _plan_gpus(config: Config) -> dict[str, Any]:
@@ -287,6 +287,7 @@ _SECTIONS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "gpus": _plan_gpus,
     "memory": _plan_memory,
     "cache": _plan_cache,
+    "endpoint": endpoint.attempt_figures,
     "batch": _plan_batch,
     "tokens": _plan_tokens,
     "slots": _plan_slots,
@@ -307,7 +308,7 @@ _ABOUT: dict[Part, tuple[str, ...]] = {
         "prompts_per_step", "trajectories_per_prompt", "trajectories_per_step", "steps", "max_tokens_",
         "waves_of", "rollouts_", "step", "run", "gpu_hours", "assuming",
     ),
-    Part.engines: ("engine", "kv_", "cache"),
+    Part.engines: ("engine", "kv_", "cache", "endpoint"),
     Part.sandboxes: ("images_",),
     Part.rollouts: (
         "batch", "tokens", "slots", "time", "gateway", "full_traj", "trajectories", "typical", "oversubscription",

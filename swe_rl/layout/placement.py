@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Protocol
 
-from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.plan.sizes import is_elsewhere, uses_no_gpu
 
 
 class PlacementError(UserError):
@@ -73,7 +72,7 @@ def place_layout(config: Config) -> LayoutPlacement:
         return LayoutPlacement((), (), tuple(every))
     free = list(every)
     engines: list[tuple[PlacedGpu, ...]] = []
-    if config.engine.kind != EngineKind.external and Part.engines in started_parts(config):
+    if not is_elsewhere(config.engine.kind) and Part.engines in started_parts(config):
         engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
     shared = sorted(gpu for gpus in engines for gpu in gpus)
     pool = sorted({*shared, *free}) if layout.colocated else free

@@ -68,6 +68,11 @@ def asks_model(config: Config) -> bool:
     return Part.engines in started_parts(config)
 
 
+def is_elsewhere(kind: EngineKind) -> bool:
+    """Tells whether somebody else runs these engines, so that they take nothing of this job's machines."""
+    return kind in (EngineKind.external, EngineKind.endpoint)
+
+
 def wants_routes(config: Config) -> bool:
     """Tells whether engines report which experts each token went to: they do if a trainer looks at it."""
     return (
@@ -88,7 +93,7 @@ def total_gpus(layout: LayoutConfig) -> int:
 def gpus_needed(config: Config) -> int:
     """Returns the GPUs that this job takes: only for what it starts, and none for servers of somebody else's."""
     layout = config.layout
-    are_ours = Part.engines in started_parts(config) and config.engine.kind is not EngineKind.external
+    are_ours = Part.engines in started_parts(config) and not is_elsewhere(config.engine.kind)
     engines = engine_gpus(layout) if are_ours else 0
     trainer = layout.trainer_gpus if starts_trainer(config) else 0
     return max(engines, trainer) if layout.colocated else engines + trainer

@@ -133,6 +133,8 @@ def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> No
         console.print(f"pass@{k} {_format_rate(rate['rate'])}, {within} ({over})")
     if line := strength_line(scores.get("strength")):
         console.print(line)
+    if line := endpoint_line(scores.get("endpoint")):
+        console.print(line)
     if tricks := scores["all"].get("cheating"):
         shown = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in tricks.items())
         console.print(f"tricks that were tried: {shown}")
@@ -141,6 +143,16 @@ def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> No
         shown = ", ".join(f"{count} {name}" for name, count in failed.items())
         console.print(f"not counted, for infrastructure failed them: {shown}")
     _print_failing(scores, console)
+
+
+def endpoint_line(spent: Any) -> str:
+    """Says what an endpoint was asked for, or returns an empty text."""
+    record = as_mapping(spent)
+    if not record:
+        return ""
+    tokens = f"{record['prompt_tokens']} tokens read ({record['cached_tokens']} cached)"
+    said = f"endpoint: {record['calls']} calls, {tokens}, {record['sampled_tokens']} sampled"
+    return f"{said}, cost {record['cost']:.6g}" if record["cost"] else said
 
 
 def _print_failing(scores: Record, console: "Console") -> None:

@@ -150,6 +150,8 @@ class Collector:
         self._seed = seed
         self.on_tail = on_tail or (lambda _: None)
         self.watch = watch
+        # So many attempts of `collect` have begun, and are not graded and handed to `on_done` yet.
+        self.num_under_way = 0
 
     async def collect(
         self,
@@ -173,6 +175,7 @@ class Collector:
         collected = Collected([], [])
         waiting_to_begin = len(instances) * n - len(known)
         if alone:
+            self.num_under_way = 0
             self.on_tail(False)
 
         async def attempted(instance: Instance, sample: int) -> tuple[Trajectory, AgentResult | None]:
@@ -184,6 +187,7 @@ class Collector:
                 done = await self.attempts(instance, name, temperature, collected.retried, AttemptPlace(limit))
             else:
                 async with limit:
+                    self.num_under_way += 1
                     waiting_to_begin -= 1
                     if waiting_to_begin == 0:
                         self.on_tail(True)
@@ -192,6 +196,7 @@ class Collector:
                 waiting = on_done(*done)
                 if waiting:
                     await waiting
+            self.num_under_way -= alone
             return done
 
         first: BaseException | None = None

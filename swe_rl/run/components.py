@@ -25,6 +25,7 @@ from swe_rl.agent.protocol import Agent
 from swe_rl.config.choices import EngineKind, JobName, Unproven
 from swe_rl.config.schema import Config
 from swe_rl.dataset.predictions import Predictions, read_predictions
+from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
 from swe_rl.engine.protocol import Engine, LossTeller
 from swe_rl.engine.vllm.engines import EngineFolders
@@ -247,7 +248,11 @@ def _make_collector(
         keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
     )
     watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
-    return Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+    collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+    for engine in door.engines:
+        if isinstance(engine, EndpointEngine):
+            collector.watch = partial(engine.watch, lambda: collector.num_under_way)
+    return collector
 
 
 @contextmanager

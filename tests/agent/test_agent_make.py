@@ -15,7 +15,7 @@ from swe_rl.config.schema import AgentConfig, RolloutConfig
 from swe_rl.errors import UserError
 
 OPTIONS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "agent").glob("*.yaml"))
-INSIDE = {"qwen_code", "codex", "opencode", "openhands", "command"}
+INSIDE = {"qwen_code", "claude_code", "codex", "opencode", "openhands", "command"}
 
 
 def made(option: str, *overrides: str) -> Agent:

@@ -94,6 +94,7 @@ NEEDS = {
         "vllm": ["model=qwen3_14b", "layout=dp4", "hardware=h100x8"],
         "vllm_colocated": ["model=qwen3_8b", "layout=colocated8", "hardware=h100x8"],
         "external": ["engine.urls=[http://localhost:8000]"],
+        "endpoint": ["engine.url=https://a/v1", "engine.model=m", "job.of=eval"],
     },
     "sandbox": {
         "remote": ["sandbox.runtime_url=http://a:1"],
@@ -113,6 +114,7 @@ NEEDS = {
         "predictions": ["job.of=eval", "rollout.eval_n=1", f"agent.predictions={Path(__file__).parent / 'preds.json'}"],
         "mini_swe": ["agent.system_prompt=short"],
         "qwen_code": ["sandbox.memory_gb=4", *LENGTHS],
+        "claude_code": ["sandbox.memory_gb=5", *LENGTHS],
         "codex": LENGTHS,
         "opencode": ["sandbox.memory_gb=13", *LENGTHS],
         "openhands": LENGTHS,

@@ -24,7 +24,7 @@ def test_a_path_below_home_is_one_wherever_it_is_read(monkeypatch):
 
 NO_PATHS = {  # words of the schema that name nothing of this machine, or something that only a machine may have
     "agent": "name _target_ command program_path system_prompt tools debug_entrypoint",
-    "engine": "served_model command host_cache_gb",
+    "engine": "served_model command host_cache_gb url model key",
     "env": "name _target_ split eval_split revision image_template eval_image_template",
     "gateway": "host",
     "hardware": "name gpu_kind ray_address partition account qos exclude constraint gres",

@@ -108,6 +108,7 @@ def _completion(body: dict[str, Any], reply: FakeReply, number: int) -> dict[str
     return {
         "id": f"fake-{number}",
         "object": "chat.completion",
+        "created": 0,
         "model": body["model"],
         "choices": [choice],
         "usage": usage,

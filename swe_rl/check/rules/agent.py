@@ -20,6 +20,7 @@ AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
     "qwen_code": ("own",),
+    "claude_code": ("own",),
     "codex": ("own",),
     "opencode": ("own",),
     "openhands": ("own",),
@@ -36,7 +37,7 @@ AGENT_PROMPTS = {
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # the other agents have none
-PROGRAMS = ("qwen_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
+PROGRAMS = ("qwen_code", "claude_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # These count the agent's own words and tools before any task, at 4.5 characters a token. No tokenizer of the models
 # makes fewer.
@@ -44,13 +45,18 @@ _OWN_TOKENS = {
     "mini_swe": 1400,
     "pdb_standard": 900,
     "qwen_code": 14000,
+    "claude_code": 3000,
     "codex": 4500,
     "opencode": 6500,
     "openhands": 7000,
 }  # the keys are of agent.system_prompt, or of agent.name
 _BARE_TOKENS = 7000  # `qwen --bare` has so few
 _SDK = "openhands-sdk"
-_ADDRESS_SPACE_GB = {"qwen_code": 3.0, "opencode": 12.0}  # Node and Bun reserve so much, and use a tenth of it
+_ADDRESS_SPACE_GB = {
+    "qwen_code": 3.0,
+    "claude_code": 4.0,
+    "opencode": 12.0,
+}  # Node and Bun reserve so much, and use a tenth of it
 
 
 @rule_about(Part.rollouts)

@@ -19,14 +19,14 @@ from pathlib import Path
 from swe_rl.check.findings import Finding, Host, Severity, error, is_below, rule_about, warning
 from swe_rl.check.rules.layout import engine_within_node
 from swe_rl.check.rules.memory import colocated_memory, engine_memory, host_memory, trainer_memory
-from swe_rl.config.choices import EngineKind, JobName
+from swe_rl.config.choices import JobName
 from swe_rl.config.compose import Composed
 from swe_rl.config.environment import visible_gpus
 from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config, HardwareConfig
-from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, trainer_elsewhere
+from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, is_elsewhere, trainer_elsewhere
 
 AUTO = "auto"
 WITHOUT_GPUS = "cpu"  # a SLURM job that needs no GPU asks for it where nobody said
@@ -61,7 +61,7 @@ def _count_gpus(gpus: int) -> str:
 
 
 def _describe_shares(config: Config) -> str:
-    ours = config.engine.kind is not EngineKind.external and Part.engines in started_parts(config)
+    ours = not is_elsewhere(config.engine.kind) and Part.engines in started_parts(config)
     engines = engine_gpus(config.layout) if ours else 0
     trainer = config.layout.trainer_gpus
     return f"{engines} for engines, {trainer} for the trainer{', shared' if config.layout.colocated else ''}"

@@ -97,12 +97,22 @@ class Carrier(Protocol):
 class HttpClient:
     """A client of one server. `url` may end in `/v1`; a refused connection is tried `tries` times.
 
-    With `direct` requests go past any proxy, to another node of the same job. Raises EngineUrlError.
+    With `direct` requests go past any proxy, to another node of the same job. `headers` go into each request in place
+    of the key's, and then no redirect is followed, as it could take a key elsewhere. Raises EngineUrlError.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, tries: int = 4, direct: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        tries: int = 4,
+        direct: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = base_url(url)
         self._direct = direct
+        self._headers = headers
         self._api_key = api_key
         self._tries = tries
         self._session: aiohttp.ClientSession | None = None
@@ -111,6 +121,8 @@ class HttpClient:
         if self._session is not None:
             return
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        if self._headers is not None:
+            headers = dict(self._headers)
         host = urlsplit(self.url).hostname or ""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
@@ -164,6 +176,7 @@ class HttpClient:
             self.url + path,
             data=body,
             headers={"Content-Type": "application/json"} if body is not None else {},
+            allow_redirects=self._headers is None,
             max_redirects=_MAX_REDIRECTS,
         ) as response:
             waits = _retry_after_s(response.headers.get("Retry-After", ""))

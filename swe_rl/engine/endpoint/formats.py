@@ -1,0 +1,322 @@
+"""The three dialects as their clients speak them: each writes a question as a body, and reads the reply.
+
+Invariants:
+- Only fields of the published API are written, and of sampling only what differs from the API's own default: many
+  endpoints refuse what they do not know.
+- What an agent sent of its tools' calls is repeated with the ids that it knows; results without an id get the id of
+  the call that they follow.
+- A reply that cannot be read raises EngineError: it is the endpoint's fault, and nothing of the model's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import orjson
+
+from swe_rl.config.choices import EndpointDialect
+from swe_rl.engine.endpoint.question import EndpointReply, Message, Question, Usage, count_of, text_of
+from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.model.tool_parser import ParsedReply, ToolCall, dump_arguments
+
+_Body = dict[str, Any]
+
+
+class Format(ABC):
+    """Speaks one dialect. Questions go to `path`, below the endpoint's `/v1`."""
+
+    path: ClassVar[str]
+    # The API's name of the reply's limit of length.
+    limit_field: ClassVar[str] = "max_tokens"
+
+    @abstractmethod
+    def body(self, question: Question, model: str) -> _Body:
+        """Returns the body of a request, without its limit of length."""
+
+    @abstractmethod
+    def read(self, answer: Any) -> EndpointReply:
+        """Reads an answer of status 200. Raises EngineError, LookupError, TypeError or AttributeError for a form that
+        is none of this dialect's."""
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+class ChatFormat(Format):
+    path = "/chat/completions"
+
+    def body(self, question: Question, model: str) -> _Body:
+        body: _Body = {"model": model, "messages": list(_chat_messages(question.messages))}
+        if question.tools:
+            body["tools"] = list(question.tools)
+            if not question.calls:
+                body["tool_choice"] = "none"
+        body |= _sampling_fields(question.params, "temperature", "top_p", "top_k", "min_p", "seed")
+        return body
+
+    def read(self, answer: Any) -> EndpointReply:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        usage = answer.get("usage")
+        return EndpointReply(
+            _parsed_reply(
+                text_of(message.get("content")) or text_of(message.get("refusal")),
+                text_of(message.get("reasoning_content")) or text_of(message.get("reasoning")),
+                [(call["name"], call.get("arguments")) for call in calls],
+            ),
+            _chat_usage(usage) if usage else None,
+            was_cut=choice.get("finish_reason") == "length",
+        )
+
+
+class ResponsesFormat(Format):
+    path = "/responses"
+    limit_field = "max_output_tokens"
+
+    def body(self, question: Question, model: str) -> _Body:
+        head, rest = _split_system(question.messages)
+        body: _Body = {"model": model, "input": list(_response_items(rest)), "store": False}
+        if head:
+            body["instructions"] = head
+        if question.tools:
+            body["tools"] = [{"type": "function", "strict": False, **_function_of(tool)} for tool in question.tools]
+            if not question.calls:
+                body["tool_choice"] = "none"
+        return body | _sampling_fields(question.params, "temperature", "top_p")
+
+    def read(self, answer: Any) -> EndpointReply:
+        if answer.get("status") == "failed":
+            raise EngineError(f"its reply failed: {str(answer.get('error'))[:400]}")
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[tuple[Any, Any]] = []
+        for item in answer["output"]:
+            kind = item["type"]
+            if kind == "message":
+                text += [str(part.get("text") or part.get("refusal") or "") for part in item["content"]]
+            elif kind == "reasoning":
+                thoughts += [text_of(item.get("content")) or text_of(item.get("summary"))]
+            elif kind == "function_call":
+                calls.append((item["name"], item.get("arguments")))
+        usage = answer.get("usage")
+        return EndpointReply(
+            _parsed_reply("".join(text), "".join(thoughts), calls),
+            _responses_usage(usage) if usage else None,
+            was_cut=answer.get("status") == "incomplete",
+        )
+
+
+class MessagesFormat(Format):
+    path = "/messages"
+
+    def headers(self, key: str | None) -> dict[str, str]:
+        version = {"anthropic-version": "2023-06-01"}
+        return version | ({"x-api-key": key} if key else {})
+
+    def body(self, question: Question, model: str) -> _Body:
+        head, rest = _split_system(question.messages)
+        body: _Body = {"model": model, "messages": _join_turns(_message_blocks(rest))}
+        if head:
+            body["system"] = head
+        if question.tools:
+            body["tools"] = [_messages_tool(_function_of(tool)) for tool in question.tools]
+            if not question.calls:
+                body["tool_choice"] = {"type": "none"}
+        return body | _sampling_fields(question.params, "temperature", "top_p", "top_k")
+
+    def read(self, answer: Any) -> EndpointReply:
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[tuple[Any, Any]] = []
+        for block in answer["content"]:
+            kind = block["type"]
+            if kind == "text":
+                text.append(block["text"])
+            elif kind == "thinking":
+                thoughts.append(block["thinking"])
+            elif kind == "tool_use":
+                calls.append((block["name"], block["input"]))
+        usage = answer.get("usage")
+        return EndpointReply(
+            _parsed_reply("".join(text), "".join(thoughts), calls),
+            _messages_usage(usage) if usage else None,
+            was_cut=answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded"),
+        )
+
+
+FORMATS: dict[EndpointDialect, Format] = {
+    EndpointDialect.chat: ChatFormat(),
+    EndpointDialect.responses: ResponsesFormat(),
+    EndpointDialect.messages: MessagesFormat(),
+}
+
+
+def _sampling_fields(params: SamplingParams, *names: str) -> _Body:
+    """Returns those of the named parameters that differ from what every API does by itself."""
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": None}
+    given = {name: getattr(params, name) for name in names}
+    return {name: value for name, value in given.items() if value != defaults[name]}
+
+
+def _chat_messages(messages: Sequence[Message]) -> Iterator[_Body]:
+    for message, call_id in _with_call_ids(messages):
+        role = message["role"]
+        if role == "tool":
+            yield {"role": "tool", "tool_call_id": call_id, "content": text_of(message.get("content"))}
+        elif role == "assistant":
+            yield _chat_reply(message)
+        else:
+            spoken = "system" if role == "developer" else role
+            yield {"role": spoken, "content": text_of(message.get("content"))}
+
+
+def _chat_reply(message: Message) -> _Body:
+    calls = message.get("tool_calls")
+    reply: _Body = {"role": "assistant", "content": text_of(message.get("content"))}
+    if message.get("reasoning_content"):
+        reply["reasoning_content"] = message["reasoning_content"]
+    if calls:
+        reply["content"] = reply["content"] or None
+        reply["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {"name": call["function"]["name"], "arguments": _written_arguments(call)},
+            }
+            for call in calls
+        ]
+    return reply
+
+
+def _response_items(messages: Sequence[Message]) -> Iterator[_Body]:
+    for message, call_id in _with_call_ids(messages):
+        role = message["role"]
+        text = text_of(message.get("content"))
+        if role == "tool":
+            yield {"type": "function_call_output", "call_id": call_id, "output": text}
+            continue
+        calls = message.get("tool_calls") or ()
+        if text or not calls:
+            yield {"role": role, "content": text}
+        for call in calls:
+            named = {"call_id": call["id"], "name": call["function"]["name"]}
+            yield {"type": "function_call", **named, "arguments": _written_arguments(call)}
+
+
+def _message_blocks(messages: Sequence[Message]) -> Iterator[tuple[str, list[_Body]]]:
+    """Yields the role and the blocks of each message. Empty texts are left out, as the API refuses them."""
+    for message, call_id in _with_call_ids(messages):
+        role = message["role"]
+        text = text_of(message.get("content"))
+        blocks: list[_Body] = [{"type": "text", "text": text}] if text.strip() else []
+        if role == "tool":
+            yield "user", [{"type": "tool_result", "tool_use_id": call_id, "content": text}]
+        elif role == "assistant":
+            for call in message.get("tool_calls") or ():
+                named = {"id": call["id"], "name": call["function"]["name"]}
+                blocks.append({"type": "tool_use", **named, "input": _read_arguments(call)})
+            yield "assistant", blocks
+        else:
+            yield "user", blocks
+
+
+def _join_turns(turns: Iterator[tuple[str, list[_Body]]]) -> list[_Body]:
+    """Joins neighbours of one role: roles take turns in this API, and the user begins."""
+    joined: list[_Body] = []
+    for role, blocks in turns:
+        if not blocks:
+            continue
+        if joined and joined[-1]["role"] == role:
+            joined[-1]["content"] += blocks
+        else:
+            joined.append({"role": role, "content": blocks})
+    if not joined or joined[0]["role"] != "user":
+        joined.insert(0, {"role": "user", "content": [{"type": "text", "text": "."}]})
+    return joined
+
+
+def _with_call_ids(messages: Sequence[Message]) -> Iterator[tuple[Message, str | None]]:
+    """Yields each message, and for a result of a tool the id of its call."""
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            waiting = [call["id"] for call in message.get("tool_calls") or ()]
+            yield message, None
+        elif message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            if call_id in waiting:
+                waiting.remove(call_id)
+            elif not call_id and waiting:
+                call_id = waiting.pop(0)
+            yield message, str(call_id)
+        else:
+            yield message, None
+
+
+def _split_system(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
+    """Returns the text of the system messages at the beginning, and the messages after them."""
+    number = 0
+    while number < len(messages) and messages[number]["role"] in ("system", "developer"):
+        number += 1
+    head = "\n\n".join(text_of(message.get("content")) for message in messages[:number])
+    return head, messages[number:]
+
+
+def _function_of(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool["function"]
+    kept = {name: function[name] for name in ("name", "description") if function.get(name)}
+    return {**kept, "parameters": function.get("parameters") or {"type": "object", "properties": {}}}
+
+
+def _messages_tool(function: dict[str, Any]) -> _Body:
+    return {**function, "input_schema": function.pop("parameters")}
+
+
+def _written_arguments(call: Message) -> str:
+    arguments = call["function"]["arguments"]
+    return arguments if isinstance(arguments, str) else dump_arguments(arguments)
+
+
+def _read_arguments(call: Message) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if isinstance(arguments, str):
+        return orjson.loads(_object_text(arguments))  # type: ignore[no-any-return]
+    return dict(arguments)
+
+
+def _object_text(arguments: Any) -> str:
+    """Returns a call's arguments as a JSON object, which every agent can read. What is none becomes the value of
+    `input`, so that the agent tells the model what is missing."""
+    if isinstance(arguments, dict):
+        return dump_arguments(arguments)
+    text = arguments if isinstance(arguments, str) else ""
+    try:
+        if isinstance(orjson.loads(text or "{}"), dict):
+            return text or "{}"
+    except orjson.JSONDecodeError:
+        pass
+    return dump_arguments({"input": text})
+
+
+def _parsed_reply(text: str, thoughts: str, calls: Sequence[tuple[Any, Any]]) -> ParsedReply:
+    made = tuple(ToolCall(str(name), _object_text(arguments)) for name, arguments in calls)
+    return ParsedReply(text, thoughts or None, made)
+
+
+def _chat_usage(usage: Any) -> Usage:
+    details = usage.get("prompt_tokens_details")
+    # DeepSeek's API counts what was cached beside the details.
+    cached = count_of(details, "cached_tokens") or count_of(usage, "prompt_cache_hit_tokens")
+    return Usage(count_of(usage, "prompt_tokens"), count_of(usage, "completion_tokens"), cached)
+
+
+def _responses_usage(usage: Any) -> Usage:
+    cached = count_of(usage.get("input_tokens_details"), "cached_tokens")
+    return Usage(count_of(usage, "input_tokens"), count_of(usage, "output_tokens"), cached)
+
+
+def _messages_usage(usage: Any) -> Usage:
+    cached = count_of(usage, "cache_read_input_tokens")
+    whole = count_of(usage, "input_tokens") + cached + count_of(usage, "cache_creation_input_tokens")
+    return Usage(whole, count_of(usage, "output_tokens"), cached)

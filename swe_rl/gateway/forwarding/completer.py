@@ -1,0 +1,153 @@
+"""Answers the calls of agents with an endpoint's replies: what `gateway/completion.py` does, without tokens.
+
+Invariants:
+- A call costs at most what the session may have: its number of replies, the tokens of a turn, and those of the
+  trajectory as far as the endpoint has counted them. What the next prompt adds, only the endpoint's answer tells.
+- An opened session's sampling parameters are its settings, as with any engine.
+- The endpoint's errors are the gateway's to the agent (status 502). They never count as the agent's.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from swe_rl.engine.endpoint.engine import EndpointEngine
+from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
+from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
+from swe_rl.gateway.completion import turn_seed
+from swe_rl.gateway.conversation import RequestMessages, extend_hash
+from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, engine_failure, internal_failure
+from swe_rl.gateway.live import LiveSession
+from swe_rl.gateway.reply import ChatAnswer, Opening, assistant_message
+from swe_rl.gateway.request import ChatRequest
+from swe_rl.gateway.session import Session, TurnPlan
+from swe_rl.gateway.token_request import TokenRequest
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from swe_rl.gateway.metrics import GatewayMetrics
+
+# A call of an unknown conversation counts a token for so many characters, where somebody asks for a count alone.
+_CHARS_PER_TOKEN = 4
+
+
+class ForwardingCompleter:
+    """Answers calls by one endpoint. `max_model_len` limits a conversation."""
+
+    def __init__(
+        self,
+        endpoint: EndpointEngine,
+        metrics: "GatewayMetrics",
+        *,
+        model_name: str,
+        max_model_len: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._endpoint = endpoint
+        self._metrics = metrics
+        self._model_name = model_name
+        self._most_tokens = max_model_len
+        self._clock = clock
+
+    async def complete(
+        self, live: LiveSession, request: ChatRequest, opened: "asyncio.Future[Opening] | None" = None
+    ) -> ChatAnswer:
+        """Answers a chat request. `opened` is set before the endpoint is asked. Raises ApiError, DiskError."""
+        began_s = self._clock()
+        plan = live.state.plan_apart(())
+        recorded = False
+        try:
+            before_tokens = _tokens_before(live, request.conversation)
+            params = self._params(live, plan, request, before_tokens)
+            opening = Opening(f"{live.session_id}-{plan.number}", int(time.time()), self._model_name, before_tokens)
+            if opened is not None and not opened.done():
+                opened.set_result(opening)
+            messages = request.conversation.since(0)
+            question = Question(messages, params, request.tools, request.calls)
+            reply, usage = await self._asked(live, question)
+            message = assistant_message(reply.parsed, live.session_id, plan.number)
+            live.state.record_apart()
+            recorded = True
+        except Exception as error:
+            live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
+            raise
+        finally:
+            if not recorded:
+                live.state.release(plan)
+        live.known_tokens[extend_hash(request.conversation.hashes[-1], message)] = usage.tokens
+        took_s = self._clock() - began_s
+        live.count_reply(usage.sampled_tokens, was_cut=reply.was_cut, spent_s={"decode": took_s})
+        live.noted(request.notes, done=bool(request.tools) and not message.get("tool_calls"))
+        self._count(usage, took_s)
+        return _answer(opening, reply, usage, message)
+
+    async def count(self, state: Session, request: ChatRequest) -> int:
+        """Estimates the tokens of a prompt by the length of its texts: only the endpoint has a tokenizer."""
+        return len(str([*request.conversation.since(0), *request.tools])) // _CHARS_PER_TOKEN
+
+    async def complete_ids(self, live: LiveSession, request: TokenRequest) -> Completion:
+        """Raises ApiError: an endpoint takes text alone."""
+        raise ApiError(400, "This gateway forwards to an endpoint, which takes no token ids.", code="no_token_ids")
+
+    async def _asked(self, live: LiveSession, question: Question) -> tuple[EndpointReply, Usage]:
+        try:
+            return await self._endpoint.ask(question, live.session_id, live.waits.begin)
+        except ContextOverflowError as error:
+            limit = self._most_tokens
+            raise context_overflow(limit, limit, f"the endpoint: {error}", at_least=True) from error
+        except EngineError as error:
+            raise engine_failure(502, f"The endpoint failed: {error}") from error
+
+    def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int) -> SamplingParams:
+        """Returns the sampling of a turn. Raises ApiError if the session may have none."""
+        pinned = live.settings
+        limit = self._most_tokens
+        key = "engine.max_model_len"
+        if pinned is not None and pinned.max_trajectory_tokens < limit:
+            limit = pinned.max_trajectory_tokens
+            key = "rollout.max_trajectory_tokens"
+        if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
+            raise call_limit(pinned.max_calls)
+        room = limit - before_tokens
+        if room <= 0:
+            raise context_overflow(before_tokens, limit, key)
+        wanted = min(room, request.max_tokens or room)
+        if pinned is None:
+            return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, seed=request.seed)
+        seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
+        wanted = min(wanted, pinned.max_turn_tokens)
+        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, seed=seed, min_p=pinned.min_p)
+
+    def _count(self, usage: Usage, took_s: float) -> None:
+        self._metrics.prompt_tokens.inc(usage.prompt_tokens)
+        self._metrics.sampled_tokens.inc(usage.sampled_tokens)
+        self._metrics.cached_tokens.inc(usage.cached_tokens)
+        self._metrics.call_s.observe(took_s)
+
+
+def _tokens_before(live: LiveSession, conversation: RequestMessages) -> int:
+    """Returns the tokens of the longest part of the conversation that the endpoint has counted, 0 if there is none."""
+    for fingerprint in reversed(conversation.hashes):
+        tokens = live.known_tokens.get(fingerprint)
+        if tokens is not None:
+            return tokens
+    return 0
+
+
+def _answer(opening: Opening, reply: EndpointReply, usage: Usage, message: dict[str, Any]) -> ChatAnswer:
+    reason = "tool_calls" if "tool_calls" in message else "stop"
+    return ChatAnswer(
+        name=opening.name,
+        created_s=opening.created_s,
+        model=opening.model,
+        message=message,
+        finish_reason="length" if reply.was_cut else reason,
+        usage={
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.sampled_tokens,
+            "total_tokens": usage.tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        },
+        logprobs=None,
+    )
