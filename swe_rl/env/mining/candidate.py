@@ -5,10 +5,11 @@ Invariants:
 - A statement shows no line of the fix: what it says can be read by an agent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swe_rl.env.instance import Instance
+from swe_rl.env.mining.wording import ChangeWords
 
 # A shorter line of a fix stands in many texts by chance: `return None`, `import re`.
 _TELLING_CHARS = 24
@@ -27,6 +28,10 @@ class Reason(StrEnum):
     binary = "a changed file is no text"
     no_statement = "nothing says what changed"
     leak = "what says what changed shows the fix"
+    unrunnable = "its tests could not be run"
+    nothing_turned = "no test fails before the change and passes after it"
+    budget = "mine.max_runs or mine.max_run_s ended before its smallest change was found"
+    no_bug = "no bug makes a few of its tests fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,9 @@ class TaskCandidate:
     instance: Instance | None = None
     reason: Reason | None = None
     licence: str = ""  # This is what the project itself says.
-    detail: str = ""  # This says in words what was found where there is no instance.
+    detail: str = ""  # This says in words what was found, or what finding it cost.
+    words: ChangeWords = field(default_factory=ChangeWords)  # These describe the change and its parts.
+    hunks: tuple[int, ...] = ()  # The instance's patch has these hunks of the change; none means all.
 
 
 def changed_lines(patch: str) -> int:

@@ -20,6 +20,7 @@ _HEADING = re.compile(
     rf"^(?:\#+\s*|\*\*|[-*=]\s+)?(?:[\w.-]+\s+){{0,2}}?[\[`(]?v?(?P<version>{_VERSION})\b(?P<rest>.*)$"
 )
 _REST_OF_HEADING = re.compile(r"^[\])`*:\s]*[-–—(,:\s]*[\w\s,./()\[\]:#+-]{0,60}\*{0,2}$")
+_ADDRESS_OF_LINK = re.compile(r"\]\([^)\s]*\)")
 _UNDERLINE = re.compile(r"^\s*([=\-~^*#\"'+`])\1{2,}\s*$")
 _ACCOUNTS = r"`{0,2}@[\w-]+`{0,2}(?:(?:,|,? and|\s*&)?\s+`{0,2}@[\w-]+`{0,2})*"
 _FULL_NAME = r"[A-Z][\w.'-]+(?:\s+[A-Z][\w'-]*\.?)*\s+[A-Z][\w'-]+"
@@ -76,7 +77,8 @@ def entry_in(text: str, version: str) -> str:
 
 
 def _version_of_heading(line: str) -> str:
-    match = _HEADING.match(line.strip()) if line[:1].strip() else None
+    shown = _ADDRESS_OF_LINK.sub("]", line.strip())
+    match = _HEADING.match(shown) if line[:1].strip() else None
     if match is None or not _REST_OF_HEADING.match(match["rest"]):
         return ""
     return match["version"]

@@ -63,7 +63,7 @@ class Found:
             return str(candidate.reason), candidate.detail
         outcome = self.outcomes[candidate.instance.instance_id]
         if isinstance(outcome, Instance):
-            return PROVEN, ""
+            return PROVEN, candidate.detail
         return (UNTRIED if outcome == UNTRIED else REFUTED), outcome
 
 

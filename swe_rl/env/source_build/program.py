@@ -13,12 +13,22 @@ from swe_rl.sandbox.protocol import SandboxError
 _SHOWN_CHARS = 800
 # These programs run now; they are killed when the job ends.
 _running: set[subprocess.Popen[str]] = set()
+# Python 3.11 reads its own settings without a lock: of two threads that first ask for them at once, one finds none.
+_finding_uv = threading.Lock()
 # It is set once the job has ended; then no program is started any more.
 _ended = threading.Event()
 
 
 class BuildError(SandboxError):
     """Says that what a sandbox starts from could not be built. The message has the program's last words."""
+
+
+def find_uv() -> str:
+    """Returns the path of uv's program. Raises ImportError where uv is not installed."""
+    with _finding_uv:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
 
 
 def run_program(

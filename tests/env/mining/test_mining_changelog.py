@@ -84,3 +84,9 @@ def test_the_changelog_of_a_tree_is_found_below_its_documentation_as_well(tmp_pa
     (tmp_path / "docs" / "changelog.rst").write_text(UNDERLINED)
     (tmp_path / "docs" / "news.png").write_text(PLAIN)
     assert "no longer fails" in entry_of(tmp_path, "1.2.1")
+
+
+def test_a_heading_may_be_a_link_to_a_comparison():
+    link = "https://example.org/owner/project/compare"
+    text = f"## [1.0.3]({link}/v1.0.2...v1.0.3) (2026-02-15)\n\n* new\n\n## [1.0.2]({link}/a...b)\n\n* old\n"
+    assert (entry_in(text, "1.0.3"), entry_in(text, "1.0.2")) == ("* new", "* old")
