@@ -575,6 +575,7 @@ class MineConfig:
 
     projects: tuple[str, ...] = ()  # names of distributions of the package index: [xmltodict, tomli]
     repository: str | None = None  # in their place a folder with a git repository, or its address; no password in it
+    lock: str | None = None  # in their place a list that job=mine wrote: its file, or the name of a shipped one (small)
     tasks: MinedTasks = MinedTasks.changes  # one of each change; hunks: split by tests; bugs: put into newest releases
     newest: Count = 5  # pairs of neighbouring releases of each project, or commits, the newest first; or bugs of each
     licences: tuple[str, ...] = ("MIT", "BSD", "Apache", "ISC", "PSF")  # of releases, words of their names; []: any

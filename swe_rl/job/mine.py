@@ -25,9 +25,11 @@ from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
 from swe_rl.env.make import make_env
+from swe_rl.env.mining.again import altered_rows, locked_tasks, searches_of_list
 from swe_rl.env.mining.candidate import TaskCandidate
-from swe_rl.env.mining.found import UNTRIED, Found, lines_of, report_of
+from swe_rl.env.mining.found import ALTERED, UNTRIED, Found, lines_of, report_of
 from swe_rl.env.mining.history import candidate_of_commit, newest_commits
+from swe_rl.env.mining.lock import LockedList, list_path, lock_of, read_list
 from swe_rl.env.mining.mutants import SoundRelease, bugs_of, newest_release, read_release
 from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, neighbouring_releases
 from swe_rl.env.mining.split import CountedRuns, split_candidate
@@ -59,12 +61,17 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     target = Path(config.env.dataset).absolute()
     candidates = _found(config, target, console)
     rows = [candidate.instance for candidate in candidates if candidate.instance is not None]
-    outcomes = _proven(config, rows, target, console) if rows else {}
-    finds = Found(candidates, outcomes)
-    finds.write(target, config.mine.heldout_share)
+    locked = _list_of(config)
+    heldout_share = config.mine.heldout_share if locked is None else locked.heldout_share
+    finds = _proven(config, candidates, rows, target, console) if rows else Found(candidates, {})
+    if locked is not None:
+        altered = dict.fromkeys(altered_rows(locked, finds.proven), ALTERED)
+        finds = replace(finds, outcomes={**finds.outcomes, **altered})
+    finds.write(target, heldout_share)
+    _write_list(config, finds, locked, target)
     console.print(_table(finds))
     say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
-    splits = finds.split_sizes(config.mine.heldout_share)
+    splits = finds.split_sizes(heldout_share)
     say(f"{len(finds.proven)} instances ({splits['train']} in train, {splits['heldout']} in heldout): {target}")
     say(f"why the others are none: {report_of(target)}")
     missing = {"train": "env.split=heldout", "heldout": "env.eval_split=train"}
@@ -77,8 +84,12 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 def _found(config: Config, target: Path, console: Console) -> list[TaskCandidate]:
     """Returns the candidates of everything that is looked at. Raises UserError."""
-    archives = sources_folder(cache_folder(config) / "workspaces") / "sdists"
+    archives = _archives(config)
     archives.mkdir(parents=True, exist_ok=True)
+    locked = _list_of(config)
+    if locked is not None:
+        with ended_with_the_job():
+            return _searched(list(searches_of_list(locked, _filter(config), archives)), console)
     if config.mine.tasks is MinedTasks.bugs:
         with ended_with_the_job():
             releases = _sound_releases(config, archives)
@@ -104,10 +115,10 @@ async def _bugs(config: Config, release: SoundRelease, instance: Instance, runs:
 
 
 def _without_script(candidate: TaskCandidate) -> TaskCandidate:
-    """Returns the candidate with a row as it is written: the script around its command is made when it is read."""
+    """Returns the candidate with a row as it is written: its script and its image are made when it is read."""
     if candidate.instance is None:
         return candidate
-    return replace(candidate, instance=replace(candidate.instance, eval_script="", log_parser=""))
+    return replace(candidate, instance=replace(candidate.instance, eval_script="", log_parser="", image=""))
 
 
 def _searched_by_tests(
@@ -196,14 +207,38 @@ def _searched(searches: Sequence[Search], console: Console) -> list[TaskCandidat
     return candidates
 
 
-def _proven(config: Config, rows: Sequence[Instance], target: Path, console: Console) -> dict[str, Instance | str]:
-    """Returns for each id the instance as it was proven, or why it was not. Raises UserError."""
+def _proven(
+    config: Config, candidates: Sequence[TaskCandidate], rows: Sequence[Instance], target: Path, console: Console
+) -> Found:
+    """Returns the candidates with the rows as they were proven, or why they were not. Raises UserError."""
     env, read = _env_of(config, rows, target)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     instances = list(env.chosen(read.env.split))
     todo = [instance for instance in instances if not env.is_settled(instance)]
     event_loop.run_job(prove_here(read, env, todo, scratch_root(config), say))
-    return {instance.instance_id: _outcome(instance, env) for instance in instances}
+    outcomes = {instance.instance_id: _outcome(instance, env) for instance in instances}
+    proofs = [env.book.of(name) for name in outcomes]
+    return Found(candidates, outcomes, {proof.instance_id: proof.took_s for proof in proofs if proof is not None})
+
+
+def _list_of(config: Config) -> LockedList | None:
+    """Returns the list that mine.lock names, and None where it names none. Raises InstanceError."""
+    return None if config.mine.lock is None else read_list(list_path(config.mine.lock))
+
+
+def _write_list(config: Config, finds: Found, locked: LockedList | None, target: Path) -> None:
+    """Writes the list from which the proven instances can be made again. Raises DiskError."""
+    settings = locked or LockedList(
+        _filter(config).python, config.mine.test_command, config.mine.heldout_share, tasks=()
+    )
+    tasks = locked_tasks(finds.candidates, finds.proven, _archives(config))
+    if tasks:
+        write_text_atomic(lock_of(target), replace(settings, tasks=tasks).text())
+
+
+def _archives(config: Config) -> Path:
+    """Returns the folder of the source distributions."""
+    return sources_folder(cache_folder(config) / "workspaces") / "sdists"
 
 
 def _env_of(config: Config, rows: Sequence[Instance], target: Path) -> tuple[SweEnv, Config]:

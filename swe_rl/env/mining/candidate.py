@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swe_rl.env.instance import Instance
+from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.wording import ChangeWords
 
 # A shorter line of a fix stands in many texts by chance: `return None`, `import re`.
@@ -31,6 +32,7 @@ class Reason(StrEnum):
     unrunnable = "its tests could not be run"
     nothing_turned = "no test fails before the change and passes after it"
     budget = "mine.max_runs or mine.max_run_s ended before its smallest change was found"
+    other_archive = "its archive is another one than when the list was made"
     no_bug = "no bug makes a few of its tests fail"
 
 
@@ -45,7 +47,7 @@ class TaskCandidate:
     licence: str = ""  # This is what the project itself says.
     detail: str = ""  # This says in words what was found, or what finding it cost.
     words: ChangeWords = field(default_factory=ChangeWords)  # These describe the change and its parts.
-    hunks: tuple[int, ...] = ()  # The instance's patch has these hunks of the change; none means all.
+    recipe: TaskRecipe | None = None  # It says how to make the instance again; a commit has none.
 
 
 def changed_lines(patch: str) -> int:

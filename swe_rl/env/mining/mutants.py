@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from swe_rl.env.bugs.mutation import MutationSite, all_swaps, find_sites
+from swe_rl.env.bugs.mutation import MutationSite, Swap, all_swaps, find_sites
 from swe_rl.env.commits import is_test
 from swe_rl.env.folder import patch_between
 from swe_rl.env.instance import Instance, InstanceError
@@ -23,6 +23,7 @@ from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.hidden_tests import without_tests
 from swe_rl.env.mining.hunks import digest_of_patch
 from swe_rl.env.mining.licence import licence_of
+from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.release import MiningFilter, base_instance, is_about_release, refusal_of_tree
 from swe_rl.env.mining.split import BudgetEndedError, CountedRuns
 from swe_rl.env.mining.tests_text import descriptions_in
@@ -108,10 +109,9 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
             source = release.files[path]
             patch = patch_between({path: source}, {path: site.mutate(source)})
             failing = sorted(passes - await runs.passing(sound, patch, longest_s))
-            instance = _instance_of_bug(release, path, site, failing)
-            if instance is not None:
-                about = f"{site.swap.family} in {path}, after {runs.spent}"
-                found.append(replace(without, name=instance.instance_id, instance=instance, detail=about))
+            bug = bug_of(release, path, site, failing)
+            if bug is not None:
+                found.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
             if len(found) >= number:
                 return found
     except BudgetEndedError as error:
@@ -135,8 +135,8 @@ def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
         yield path, site
 
 
-def _instance_of_bug(release: SoundRelease, path: str, site: MutationSite, failing: Sequence[str]) -> Instance | None:
-    """Returns the instance of a bug, and None where the failing tests cannot judge it."""
+def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequence[str]) -> TaskCandidate | None:
+    """Returns the candidate of a bug, and None where the tests that fail by it cannot judge it."""
     sound = release.candidate.instance
     assert sound is not None and sound.source is not None
     functions = test_functions(failing)
@@ -154,7 +154,7 @@ def _instance_of_bug(release: SoundRelease, path: str, site: MutationSite, faili
         lines += [described.get(name) or words_of(name) for name in short_names]
     source = release.files[path]
     patch = patch_between({path: site.mutate(source)}, {path: source})
-    return replace(
+    instance = replace(
         sound,
         instance_id=f"{sound.instance_id.removesuffix('-sound')}-bug-{digest_of_patch(patch)}",
         problem_statement=_statement(release.candidate, lines),
@@ -163,6 +163,27 @@ def _instance_of_bug(release: SoundRelease, path: str, site: MutationSite, faili
         source=replace(sound.source, fix=REVERSE, test_command=release.test_command),
         eval_script="",
     )
+    swap = site.swap
+    recipe = TaskRecipe(
+        project=release.candidate.project,
+        release=sound.version,
+        tests=tuple(failing),
+        file=path,
+        line=site.line,
+        family=swap.family,
+        right=swap.right,
+        wrong=swap.wrong,
+    )
+    return replace(release.candidate, name=instance.instance_id, instance=instance, recipe=recipe)
+
+
+def bug_again(release: SoundRelease, recipe: TaskRecipe) -> TaskCandidate | None:
+    """Returns the bug that a recipe names, and None where the release has no such place."""
+    if recipe.file not in release.files:
+        return None
+    swap = Swap(recipe.family, recipe.right, recipe.wrong)
+    sites = [site for site in find_sites(release.files[recipe.file], [swap]) if site.line == recipe.line]
+    return bug_of(release, recipe.file, sites[-1], recipe.tests) if sites else None
 
 
 def _statement(candidate: TaskCandidate, lines: Sequence[str]) -> str:

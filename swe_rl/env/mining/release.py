@@ -19,6 +19,7 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
 from swe_rl.env.mining.changelog import entry_of
 from swe_rl.env.mining.licence import is_permitted, licence_of
+from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.tests_text import described_tests
 from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.source_build.program import BuildError, run_program
@@ -141,7 +142,9 @@ def _compared(
         patch=patch,
         test_patch=test_patch,
     )
-    return TaskCandidate(pair.name, pair.project, instance, licence=licence_of(new_tree), words=words)
+    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older)
+    licence = licence_of(new_tree)
+    return TaskCandidate(pair.name, pair.project, instance, licence=licence, words=words, recipe=recipe)
 
 
 def slug_of(project: str) -> str:

@@ -133,7 +133,7 @@ async def split_candidate(candidate: TaskCandidate, runs: CountedRuns, max_chang
         return [replace(without, reason=Reason.budget, detail=str(error))]
     if not groups and not left:
         return [replace(without, reason=Reason.nothing_turned, detail=runs.spent)]
-    parts = [_part(candidate, instance, chosen, tests, max_changed_lines) for chosen, tests in groups.items()]
+    parts = [part_of(candidate, instance, chosen, tests, max_changed_lines) for chosen, tests in groups.items()]
     parts = [replace(part, detail="; ".join(filter(None, (part.detail, f"of {runs.spent}")))) for part in parts]
     if left:
         words = f"{len(left)} tests, as {left[0]}: {runs.spent}"
@@ -141,10 +141,10 @@ async def split_candidate(candidate: TaskCandidate, runs: CountedRuns, max_chang
     return parts
 
 
-def _part(
-    candidate: TaskCandidate, instance: Instance, chosen: tuple[int, ...], tests: Sequence[str], max_changed_lines: int
+def part_of(
+    candidate: TaskCandidate, instance: Instance, chosen: Sequence[int], tests: Sequence[str], max_changed_lines: int
 ) -> TaskCandidate:
-    """Returns the candidate of a set of hunks, or the reason why it is none."""
+    """Returns the candidate of a set of hunks that turns these tests, or the reason why it is none."""
     hunks = hunks_of(instance.patch)
     patch = patch_of(hunks, chosen)
     digest = digest_of_patch(patch)
@@ -157,7 +157,10 @@ def _part(
     if shows_fix(statement, patch):
         return replace(named, reason=Reason.leak)
     part = replace(instance, instance_id=f"{instance.instance_id}-{digest}", patch=patch, problem_statement=statement)
-    return replace(named, instance=part, hunks=chosen)
+    recipe = None
+    if candidate.recipe is not None:
+        recipe = replace(candidate.recipe, hunks=tuple(chosen), tests=tuple(tests))
+    return replace(named, instance=part, recipe=recipe)
 
 
 def _function_names(tests: Sequence[str]) -> list[str]:

@@ -9,7 +9,10 @@ import tarfile
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.env.mining.found import report_of
+from swe_rl.env.instance import InstanceError
+from swe_rl.env.mining.candidate import Reason
+from swe_rl.env.mining.found import ALTERED, report_of
+from swe_rl.env.mining.lock import list_path, lock_of, read_list
 from swe_rl.env.proof.record import book_of
 from swe_rl.env.protocol import Grade, SuiteRun
 from swe_rl.env.source_build import sdist
@@ -109,7 +112,8 @@ def mined(tmp_path, monkeypatch):
 
     def mined(*overrides):
         target = tmp_path / "mined.jsonl"
-        words = ["job=mine", "env=mined", "mine.projects=[summer]", f"env.dataset={target}", "env.proof_runs=1"]
+        source = [] if any("mine.lock" in word for word in overrides) else ["mine.projects=[summer]"]
+        words = ["job=mine", "env=mined", *source, f"env.dataset={target}", "env.proof_runs=1"]
         config = compose([*words, f"paths.cache={tmp_path}/cache", f"paths.scratch={tmp_path}", *overrides]).config
         status = mine.run(config, None)
         return status, [json.loads(line) for line in target.read_text().splitlines()], read_json(report_of(target))
@@ -146,3 +150,55 @@ def test_a_budget_that_is_too_small_is_named(mined, capsys):
     assert status == 1 and rows == []
     assert list(report["counts"]) == ["mine.max_runs or mine.max_run_s ended before its smallest change was found"]
     assert "4 runs of tests" in report["differences"][0]["why"]
+
+
+@pytest.mark.parametrize("tasks", ["hunks", "bugs", "changes"])
+def test_a_list_makes_the_same_rows_again_and_searches_nothing(mined, tmp_path, tasks):
+    _, rows, _ = mined(f"mine.tasks={tasks}", "mine.newest=1")
+    written = lock_of(tmp_path / "mined.jsonl").read_text()
+    assert rows and "numbers" not in written and "Nothing has a total" not in written
+    copy = tmp_path / "copy.lock.json"
+    copy.write_text(written)
+    book_of.cache_clear()
+    (tmp_path / "cache" / "proofs.jsonl").unlink(missing_ok=True)
+    status, again, report = mined(f"mine.lock={copy}", "mine.max_runs=1")
+    assert status == 0 and again == rows and report["counts"] == {"proven": len(rows)}
+    assert lock_of(tmp_path / "mined.jsonl").read_text() == written
+
+
+def test_a_list_whose_rows_come_out_otherwise_is_not_used(mined, tmp_path):
+    mined("mine.tasks=hunks")
+    copy = tmp_path / "copy.lock.json"
+    content = json.loads(lock_of(tmp_path / "mined.jsonl").read_text())
+    first, second = content["tasks"]
+    first["sha256"] = "0" * 64
+    second["archives"]["summer-1.0"] = "0" * 64
+    copy.write_text(json.dumps(content))
+    status, rows, report = mined(f"mine.lock={copy}")
+    assert status == 1 and rows == []
+    assert report["counts"] == {ALTERED: 1, str(Reason.other_archive): 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no list of mined tasks"),
+        ("[]", "no list of mined tasks"),
+        ('{"version": 2}', "version 2"),
+        ('{"version": 1, "python": "3.11", "test_command": "t", "heldout_share": 0.1, "tasks": [{}]}', "no list"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_list_is_named(tmp_path, text, words):
+    path = tmp_path / "a.lock.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InstanceError, match=words) as raised:
+        read_list(list_path(str(path)))
+    assert str(path) in str(raised.value)
+
+
+def test_the_shipped_list_can_be_read_and_its_projects_are_in_one_split_each():
+    shipped = read_list(list_path("small"))
+    names = [task.instance_id for task in shipped.tasks]
+    assert names == sorted(set(names)) and all(task.archives and len(task.sha256) == 64 for task in shipped.tasks)

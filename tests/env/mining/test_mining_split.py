@@ -7,6 +7,7 @@ import pytest
 from swe_rl.env.folder import patch_between
 from swe_rl.env.instance import Instance, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
+from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.split import CountedRuns, RunBudget, split_candidate
 from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.patch_files import NOOP_PATCH
@@ -28,7 +29,7 @@ WORDS = ChangeWords(
     {"test_empty": "Nothing has a total.", "test_both": ""},
 )
 ROW = Instance("a__a-2", "index/a", "c" * 40, "all", PATCH, "t", (), (), source=Source("a-1", python="3.11"))
-CANDIDATE = TaskCandidate("a-2", "a", ROW, words=WORDS)
+CANDIDATE = TaskCandidate("a-2", "a", ROW, words=WORDS, recipe=TaskRecipe("a", "2", older="1"))
 
 
 def split(tests=TESTS, runs=100, max_changed_lines=200, candidate=CANDIDATE):
@@ -45,7 +46,7 @@ def split(tests=TESTS, runs=100, max_changed_lines=200, candidate=CANDIDATE):
 
 def test_each_set_of_hunks_is_a_task_of_its_own():
     (both, first), asked = split()
-    assert [(part.hunks, part.reason) for part in (both, first)] == [((0, 2), None), ((0,), None)]
+    assert [(part.recipe.hunks, part.reason) for part in (both, first)] == [((0, 2), None), ((0,), None)]
     assert "third" in both.instance.patch and "second" not in both.instance.patch
     assert first.instance.patch.count("@@ -") == 1 and first.instance.test_patch == ROW.test_patch
     assert asked[:4] == [NOOP_PATCH, NOOP_PATCH, PATCH, PATCH]
