@@ -60,11 +60,15 @@ async def search_by_tests(
     room = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def searched(work: MiningWork) -> list[TaskCandidate]:
-        assert work.candidate.instance is not None
+        row = work.candidate.instance
+        instance = None if row is None else instances.get(row.instance_id)
+        if instance is None:
+            refused = replace(work.candidate, instance=None, reason=Reason.unrunnable)
+            return [replace(refused, detail="its row was left out when it was read")]
         async with room:
             runs = CountedRuns(suites.run, budget)
             try:
-                found = await work.search(instances[work.candidate.instance.instance_id], runs)
+                found = await work.search(instance, runs)
             except (BuildError, GradeError, InstanceError, SandboxError) as error:
                 detail = f"{one_line(str(error))}; {runs.spent}"
                 found = [replace(work.candidate, instance=None, reason=Reason.unrunnable, detail=detail)]

@@ -86,7 +86,7 @@ class Found:
         """Returns the word for what became of a difference, and why."""
         if candidate.instance is None:
             return str(candidate.reason), candidate.detail
-        outcome = self.outcomes[candidate.instance.instance_id]
+        outcome = self.outcomes.get(candidate.instance.instance_id, "its row was left out when it was read")
         if isinstance(outcome, Instance):
             return PROVEN, candidate.detail
         return (outcome if outcome in (UNTRIED, ALTERED) else REFUTED), outcome

@@ -128,8 +128,8 @@ def _compared(
         return refused(Reason.too_large, f"{changed_lines(patch)} lines")
     heading = f"The next release of {pair.project} after {pair.older} makes these changes:"
     words = ChangeWords(heading, entry_of(new_tree, pair.newer), described_tests(test_patch, new_tree))
-    statement = words.statement()
-    if not statement and not wanted.is_split:
+    statement = words.statement() or (heading if wanted.is_split else "")
+    if not statement:
         return refused(Reason.no_statement)
     if not wanted.is_split and shows_fix(statement, patch):
         return refused(Reason.leak)

@@ -152,7 +152,7 @@ def part_of(
     if changed_lines(patch) > max_changed_lines:
         return replace(named, reason=Reason.too_large, detail=f"{changed_lines(patch)} lines")
     statement = instance.problem_statement
-    if len(chosen) < len(hunks) or not statement:
+    if len(chosen) < len(hunks) or statement == candidate.words.heading:
         statement = candidate.words.statement_of_part(_function_names(tests))
     if shows_fix(statement, patch):
         return replace(named, reason=Reason.leak)
