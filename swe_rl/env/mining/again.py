@@ -48,15 +48,15 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
             return replace(refused, reason=Reason.other_archive, detail=", ".join(other))
         if recipe.older:
             whole = change(recipe.project, recipe.older, recipe.release)
-            found = _part_again(whole, recipe)
+            candidate = _part_again(whole, recipe)
         else:
             sound = release(recipe.project, recipe.release)
             whole = sound.candidate
-            found = bug_again(sound, recipe) if whole.instance is not None else None
-        if found is None or found.instance is None:
+            candidate = bug_again(sound, recipe) if whole.instance is not None else None
+        if candidate is None or candidate.instance is None:
             reason = whole.reason or Reason.other_archive
             return replace(refused, reason=reason, detail=whole.detail)
-        return found
+        return candidate
 
     return ((lambda task=task: made(task)) for task in locked.tasks)
 

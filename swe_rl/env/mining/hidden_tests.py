@@ -20,11 +20,11 @@ def without_tests(source: str, names: Collection[str]) -> str | None:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
-    found = dict(_removals(module.body, frozenset(names), ""))
-    if set(names) - {name for known in found.values() for name in known}:
+    removals = dict(_removals(module.body, frozenset(names), ""))
+    if set(names) - {name for known in removals.values() for name in known}:
         return None
     lines = source.split("\n")
-    for first, last in sorted(found, reverse=True):
+    for first, last in sorted(removals, reverse=True):
         while last < len(lines) and not lines[last].strip():
             last += 1
         del lines[first - 1 : last]

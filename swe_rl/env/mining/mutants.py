@@ -33,7 +33,9 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import REVERSE
 from swe_rl.env.source_build.sdist import fetch_sdist, release_time, unpack_sdist, versions_of
 
-MAX_FAILING_TESTS = 6  # A bug that makes more test functions fail says too little of where it is.
+# A bug that makes more test functions fail, or more cases of them, says too little of where it is.
+MAX_FAILING_TESTS = 6
+MAX_FAILING_CASES = 30
 _SIDE_RUNS = 2
 # A bug may make a loop endless. A run of tests with a bug may last so much longer than one without.
 _LONGER = 5.0
@@ -99,7 +101,7 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
     """
     without = replace(release.candidate, instance=None)
     began_s = time.monotonic()
-    found: list[TaskCandidate] = []
+    bugs: list[TaskCandidate] = []
     try:
         passes = frozenset.intersection(*[await runs.passing(sound, NOOP_PATCH) for _ in range(_SIDE_RUNS)])
         if not passes:
@@ -111,12 +113,12 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
             failing = sorted(passes - await runs.passing(sound, patch, longest_s))
             bug = bug_of(release, path, site, failing)
             if bug is not None:
-                found.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
-            if len(found) >= number:
-                return found
+                bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
+            if len(bugs) >= number:
+                return bugs
     except BudgetEndedError as error:
-        return found or [replace(without, reason=Reason.no_bug, detail=str(error))]
-    return found or [replace(without, reason=Reason.no_bug, detail=runs.spent)]
+        return bugs or [replace(without, reason=Reason.no_bug, detail=str(error))]
+    return bugs or [replace(without, reason=Reason.no_bug, detail=runs.spent)]
 
 
 def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
@@ -141,6 +143,8 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
     assert sound is not None and sound.source is not None
     functions = test_functions(failing)
     if functions is None or not 1 <= sum(map(len, functions.values())) <= MAX_FAILING_TESTS:
+        return None
+    if len(failing) > MAX_FAILING_CASES:
         return None
     shown: dict[str, str] = {}
     lines: list[str] = []

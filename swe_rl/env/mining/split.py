@@ -78,26 +78,26 @@ class ChangeSplitter:
         after = [await self.runs.passing(self.instance, self.instance.patch) for _ in range(_RUNS_OF_A_SIDE)]
         turned = sorted(frozenset.intersection(*after) - frozenset.union(*before))
         self._known[frozenset(everything)] = frozenset.intersection(*after)
-        found: list[tuple[int, ...]] = []
+        sets: list[tuple[int, ...]] = []
         left: list[str] = []
         for number, test in enumerate(turned):
             try:
-                chosen = await self._smallest(test, everything, found)
+                chosen = await self._smallest(test, everything, sets)
             except BudgetEndedError:
                 left = turned[number:]
                 break
-            if chosen not in found:
-                found.append(chosen)
+            if chosen not in sets:
+                sets.append(chosen)
         # A set turns tests of smaller sets, too: it is about all of them.
-        return {chosen: [test for test in turned if test in self._known[frozenset(chosen)]] for chosen in found}, left
+        return {chosen: [test for test in turned if test in self._known[frozenset(chosen)]] for chosen in sets}, left
 
     async def _smallest(
-        self, test: str, everything: tuple[int, ...], found: Sequence[tuple[int, ...]]
+        self, test: str, everything: tuple[int, ...], sets: Sequence[tuple[int, ...]]
     ) -> tuple[int, ...]:
         """Returns a 1-minimal set of hunks with which a test passes. Raises BudgetEndedError."""
         start = everything
         # A set that another test needs is often enough for this one, and it is smaller than the whole.
-        for chosen in sorted(found, key=len):
+        for chosen in sorted(sets, key=len):
             if test in await self._passing(chosen):
                 start = chosen
                 break
