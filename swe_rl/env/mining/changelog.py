@@ -16,9 +16,9 @@ _MAX_FILE_BYTES = 4 * 1024**2
 _MAX_ENTRY_CHARS = 6000
 _VERSION = r"\d+(?:\.\d+)+(?:\.?(?:post|dev|rc|a|b)\d+)?"
 # A heading begins with a version, perhaps after marks, a word or the project's name, and says little more than a date.
-_HEADING = re.compile(
-    rf"^(?:\#+\s*|\*\*|[-*=]\s+)?(?:[\w.-]+\s+){{0,2}}?[\[`(]?v?(?P<version>{_VERSION})\b(?P<rest>.*)$"
-)
+_HEADING = re.compile(rf"^(?:\#+\s*|\*\*|=\s+)?(?:[\w.-]+\s+){{0,2}}?[\[`(]?v?(?P<version>{_VERSION})\b(?P<rest>.*)$")
+# In a list of versions an item begins with one, and what is new follows a colon. `- Python 3.12 works` is no such item.
+_ITEM_OF_VERSION = re.compile(rf"^[-*]\s+v?(?P<version>{_VERSION})(?P<rest>:\s.*|\s*|\s*\([\d\s/.-]*\):?)$")
 _REST_OF_HEADING = re.compile(r"^[\])`*:\s]*[-–—(,:\s]*[\w\s,./()\[\]:#+-]{0,60}\*{0,2}$")
 _ADDRESS_OF_LINK = re.compile(r"\]\([^)\s]*\)")
 _UNDERLINE = re.compile(r"^\s*([=\-~^*#\"'+`])\1{2,}\s*$")
@@ -33,6 +33,8 @@ _PERSONS = (
         rf"(?:{_ACCOUNTS}|{_FULL_NAME})[)\]]?"
     ),
     re.compile(rf"\s*[(\[]{_ACCOUNTS}[)\]]"),
+    re.compile(rf"\s*\({_FULL_NAME}(?:(?:,|,? and|\s*&)\s+{_FULL_NAME})*\)(?=[.,;]?\s*$)", re.MULTILINE),
+    re.compile(r"^\s*:(?:maintainers?|authors?|contributors?|released by):.*$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"\s*<?[\w.+-]+@[\w-]+\.[\w.]*\w>?"),
 )
 _TWO_DOTS = re.compile(r"(?<!\.)\.\.(?!\.)")
@@ -69,6 +71,8 @@ def entry_in(text: str, version: str) -> str:
             if is_inside:
                 break
             is_inside = _is_same(heading, version)
+            if is_inside:
+                entry += _news_of_item(line)
         elif is_inside:
             entry.append(line)
     while entry and _UNDERLINE.match(entry[0]):
@@ -76,7 +80,17 @@ def entry_in(text: str, version: str) -> str:
     return without_persons("\n".join(entry)).strip()[:_MAX_ENTRY_CHARS]
 
 
+def _news_of_item(line: str) -> list[str]:
+    """Returns what an item of a list of versions says behind its version."""
+    match = _ITEM_OF_VERSION.match(line.strip())
+    news = match["rest"].partition(":")[2].strip() if match else ""
+    return [news] if news else []
+
+
 def _version_of_heading(line: str) -> str:
+    item = _ITEM_OF_VERSION.match(line.strip()) if line[:1].strip() else None
+    if item is not None:
+        return item["version"]
     shown = _ADDRESS_OF_LINK.sub("]", line.strip())
     match = _HEADING.match(shown) if line[:1].strip() else None
     if match is None or not _REST_OF_HEADING.match(match["rest"]):
