@@ -7,7 +7,7 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from swe_rl.env.instance import Instance, InstanceError
@@ -58,7 +58,7 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
             return replace(refused, reason=reason, detail=whole.detail)
         return candidate
 
-    return ((lambda task=task: made(task)) for task in locked.tasks)
+    return (partial(made, task) for task in locked.tasks)
 
 
 def _part_again(whole: TaskCandidate, recipe: TaskRecipe) -> TaskCandidate | None:

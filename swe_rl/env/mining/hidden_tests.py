@@ -8,7 +8,7 @@ Invariants:
 import ast
 from collections.abc import Collection, Iterator
 
-from swe_rl.env.twins.make import Function
+from swe_rl.env.twins.sites import Function
 
 
 def without_tests(source: str, names: Collection[str]) -> str | None:
