@@ -34,10 +34,14 @@ _PERSONS = (
     ),
     re.compile(rf"\s*[(\[]{_ACCOUNTS}[)\]]"),
     re.compile(rf"\s*\({_FULL_NAME}(?:(?:,|,? and|\s*&)\s+{_FULL_NAME})*\)(?=[.,;]?\s*$)", re.MULTILINE),
+    # Brackets that end a line and have an issue's number or an account say who made it.
+    re.compile(r"\s*\([^()`\n]*(?:#\d+|@[\w-]+)[^()`\n]*\)(?=[.,;]?[ \t]*$)", re.MULTILINE),
     re.compile(r"^\s*:(?:maintainers?|authors?|contributors?|released by):.*$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"\s*<?[\w.+-]+@[\w-]+\.[\w.]*\w>?"),
 )
 _TWO_DOTS = re.compile(r"(?<!\.)\.\.(?!\.)")
+_ISSUE = r"\[#\d+\]\([^)\s]*\)"
+_ISSUES = re.compile(rf"\s*\(?{_ISSUE}(?:,\s*{_ISSUE})*\)?")
 _LINK = re.compile(r"\s*[(\[]?(?:https?://\S+|`[^`]*<https?://[^>]*>`__?)[)\]]?")
 
 
@@ -112,6 +116,6 @@ def _without_zeros(version: str) -> list[str]:
 
 def without_persons(text: str) -> str:
     """Returns a text without accounts, addresses, names after "by", thanks, and links."""
-    for pattern in (*_PERSONS, _LINK):
+    for pattern in (*_PERSONS, _ISSUES, _LINK):
         text = pattern.sub("", text)
     return re.sub(r"[ \t]+\n", "\n", _TWO_DOTS.sub(".", text))
