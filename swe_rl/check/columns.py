@@ -52,7 +52,7 @@ class ColumnProblem:
 
 def columns_of(env_name: str) -> tuple[str, ...]:
     """Returns our names of the columns that an environment reads, or none where its rows have no columns."""
-    return {"bugs": (), "harbor": (), "kodcode": _OF_FUNCTIONS}.get(env_name, _OF_ISSUES)
+    return {"bugs": (), "harbor": (), "humaneval": (), "kodcode": _OF_FUNCTIONS}.get(env_name, _OF_ISSUES)
 
 
 def columns_for(env: EnvConfig, *, evaluated: bool) -> Mapping[str, str]:

@@ -51,6 +51,14 @@ class RoutingReplay(StrEnum):
 OWN_ROWS = frozenset({"jsonl", "mined"})
 
 
+class MinedTasks(StrEnum):
+    """Says what `job=mine` makes one task of."""
+
+    changes = "changes"
+    hunks = "hunks"
+    bugs = "bugs"
+
+
 class JobName(StrEnum):
     train = "train"
     rollout = "rollout"

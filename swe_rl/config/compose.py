@@ -74,7 +74,7 @@ PATHS = {  # These may begin with `~`; a test knows that no other text of the sc
     "algo": ("teacher",),
     "trainer": ("resume",),
     "sft": ("start", "output"),
-    "mine": ("repository",),
+    "mine": ("repository", "lock"),
 }
 _UNHASHED_TABLE = "rollout.workload."
 

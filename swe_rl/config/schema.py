@@ -30,6 +30,7 @@ from swe_rl.config.choices import (
     LossAggregation,
     LrSchedule,
     MaskLevel,
+    MinedTasks,
     NewKind,
     Objective,
     OptimizerState,
@@ -587,10 +588,14 @@ class MineConfig:
 
     projects: tuple[str, ...] = ()  # names of distributions of the package index: [xmltodict, tomli]
     repository: str | None = None  # in their place a folder with a git repository, or its address; no password in it
-    newest: Count = 5  # so many pairs of neighbouring releases of each project, or commits, the newest first
+    lock: str | None = None  # in their place a list that job=mine wrote: its file, or the name of a shipped one (small)
+    tasks: MinedTasks = MinedTasks.changes  # one of each change; hunks: split by tests; bugs: put into newest releases
+    newest: Count = 5  # pairs of neighbouring releases of each project, or commits, the newest first; or bugs of each
     licences: tuple[str, ...] = ("MIT", "BSD", "Apache", "ISC", "PSF")  # of releases, words of their names; []: any
     since: str | None = None  # older ones are left out, as 2025-06-30: what a model may have read in its training
     max_changed_lines: Count = 200  # of the fix; what changes more is left out
+    max_runs: Count = 100  # hunks and bugs: runs of the tests for each release or commit, before anything is proven
+    max_run_s: Seconds = 600.0  # hunks and bugs: seconds of these runs, for each release or commit
     python: str | None = None  # the version that tests run with, as 3.11; None: this one
     test_command: str = "pytest -rA"  # how tests are run; the test files that changed follow it
     heldout_share: Share = 0.25  # of the projects: their instances are in the split heldout, all others in train

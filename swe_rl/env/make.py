@@ -16,6 +16,7 @@ from swe_rl.extension.make import make_extension
 _OTHERS = {
     "bugs": "swe_rl.env.bugs.env.BugsEnv",
     "kodcode": "swe_rl.env.kodcode.env.KodcodeEnv",
+    "humaneval": "swe_rl.env.humaneval.env.HumanevalEnv",
     "harbor": "swe_rl.env.harbor.env.HarborEnv",
 }
 

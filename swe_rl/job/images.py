@@ -65,7 +65,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 def instances_of(config: Config) -> list[Instance]:
     """Returns the instances of both splits, each once. Raises UserError for an environment without images."""
-    if config.env.name in ("bugs", "kodcode"):
+    if config.env.name in ("bugs", "kodcode", "humaneval"):
         raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
     env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker, config.grader)
     by_id: dict[str, Instance] = {}

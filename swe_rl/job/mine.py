@@ -20,14 +20,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from swe_rl.config.choices import MinedTasks
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.env.instance import Instance
 from swe_rl.env.make import make_env
+from swe_rl.env.mining.again import altered_rows, locked_tasks, searches_of_list
 from swe_rl.env.mining.candidate import TaskCandidate
-from swe_rl.env.mining.found import UNTRIED, Found, lines_of, report_of
+from swe_rl.env.mining.found import ALTERED, UNTRIED, Found, lines_of, report_of
 from swe_rl.env.mining.history import candidate_of_commit, newest_commits
+from swe_rl.env.mining.lock import LockedList, list_path, lock_of, read_list
+from swe_rl.env.mining.mutants import SoundRelease, bugs_of, newest_release, read_release
 from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, neighbouring_releases
+from swe_rl.env.mining.split import CountedRuns, split_candidate
 from swe_rl.env.proof.record import Proof, Standing
 from swe_rl.env.source_build.program import BuildError, ended_with_the_job
 from swe_rl.env.source_build.repository import clone_at, is_address
@@ -36,6 +41,7 @@ from swe_rl.errors import UserError
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.mining import MiningWork, search_by_tests
 from swe_rl.run.proving import prove_here
 
 # Differences are fetched and compared side by side: most of the time an index is waited for.
@@ -53,15 +59,19 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     console = Console()
     target = Path(config.env.dataset).absolute()
-    with ended_with_the_job():
-        candidates = _searched(_searches(config), console)
+    candidates = _found(config, target, console)
     rows = [candidate.instance for candidate in candidates if candidate.instance is not None]
-    outcomes = _proven(config, rows, target, console) if rows else {}
-    finds = Found(candidates, outcomes)
-    finds.write(target, config.mine.heldout_share)
+    locked = _list_of(config)
+    heldout_share = config.mine.heldout_share if locked is None else locked.heldout_share
+    finds = _proven(config, candidates, rows, target, console) if rows else Found(candidates, {})
+    if locked is not None:
+        altered = dict.fromkeys(altered_rows(locked, finds.proven), ALTERED)
+        finds = replace(finds, outcomes={**finds.outcomes, **altered})
+    finds.write(target, heldout_share)
+    _write_list(config, finds, locked, target)
     console.print(_table(finds))
     say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
-    splits = finds.split_sizes(config.mine.heldout_share)
+    splits = finds.split_sizes(heldout_share)
     say(f"{len(finds.proven)} instances ({splits['train']} in train, {splits['heldout']} in heldout): {target}")
     say(f"why the others are none: {report_of(target)}")
     missing = {"train": "env.split=heldout", "heldout": "env.eval_split=train"}
@@ -72,18 +82,97 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0 if finds.proven else 1
 
 
-def _searches(config: Config) -> list[Search]:
-    """Returns what makes a candidate of each difference. Raises MineError, BuildError."""
+def _found(config: Config, target: Path, console: Console) -> list[TaskCandidate]:
+    """Returns the candidates of everything that is looked at. Raises UserError."""
+    archives = _archives(config)
+    archives.mkdir(parents=True, exist_ok=True)
+    locked = _list_of(config)
+    if locked is not None:
+        with ended_with_the_job():
+            return _searched(list(searches_of_list(locked, _filter(config), archives)), console)
+    if config.mine.tasks is MinedTasks.bugs:
+        with ended_with_the_job():
+            releases = _sound_releases(config, archives)
+        works = [MiningWork(release.candidate, partial(_bugs, config, release)) for release in releases]
+        return _searched_by_tests(config, works, target, console)
+    with ended_with_the_job():
+        candidates = _searched(_searches(config, archives), console)
+    if config.mine.tasks is MinedTasks.changes:
+        return candidates
+    works = [MiningWork(candidate, partial(_hunks, config, candidate)) for candidate in candidates]
+    return _searched_by_tests(config, works, target, console)
+
+
+async def _hunks(
+    config: Config, candidate: TaskCandidate, instance: Instance, runs: CountedRuns
+) -> list[TaskCandidate]:
+    parts = await split_candidate(replace(candidate, instance=instance), runs, config.mine.max_changed_lines)
+    return [_without_script(part) for part in parts]
+
+
+async def _bugs(config: Config, release: SoundRelease, instance: Instance, runs: CountedRuns) -> list[TaskCandidate]:
+    return [_without_script(bug) for bug in await bugs_of(release, instance, runs, config.mine.newest)]
+
+
+def _without_script(candidate: TaskCandidate) -> TaskCandidate:
+    """Returns the candidate with a row as it is written: its script and its image are made when it is read."""
+    if candidate.instance is None:
+        return candidate
+    return replace(candidate, instance=replace(candidate.instance, eval_script="", log_parser="", image=""))
+
+
+def _searched_by_tests(
+    config: Config, works: Sequence[MiningWork], target: Path, console: Console
+) -> list[TaskCandidate]:
+    """Returns what running tests makes of candidates; those without an instance stay as they are. Raises UserError."""
+    runnable = [work for work in works if work.candidate.instance is not None]
+    rest = [work.candidate for work in works if work.candidate.instance is None]
+    rows = [work.candidate.instance for work in runnable if work.candidate.instance is not None]
+    if not rows:
+        return rest
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    env, read = _env_of(config, rows, target)
+    searched = event_loop.run_job(search_by_tests(read, env, runnable, scratch_root(config), say))
+    return [*searched, *rest]
+
+
+def _filter(config: Config) -> MiningFilter:
     mine = config.mine
-    wanted = MiningFilter(
+    return MiningFilter(
         licences=tuple(mine.licences),
         since=mine.since or "",
         max_changed_lines=mine.max_changed_lines,
         python=mine.python or f"{sys.version_info.major}.{sys.version_info.minor}",
         test_command=mine.test_command,
+        is_split=mine.tasks is MinedTasks.hunks,
     )
-    archives = sources_folder(cache_folder(config) / "workspaces") / "sdists"
-    archives.mkdir(parents=True, exist_ok=True)
+
+
+def _sound_releases(config: Config, archives: Path) -> list[SoundRelease]:
+    """Returns the newest release of each project that has one. Raises MineError."""
+    releases: list[SoundRelease] = []
+    for project in config.mine.projects:
+        try:
+            releases.append(read_release(project, newest_release(project), _filter(config), archives))
+        except BuildError as error:
+            print(f"mine.projects: {error}", file=sys.stderr, flush=True)
+    if not releases:
+        raise _no_release(config)
+    return releases
+
+
+def _no_release(config: Config) -> MineError:
+    names = ", ".join(config.mine.projects)
+    return MineError(
+        f"mine.projects: the package index has not enough releases with source distributions of {names} (one for "
+        "mine.tasks=bugs, else two). Look at the names, and at pip's settings: job=mine asks the index that pip asks."
+    )
+
+
+def _searches(config: Config, archives: Path) -> list[Search]:
+    """Returns what makes a candidate of each difference. Raises MineError, BuildError."""
+    mine = config.mine
+    wanted = _filter(config)
     if mine.repository is not None:
         name = mine.repository
         repository = clone_at(name, "", archives) if is_address(name) else Path(name).resolve()
@@ -94,11 +183,7 @@ def _searches(config: Config) -> list[Search]:
     for project in mine.projects:
         searches += [partial(candidate_of, pair, wanted, archives) for pair in _pairs(project, mine.newest)]
     if not searches:
-        names = ", ".join(mine.projects)
-        raise MineError(
-            f"mine.projects: the package index has no two releases with source distributions of {names}. Look at the "
-            "names, and at pip's settings: job=mine asks the index that pip asks."
-        )
+        raise _no_release(config)
     return searches
 
 
@@ -122,18 +207,48 @@ def _searched(searches: Sequence[Search], console: Console) -> list[TaskCandidat
     return candidates
 
 
-def _proven(config: Config, rows: Sequence[Instance], target: Path, console: Console) -> dict[str, Instance | str]:
-    """Returns for each id the instance as it was proven, or why it was not. Raises UserError."""
+def _proven(
+    config: Config, candidates: Sequence[TaskCandidate], rows: Sequence[Instance], target: Path, console: Console
+) -> Found:
+    """Returns the candidates with the rows as they were proven, or why they were not. Raises UserError."""
+    env, read = _env_of(config, rows, target)
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    instances = list(env.chosen(read.env.split))
+    todo = [instance for instance in instances if not env.is_settled(instance)]
+    event_loop.run_job(prove_here(read, env, todo, scratch_root(config), say))
+    outcomes = {instance.instance_id: _outcome(instance, env) for instance in instances}
+    proofs = [env.book.of(name) for name in outcomes]
+    return Found(candidates, outcomes, {proof.instance_id: proof.took_s for proof in proofs if proof is not None})
+
+
+def _list_of(config: Config) -> LockedList | None:
+    """Returns the list that mine.lock names, and None where it names none. Raises InstanceError."""
+    return None if config.mine.lock is None else read_list(list_path(config.mine.lock))
+
+
+def _write_list(config: Config, finds: Found, locked: LockedList | None, target: Path) -> None:
+    """Writes the list from which the proven instances can be made again. Raises DiskError."""
+    settings = locked or LockedList(
+        _filter(config).python, config.mine.test_command, config.mine.heldout_share, tasks=()
+    )
+    tasks = locked_tasks(finds.candidates, finds.proven, _archives(config))
+    if tasks:
+        write_text_atomic(lock_of(target), replace(settings, tasks=tasks).text())
+
+
+def _archives(config: Config) -> Path:
+    """Returns the folder of the source distributions."""
+    return sources_folder(cache_folder(config) / "workspaces") / "sdists"
+
+
+def _env_of(config: Config, rows: Sequence[Instance], target: Path) -> tuple[SweEnv, Config]:
+    """Writes rows beside the target. Returns the environment that reads them, and its configuration."""
     candidates = target.with_name(f"{target.stem}.candidates.jsonl")
     write_text_atomic(candidates, lines_of(rows))
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     read = replace(config.env, dataset=str(candidates), name="jsonl")
     env = make_env(read, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
     assert isinstance(env, SweEnv)
-    instances = list(env.chosen(read.split))
-    todo = [instance for instance in instances if not env.is_settled(instance)]
-    event_loop.run_job(prove_here(config, env, todo, scratch_root(config), say))
-    return {instance.instance_id: _outcome(instance, env) for instance in instances}
+    return env, replace(config, env=read)
 
 
 def _outcome(instance: Instance, env: SweEnv) -> Instance | str:

@@ -53,8 +53,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
             "env=harbor: task folders are read as they are, and there is nothing to prepare; job=validate proves each "
             "task by its solution. An image is built by your engine: docker build -t NAME TASK/environment"
         )
-    if config.env.name == "verifiers":
-        console.print("env=verifiers has nothing to prepare: its package brings its rows")
+    if config.env.name in ("verifiers", "humaneval"):
+        console.print(f"env={config.env.name} has nothing to prepare: its package brings its rows")
         return 0
     cache = cache_folder(config) / "workspaces"
     splits = list(dict.fromkeys((config.env.split, config.env.eval_split)))

@@ -105,6 +105,7 @@ NEEDS = {
     "env": {
         "jsonl": ["env.dataset=/data/mine"],
         "mined": ["env.dataset=/data/mine"],
+        "mined_small": ["env.dataset=/data/mine"],
         "harbor": ["env.dataset=/data/mine"],
         "verifiers": ["env.dataset=rich"],
     },

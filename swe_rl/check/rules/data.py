@@ -32,6 +32,7 @@ PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (
     "bugs", "jsonl", "mined", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
     "swe_smith", "kodcode", "swe_rebench", "swebench_multilingual", "swebench_live", "harbor", "verifiers",
+    "humaneval",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SHOWN = 5

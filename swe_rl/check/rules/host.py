@@ -65,7 +65,9 @@ def _check_dataset_folders(config: Config, host: Host) -> Iterator[Finding]:
     }
     read = [part for part in wanted if part in started_parts(config)] or list(wanted)  # job=prepare reads all
     for key, path, split in (wanted[part] for part in read):
-        if path.endswith(ENDINGS) or not (path.startswith(("/", "./", "../", "~")) or host.exists(path)):
+        if path.endswith((*ENDINGS, ".jsonl.gz")) or not (
+            path.startswith(("/", "./", "../", "~")) or host.exists(path)
+        ):
             continue
         name = split.partition("[")[0]
         below = (host.listing(path), host.listing(f"{path.rstrip('/')}/data"))

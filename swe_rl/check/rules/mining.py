@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, error, rule_about
-from swe_rl.config.choices import SandboxKind
+from swe_rl.config.choices import MinedTasks, SandboxKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 
@@ -21,9 +21,16 @@ _ADDRESS = re.compile(r"\w+://|[\w.-]+@[\w.-]+:")
 @rule_about(Part.mining)
 def something_is_mined(config: Config, host: Host) -> Iterator[Finding]:
     mine = config.mine
-    if bool(mine.projects) == (mine.repository is not None):
-        words = "job=mine needs names of distributions, or one git repository, and not both"
+    if [bool(mine.projects), mine.repository is not None, mine.lock is not None].count(True) != 1:
+        words = "job=mine needs names of distributions, or one git repository, or a list of tasks, and only one of them"
         yield error("mining", "mine.projects", words, "mine.projects=[xmltodict]")
+    if mine.repository is not None and mine.tasks is MinedTasks.bugs:
+        words = "bugs are put into releases, and mine.repository has commits"
+        yield error("mining", "mine.tasks", words, "mine.projects=[xmltodict]")
+    is_file = mine.lock is not None and ("/" in mine.lock or mine.lock.endswith(".json"))
+    if mine.lock is not None and is_file and not host.elsewhere and not host.file_exists(mine.lock):
+        words = f"{mine.lock} does not exist (relative paths start where you start)"
+        yield error("file", "mine.lock", words, "mine.lock=small, or a file that job=mine wrote")
     for name in mine.projects:
         if not _NAME.fullmatch(name):
             words = f"{name!r} is no name of a distribution; versions are found by job=mine"

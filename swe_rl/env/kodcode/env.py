@@ -6,6 +6,7 @@ Invariants:
 """
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.kodcode.read import TESTS, read_split, tree_of
 from swe_rl.env.protocol import Grade, Grading
+from swe_rl.env.swe.read import Read
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.logger.disk import disk_error
 from swe_rl.logger.names import folder_name
@@ -25,8 +27,18 @@ from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 class KodcodeEnv(DatasetEnv):
     """Offers the instances of `conf/env/kodcode.yaml`. The protocol says what each method does."""
 
-    def __init__(self, config: EnvConfig, cache: Path, grader: Grading | None = None) -> None:
-        super().__init__(config, cache, read_split)
+    def __init__(
+        self,
+        config: EnvConfig,
+        cache: Path,
+        grader: Grading | None = None,
+        *,
+        read: Callable[[EnvConfig, str], Read] = read_split,
+        files: Callable[[Instance], Mapping[str, str]] = tree_of,
+    ) -> None:
+        """Makes the environment. `read` and `files` are those of another data set of functions."""
+        super().__init__(config, cache, read)
+        self._files = files
         self._lock = threading.Lock()
         ours = GRADERS[config.grading]
         self._grade = grader or (VerdictCache(ours).grade if config.cache_verdicts else ours)
@@ -40,7 +52,7 @@ class KodcodeEnv(DatasetEnv):
         with self._lock:
             if not folder.is_dir():
                 try:
-                    make_tree(instance, folder)
+                    make_tree(instance, folder, self._files(instance))
                 except OSError as error:
                     raise disk_error(folder, error, key="paths.cache") from error
         return Workspace(path=folder)
@@ -51,14 +63,14 @@ class KodcodeEnv(DatasetEnv):
         return await self._grade(row, patch, self.workspace(instance), sandboxes, timeout_s)
 
 
-def make_tree(instance: Instance, destination: Path) -> None:
-    """Makes the tree aside, then renames it.
+def make_tree(instance: Instance, destination: Path, files: Mapping[str, str]) -> None:
+    """Makes the tree of these files aside, then renames it.
 
     Raises InstanceError when git does not agree on the commit, OSError.
     """
     with made_aside(destination) as aside:
         aside.mkdir()
-        for name, text in tree_of(instance).items():
+        for name, text in files.items():
             (aside / name).write_text(text, encoding="utf-8")
             (aside / name).chmod(0o644)
         commit = commit_tree(aside)

@@ -5,10 +5,12 @@ Invariants:
 - A statement shows no line of the fix: what it says can be read by an agent.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from swe_rl.env.instance import Instance
+from swe_rl.env.mining.recipe import TaskRecipe
+from swe_rl.env.mining.wording import ChangeWords
 
 # A shorter line of a fix stands in many texts by chance: `return None`, `import re`.
 _TELLING_CHARS = 24
@@ -27,6 +29,11 @@ class Reason(StrEnum):
     binary = "a changed file is no text"
     no_statement = "nothing says what changed"
     leak = "what says what changed shows the fix"
+    unrunnable = "its tests could not be run"
+    nothing_turned = "no test fails before the change and passes after it"
+    budget = "mine.max_runs or mine.max_run_s ended before its smallest change was found"
+    other_archive = "its archive is another one than when the list was made"
+    no_bug = "no bug makes a few of its tests fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,9 @@ class TaskCandidate:
     instance: Instance | None = None
     reason: Reason | None = None
     licence: str = ""  # This is what the project itself says.
-    detail: str = ""  # This says in words what was found where there is no instance.
+    detail: str = ""  # This says in words what was found, or what finding it cost.
+    words: ChangeWords = field(default_factory=ChangeWords)  # These describe the change and its parts.
+    recipe: TaskRecipe | None = None  # It says how to make the instance again; a commit has none.
 
 
 def changed_lines(patch: str) -> int:

@@ -16,10 +16,11 @@ _MAX_FILE_BYTES = 4 * 1024**2
 _MAX_ENTRY_CHARS = 6000
 _VERSION = r"\d+(?:\.\d+)+(?:\.?(?:post|dev|rc|a|b)\d+)?"
 # A heading begins with a version, perhaps after marks, a word or the project's name, and says little more than a date.
-_HEADING = re.compile(
-    rf"^(?:\#+\s*|\*\*|[-*=]\s+)?(?:[\w.-]+\s+){{0,2}}?[\[`(]?v?(?P<version>{_VERSION})\b(?P<rest>.*)$"
-)
+_HEADING = re.compile(rf"^(?:\#+\s*|\*\*|=\s+)?(?:[\w.-]+\s+){{0,2}}?[\[`(]?v?(?P<version>{_VERSION})\b(?P<rest>.*)$")
+# In a list of versions an item begins with one, and what is new follows a colon. `- Python 3.12 works` is no such item.
+_ITEM_OF_VERSION = re.compile(rf"^[-*]\s+v?(?P<version>{_VERSION})(?P<rest>:\s.*|\s*|\s*\([\d\s/.-]*\):?)$")
 _REST_OF_HEADING = re.compile(r"^[\])`*:\s]*[-–—(,:\s]*[\w\s,./()\[\]:#+-]{0,60}\*{0,2}$")
+_ADDRESS_OF_LINK = re.compile(r"\]\([^)\s]*\)")
 _UNDERLINE = re.compile(r"^\s*([=\-~^*#\"'+`])\1{2,}\s*$")
 _ACCOUNTS = r"`{0,2}@[\w-]+`{0,2}(?:(?:,|,? and|\s*&)?\s+`{0,2}@[\w-]+`{0,2})*"
 _FULL_NAME = r"[A-Z][\w.'-]+(?:\s+[A-Z][\w'-]*\.?)*\s+[A-Z][\w'-]+"
@@ -32,9 +33,15 @@ _PERSONS = (
         rf"(?:{_ACCOUNTS}|{_FULL_NAME})[)\]]?"
     ),
     re.compile(rf"\s*[(\[]{_ACCOUNTS}[)\]]"),
+    re.compile(rf"\s*\({_FULL_NAME}(?:(?:,|,? and|\s*&)\s+{_FULL_NAME})*\)(?=[.,;]?\s*$)", re.MULTILINE),
+    # Brackets that end a line and have an issue's number or an account say who made it.
+    re.compile(r"\s*\([^()`\n]*(?:#\d+|@[\w-]+)[^()`\n]*\)(?=[.,;]?[ \t]*$)", re.MULTILINE),
+    re.compile(r"^\s*:(?:maintainers?|authors?|contributors?|released by):.*$", re.IGNORECASE | re.MULTILINE),
     re.compile(r"\s*<?[\w.+-]+@[\w-]+\.[\w.]*\w>?"),
 )
 _TWO_DOTS = re.compile(r"(?<!\.)\.\.(?!\.)")
+_ISSUE = r"\[#\d+\]\([^)\s]*\)"
+_ISSUES = re.compile(rf"\s*\(?{_ISSUE}(?:,\s*{_ISSUE})*\)?")
 _LINK = re.compile(r"\s*[(\[]?(?:https?://\S+|`[^`]*<https?://[^>]*>`__?)[)\]]?")
 
 
@@ -68,6 +75,8 @@ def entry_in(text: str, version: str) -> str:
             if is_inside:
                 break
             is_inside = _is_same(heading, version)
+            if is_inside:
+                entry += _news_of_item(line)
         elif is_inside:
             entry.append(line)
     while entry and _UNDERLINE.match(entry[0]):
@@ -75,8 +84,19 @@ def entry_in(text: str, version: str) -> str:
     return without_persons("\n".join(entry)).strip()[:_MAX_ENTRY_CHARS]
 
 
+def _news_of_item(line: str) -> list[str]:
+    """Returns what an item of a list of versions says behind its version."""
+    match = _ITEM_OF_VERSION.match(line.strip())
+    news = match["rest"].partition(":")[2].strip() if match else ""
+    return [news] if news else []
+
+
 def _version_of_heading(line: str) -> str:
-    match = _HEADING.match(line.strip()) if line[:1].strip() else None
+    item = _ITEM_OF_VERSION.match(line.strip()) if line[:1].strip() else None
+    if item is not None:
+        return item["version"]
+    shown = _ADDRESS_OF_LINK.sub("]", line.strip())
+    match = _HEADING.match(shown) if line[:1].strip() else None
     if match is None or not _REST_OF_HEADING.match(match["rest"]):
         return ""
     return match["version"]
@@ -96,6 +116,6 @@ def _without_zeros(version: str) -> list[str]:
 
 def without_persons(text: str) -> str:
     """Returns a text without accounts, addresses, names after "by", thanks, and links."""
-    for pattern in (*_PERSONS, _LINK):
+    for pattern in (*_PERSONS, _ISSUES, _LINK):
         text = pattern.sub("", text)
     return re.sub(r"[ \t]+\n", "\n", _TWO_DOTS.sub(".", text))

@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from swe_rl.env.instance import Instance
 from swe_rl.env.mining.candidate import TaskCandidate
@@ -20,6 +21,7 @@ from swe_rl.logger.disk import write_json_atomic, write_text_atomic
 PROVEN = "proven"
 REFUTED = "its proof failed"
 UNTRIED = "infrastructure failed"
+ALTERED = "it is proven, and not the row that mine.lock names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Found:
 
     candidates: Sequence[TaskCandidate]
     outcomes: Mapping[str, Instance | str]
+    proof_s: Mapping[str, float] = field(default_factory=dict)  # It maps a candidate's id to what its proof cost.
 
     @property
     def proven(self) -> list[Instance]:
@@ -54,17 +57,39 @@ class Found:
         for candidate in self.candidates:
             outcome, why = self._outcome(candidate)
             about = {"difference": candidate.name, "project": candidate.project}
-            differences.append({**about, "outcome": outcome, "why": why})
-        write_json_atomic(report_of(target), {"counts": dict(self.counts()), "differences": differences})
+            made = {} if candidate.instance is None else self._about_instance(candidate.instance)
+            differences.append({**about, "outcome": outcome, "why": why, **made})
+        write_json_atomic(report_of(target), {**self._totals(), "differences": differences})
+
+    def _about_instance(self, instance: Instance) -> dict[str, str | float]:
+        name = instance.instance_id
+        return {"instance": name} | ({"proof_s": self.proof_s[name]} if name in self.proof_s else {})
+
+    def _totals(self) -> dict[str, Any]:
+        """Returns the yield and the cost of all that was looked at, and of each project."""
+        projects: dict[str, Counter[str]] = {}
+        for candidate in self.candidates:
+            projects.setdefault(candidate.project, Counter())[self._outcome(candidate)[0]] += 1
+        tried = len(self.outcomes)
+        seconds = sum(self.proof_s.values())
+        return {
+            "looked_at": len(self.candidates),
+            "candidates": tried,
+            "proven": len(self.proven),
+            "proof_s": round(seconds, 1),
+            "proof_s_per_instance": round(seconds / len(self.proven), 1) if self.proven else None,
+            "counts": dict(self.counts()),
+            "projects": {name: dict(counts) for name, counts in sorted(projects.items())},
+        }
 
     def _outcome(self, candidate: TaskCandidate) -> tuple[str, str]:
         """Returns the word for what became of a difference, and why."""
         if candidate.instance is None:
             return str(candidate.reason), candidate.detail
-        outcome = self.outcomes[candidate.instance.instance_id]
+        outcome = self.outcomes.get(candidate.instance.instance_id, "its row was left out when it was read")
         if isinstance(outcome, Instance):
-            return PROVEN, ""
-        return (UNTRIED if outcome == UNTRIED else REFUTED), outcome
+            return PROVEN, candidate.detail
+        return (outcome if outcome in (UNTRIED, ALTERED) else REFUTED), outcome
 
 
 def report_of(target: Path) -> Path:

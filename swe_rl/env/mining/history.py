@@ -14,6 +14,7 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
 from swe_rl.env.mining.changelog import without_persons
 from swe_rl.env.mining.release import MiningFilter
+from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.repository import git_output
 
@@ -45,7 +46,8 @@ def candidate_of_commit(repository: Path, origin: str, commit: str, wanted: Mini
     except BuildError as error:
         return TaskCandidate(name, name, reason=Reason.unavailable, detail=str(error))
     instance = replace(instance, created_at=made.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    return _checked(TaskCandidate(name, change.repo, instance), instance, wanted)
+    candidate = TaskCandidate(name, change.repo, instance, words=ChangeWords(entry=instance.problem_statement))
+    return _checked(candidate, instance, wanted)
 
 
 def _refused(change: CommitChange, made: datetime, wanted: MiningFilter) -> Reason | None:
@@ -62,6 +64,8 @@ def _checked(candidate: TaskCandidate, instance: Instance, wanted: MiningFilter)
     """Returns the candidate, or one without its instance where its patch or its statement will not do."""
     if is_binary(instance.patch):
         return replace(candidate, instance=None, reason=Reason.binary)
+    if wanted.is_split:
+        return candidate
     if changed_lines(instance.patch) > wanted.max_changed_lines:
         return replace(candidate, instance=None, reason=Reason.too_large)
     if shows_fix(instance.problem_statement, instance.patch):

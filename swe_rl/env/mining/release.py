@@ -9,8 +9,7 @@ Invariants:
 import hashlib
 import re
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,9 @@ from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
 from swe_rl.env.mining.changelog import entry_of
 from swe_rl.env.mining.licence import is_permitted, licence_of
+from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.tests_text import described_tests
+from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.repository import git_output
 from swe_rl.env.source_build.sdist import days_after, fetch_sdist, release_time, unpack_sdist, versions_of
@@ -37,13 +38,17 @@ _COMPARED = "two releases cannot be compared"
 
 @dataclass(frozen=True, slots=True)
 class MiningFilter:
-    """Says which candidates are wanted. Empty `licences` permit any; `since` is a date or nothing."""
+    """Says which candidates are wanted. Empty `licences` permit any; `since` is a date or nothing.
+
+    With `is_split` a change is split afterwards: its size and what is said of all of it are checked of its parts.
+    """
 
     licences: tuple[str, ...]
     since: str
     max_changed_lines: int
     python: str
     test_command: str
+    is_split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,18 @@ def candidate_of(pair: ReleasePair, wanted: MiningFilter, archives: Path) -> Tas
         return TaskCandidate(pair.name, pair.project, reason=Reason.unavailable, detail=str(error))
 
 
+def refusal_of_tree(tree: Path, made: datetime | None, wanted: MiningFilter) -> tuple[Reason, str] | None:
+    """Returns why a release is refused for its licence, its date or the lack of tests, and None where it is not."""
+    licence = licence_of(tree)
+    if not is_permitted(licence, wanted.licences):
+        return Reason.licence, licence or "it names none"
+    if wanted.since and made is not None and made.strftime("%Y-%m-%d") < wanted.since:
+        return Reason.too_old, made.strftime("%Y-%m-%d")
+    if not any(is_test(str(path.relative_to(tree))) for path in tree.rglob("*.py")):
+        return Reason.no_tests, ""
+    return None
+
+
 def _compared(
     pair: ReleasePair, wanted: MiningFilter, old_tree: Path, new_tree: Path, made: datetime | None
 ) -> TaskCandidate:
@@ -89,17 +106,13 @@ def _compared(
     def refused(reason: Reason, detail: str = "") -> TaskCandidate:
         return TaskCandidate(pair.name, pair.project, reason=reason, detail=detail)
 
-    licence = licence_of(new_tree)
-    if not is_permitted(licence, wanted.licences):
-        return refused(Reason.licence, licence or "it names none")
-    if wanted.since and made is not None and made.strftime("%Y-%m-%d") < wanted.since:
-        return refused(Reason.too_old, made.strftime("%Y-%m-%d"))
-    if not any(is_test(str(path.relative_to(new_tree))) for path in new_tree.rglob("*.py")):
-        return refused(Reason.no_tests)
+    refusal = refusal_of_tree(new_tree, made, wanted)
+    if refusal is not None:
+        return refused(*refusal)
     change = _change_between(old_tree, new_tree, old_tree.parent / "repository.git")
     files = change.files()
     tests = [name for name in files if is_test(name)]
-    fixing = [name for name in files if not is_test(name) and not _is_about(name)]
+    fixing = [name for name in files if not is_test(name) and not is_about_release(name)]
     if not tests:
         return refused(Reason.fix_alone)
     if not fixing:
@@ -111,48 +124,51 @@ def _compared(
         return refused(Reason.binary, str(error))
     if is_binary(patch):
         return refused(Reason.binary)
-    if changed_lines(patch) > wanted.max_changed_lines:
+    if not wanted.is_split and changed_lines(patch) > wanted.max_changed_lines:
         return refused(Reason.too_large, f"{changed_lines(patch)} lines")
-    statement = statement_of(pair, entry_of(new_tree, pair.newer), described_tests(test_patch, new_tree))
+    heading = f"The next release of {pair.project} after {pair.older} makes these changes:"
+    words = ChangeWords(heading, entry_of(new_tree, pair.newer), described_tests(test_patch, new_tree))
+    statement = words.statement() or (heading if wanted.is_split else "")
     if not statement:
         return refused(Reason.no_statement)
-    if shows_fix(statement, patch):
+    if not wanted.is_split and shows_fix(statement, patch):
         return refused(Reason.leak)
-    instance = _instance(pair, wanted, statement, patch, test_patch, made)
-    return TaskCandidate(pair.name, pair.project, instance, licence=licence)
-
-
-def statement_of(pair: ReleasePair, entry: str, tests: Sequence[str]) -> str:
-    """Returns what an agent is told: the project's own words on the version, and what its new tests say they test."""
-    parts = []
-    if entry:
-        parts.append(f"The next release of {pair.project} after {pair.older} makes these changes:\n\n{entry}")
-    if tests:
-        listed = "\n".join(f"- {line}" for line in tests)
-        parts.append(f"Tests that come with the change are about:\n\n{listed}")
-    if not parts:
-        return ""
-    return "\n\n".join([*parts, "Change the code so that it does this. Leave what is not named as it is."])
-
-
-def _instance(
-    pair: ReleasePair, wanted: MiningFilter, statement: str, patch: str, test_patch: str, made: datetime | None
-) -> Instance:
-    slug = re.sub(r"[^\w.-]+", "-", pair.project).lower()
-    return Instance(
+    row = base_instance(pair.project, pair.older, wanted, made)
+    slug = slug_of(pair.project)
+    instance = replace(
+        row,
         instance_id=f"{slug}__{slug}-{pair.newer}",
-        repo=f"index/{slug}",
-        # A source distribution has no commit. Its name stands for one, in the form that git asks for.
-        base_commit=hashlib.sha1(f"{pair.project}-{pair.older}".encode(), usedforsecurity=False).hexdigest(),
         problem_statement=statement,
         patch=patch,
         test_patch=test_patch,
+    )
+    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older)
+    licence = licence_of(new_tree)
+    return TaskCandidate(pair.name, pair.project, instance, licence=licence, words=words, recipe=recipe)
+
+
+def slug_of(project: str) -> str:
+    """Returns the project's name in the form that ids have."""
+    return re.sub(r"[^\w.-]+", "-", project).lower()
+
+
+def base_instance(project: str, version: str, wanted: MiningFilter, made: datetime | None) -> Instance:
+    """Returns an instance that starts from a release, without a fix and without tests. `made` is the fix's date."""
+    slug = slug_of(project)
+    return Instance(
+        instance_id=f"{slug}__{slug}-{version}",
+        repo=f"index/{slug}",
+        # A source distribution has no commit. Its name stands for one, in the form that git asks for.
+        base_commit=hashlib.sha1(f"{project}-{version}".encode(), usedforsecurity=False).hexdigest(),
+        problem_statement="",
+        patch="",
+        test_patch="",
         fail_to_pass=(),
         pass_to_pass=(),
-        version=pair.older,
+        version=version,
         created_at=made.strftime("%Y-%m-%dT%H:%M:%SZ") if made else "",
         source=Source(
-            sdist=f"{pair.project}-{pair.older}",
+            sdist=f"{project}-{version}",
             python=wanted.python,
             until=days_after(made, _DAYS_AFTER) or "",
             test_command=wanted.test_command,
@@ -160,7 +176,7 @@ def _instance(
     )
 
 
-def _is_about(name: str) -> bool:
+def is_about_release(name: str) -> bool:
     """Tells whether a file is about the release: its metadata, its documentation, its checks elsewhere."""
     path = PurePosixPath(name)
     if path.name in _ABOUT or any(part.endswith(".egg-info") for part in path.parts):

@@ -5,39 +5,38 @@ Invariants:
 """
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 from swe_rl.env.mining.changelog import without_persons
+from swe_rl.env.mining.wording import words_of
 from swe_rl.env.patch_files import added_tests, split_patch
 from swe_rl.env.twins.make import tests_of
 
-_MAX_DESCRIBED = 20
 
-
-def described_tests(test_patch: str, tree: Path) -> list[str]:
-    """Returns a line for each test that a patch adds, at most `_MAX_DESCRIBED`. `tree` has the patch already."""
-    lines: list[str] = []
+def described_tests(test_patch: str, tree: Path) -> dict[str, str]:
+    """Returns a line for the name of each test that a patch adds. `tree` has the patch already."""
+    lines: dict[str, str] = {}
     for part in split_patch(test_patch):
         added = set(added_tests(part.text))
         if part.is_removed or not added:
             continue
-        described = dict(_descriptions(tree / part.paths[-1]))
-        lines += [described.get(name) or _words_of(name) for name in sorted(added)]
-    return list(dict.fromkeys(lines))[:_MAX_DESCRIBED]
+        described = descriptions_in(_text_of(tree / part.paths[-1]))
+        lines |= {name: described.get(name) or words_of(name) for name in sorted(added)}
+    return lines
 
 
-def _descriptions(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields names and docstrings' first lines of a file's tests, and nothing for a file that does not parse."""
+def descriptions_in(source: str) -> dict[str, str]:
+    """Returns the docstrings' first lines of a file's tests by their names, and none for a file that does not parse."""
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError, RecursionError):
-        return
-    for test in tests_of(body):
-        first_line = (ast.get_docstring(test) or "").split("\n", 1)[0]
-        yield test.name, without_persons(first_line).strip()
+        body = ast.parse(source).body
+    except (ValueError, SyntaxError, RecursionError):
+        return {}
+    first_lines = {test.name: (ast.get_docstring(test) or "").split("\n", 1)[0] for test in tests_of(body)}
+    return {name: without_persons(line).strip() for name, line in first_lines.items()}
 
 
-def _words_of(name: str) -> str:
-    """Returns `an empty list` for `test_an_empty_list`, and `EmptyList` for `testEmptyList`."""
-    return name.removeprefix("test").strip("_").replace("_", " ") or name
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""

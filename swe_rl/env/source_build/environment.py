@@ -33,7 +33,7 @@ from swe_rl.env.instance import Instance, Source
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
 from swe_rl.env.source_build.origin import Origin
-from swe_rl.env.source_build.program import BuildError, run_program
+from swe_rl.env.source_build.program import BuildError, find_uv, run_program
 from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_of
 from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
@@ -331,12 +331,12 @@ class _Installer:
 
     def _uv(self, arguments: Sequence[str], what: str) -> str:
         try:
-            from uv import find_uv_bin
+            program = find_uv()
         except ImportError as error:
             raise UserError(
                 f"{self.sdist} is built with uv, which is not installed: pip install 'swe_rl[data]'"
             ) from error
-        command = [str(find_uv_bin()), "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
+        command = [program, "pip", arguments[0], "--python", str(self.python), *arguments[1:]]
         environment = {"UV_NO_PROGRESS": "1", "UV_NO_CONFIG": "1", "UV_LINK_MODE": "copy"}
         return run_program(
             command, what=f"environment of {self.sdist}: {what}", timeout_s=_INSTALL_S, environment=environment

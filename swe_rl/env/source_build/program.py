@@ -12,13 +12,23 @@ from swe_rl.sandbox.protocol import SandboxError
 # An error shows so many characters of the end of a program's output.
 _SHOWN_CHARS = 800
 # These programs run now; they are killed when the job ends.
-_running: set[subprocess.Popen[str]] = set()
+_running: set[subprocess.Popen[bytes]] = set()
+# Python 3.11 reads its own settings without a lock: of two threads that first ask for them at once, one finds none.
+_finding_uv = threading.Lock()
 # It is set once the job has ended; then no program is started any more.
 _ended = threading.Event()
 
 
 class BuildError(SandboxError):
     """Says that what a sandbox starts from could not be built. The message has the program's last words."""
+
+
+def find_uv() -> str:
+    """Returns the path of uv's program. Raises ImportError where uv is not installed."""
+    with _finding_uv:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
 
 
 def run_program(
@@ -41,8 +51,6 @@ def run_program(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
         )
     except OSError as error:
         raise BuildError(f"{what}: `{command[0]}` cannot be run: {error.strerror or error}") from error
@@ -51,14 +59,17 @@ def run_program(
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:
             raise BuildError(f"{what}: `{Path(command[0]).name}` did not end within {timeout_s:.0f} s") from error
+    # As text, subprocess would write other ends of lines: a diff of such a file would not fit it any more.
+    text = out.decode("utf-8", "replace")
     if process.returncode:
-        words = " ".join((err.strip() or out.strip())[-_SHOWN_CHARS:].split())
+        said = err.decode("utf-8", "replace").strip() or text.strip()
+        words = " ".join(said[-_SHOWN_CHARS:].split())
         raise BuildError(f"{what}: `{' '.join(command)[:200]}` ended with status {process.returncode}: {words}")
-    return out
+    return text
 
 
 @contextmanager
-def _running_now(process: subprocess.Popen[str]) -> Iterator[None]:
+def _running_now(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Ends the program when the block is left, whatever leaves it."""
     _running.add(process)
     try:

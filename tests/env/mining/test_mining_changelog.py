@@ -72,6 +72,13 @@ def test_one_version_has_several_spellings_and_others_look_like_it():
         ("Write to jane@example.org", "Write to"),
         ("The decorator @property works", "The decorator @property works"),
         ("Mended (`@a` and @b-c)", "Mended"),
+        ("- fixed join() of bytes (Jane Mary Doe)\n- next", "- fixed join() of bytes\n- next"),
+        ("Mended (Jane Doe, John Doe-Smith).", "Mended."),
+        ("Mended (someone-1, #214).\nFaster (\u66fe\u695a; report by @a, #2)", "Mended.\nFaster"),
+        ("Mended. ([#6](https://a.b/6), [#7](https://a.b/7))", "Mended."),
+        ("Use `f(x)` (or `#1`)", "Use `f(x)` (or `#1`)"),
+        ("The (First Name) of it is kept", "The (First Name) of it is kept"),
+        (":Released: 2026-11-15\n:Maintainer: Jane Doe\nNew", ":Released: 2026-11-15\n\nNew"),
     ],
 )
 def test_texts_name_no_person(text, left):
@@ -84,3 +91,20 @@ def test_the_changelog_of_a_tree_is_found_below_its_documentation_as_well(tmp_pa
     (tmp_path / "docs" / "changelog.rst").write_text(UNDERLINED)
     (tmp_path / "docs" / "news.png").write_text(PLAIN)
     assert "no longer fails" in entry_of(tmp_path, "1.2.1")
+
+
+def test_a_heading_may_be_a_link_to_a_comparison():
+    link = "https://example.org/owner/project/compare"
+    text = f"## [1.0.3]({link}/v1.0.2...v1.0.3) (2026-02-15)\n\n* new\n\n## [1.0.2]({link}/a...b)\n\n* old\n"
+    assert (entry_in(text, "1.0.3"), entry_in(text, "1.0.2")) == ("* new", "* old")
+
+
+def test_an_item_that_names_a_version_of_python_is_no_heading():
+    text = "2.1\n- support Python 3.12, 3.13 officially\n- Drop Python 3.10 support (breaking change).\n\n2.0\n- old\n"
+    assert entry_in(text, "2.1").split("\n")[1].startswith("- Drop") and entry_in(text, "3.12") == ""
+
+
+def test_a_list_of_versions_says_what_is_new_behind_each():
+    text = "- 0.10.0: Add support for Python 3.11, 3.12.\n  New format: `grid` (with alignment).\n- 0.9.0: Old.\n"
+    assert entry_in(text, "0.10.0") == "Add support for Python 3.11, 3.12.\n  New format: `grid` (with alignment)."
+    assert entry_in(text, "0.9.0") == "Old."

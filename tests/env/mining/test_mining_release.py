@@ -108,6 +108,15 @@ def test_what_gives_no_candidate_says_why(publish, old, new, reason):
     assert found.reason is reason and (found.instance is None) == (reason is not None)
 
 
+def test_a_file_with_other_ends_of_lines_is_changed_as_it_is(publish, tmp_path):
+    old = OLD | {"summer.py": OLD["summer.py"].replace("\n", "\r\n")}
+    row = publish(old, NEW | {"summer.py": NEW["summer.py"].replace("\n", "\r\n")}).instance
+    assert "\r\n" in row.patch
+    tree = tmp_path / "tree"
+    make_tree(row, origin_of(row, tmp_path / "cache"), tree)  # which refuses a patch that does not fit
+    assert b"\r\n" in (tree / "summer.py").read_bytes()
+
+
 def test_what_a_model_may_have_read_is_left_out(publish):
     assert publish(OLD, NEW, MiningFilter(("MIT",), "2024-01-01", 40, "3.11", "pytest")).reason is Reason.too_old
     assert publish(OLD, NEW, MiningFilter(("MIT",), "2023-01-01", 40, "3.11", "pytest")).instance is not None

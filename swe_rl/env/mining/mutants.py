@@ -1,0 +1,232 @@
+"""Puts bugs into a release whose tests pass, and keeps those that make a few of its tests fail.
+
+Invariants:
+- A bug changes one line of the project's own code, by one of our swaps of a token; its way back is the gold patch.
+- The tests that a bug makes fail are taken out of the tree that an agent sees, and judge it.
+- The order in which bugs are tried follows from the release alone, so the same budget of runs finds the same bugs.
+"""
+
+import ast
+import random
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from swe_rl.env.bugs.mutation import MutationSite, Swap, all_swaps, find_sites
+from swe_rl.env.commits import is_test
+from swe_rl.env.folder import patch_between
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.mining.candidate import Reason, TaskCandidate
+from swe_rl.env.mining.hidden_tests import without_tests
+from swe_rl.env.mining.hunks import digest_of_patch
+from swe_rl.env.mining.licence import licence_of
+from swe_rl.env.mining.recipe import TaskRecipe
+from swe_rl.env.mining.release import MiningFilter, base_instance, is_about_release, refusal_of_tree
+from swe_rl.env.mining.split import BudgetEndedError, CountedRuns
+from swe_rl.env.mining.tests_text import descriptions_in
+from swe_rl.env.mining.wording import words_of
+from swe_rl.env.patch_files import NOOP_PATCH
+from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.releases import REVERSE
+from swe_rl.env.source_build.sdist import fetch_sdist, release_time, unpack_sdist, versions_of
+
+# A bug that makes more test functions fail, or more cases of them, says too little of where it is.
+MAX_FAILING_TESTS = 6
+MAX_FAILING_CASES = 30
+_SIDE_RUNS = 2
+# A bug may make a loop endless. A run of tests with a bug may last so much longer than one without.
+_LONGER = 5.0
+_LEAST_S = 20.0
+# The row of the sound release has this as its tests, so that all test files run: a file that is no test of its own.
+_ALL_TESTS = NOOP_PATCH.replace(".changed_nothing", ".all_tests.txt")
+# These files run when a package is built, and no test of the project tests them.
+_BUILDING = frozenset({"setup.py", "noxfile.py", "tasks.py", "conftest.py", "fabfile.py"})
+_ENDING = "Find the bug in the code and mend it. The tests that show it are not in the repository."
+
+
+@dataclass(frozen=True, slots=True)
+class SoundRelease:
+    """Holds a release that bugs are put into. `candidate` has an instance without a fix, or the reason for none."""
+
+    candidate: TaskCandidate
+    files: Mapping[str, str]  # These are its files of Python, code and tests.
+    test_command: str = ""  # The rows' tests are run by this command; that of the candidate names all test files.
+
+
+def newest_release(project: str) -> str:
+    """Returns the version of the newest release. Raises BuildError where there is none."""
+    versions = versions_of(project)
+    if not versions:
+        raise BuildError(f"the package index has no release of {project} with a source distribution")
+    return versions[-1]
+
+
+def read_release(project: str, version: str, wanted: MiningFilter, archives: Path) -> SoundRelease:
+    """Returns a release with its files, or with the reason why no bug is put into it."""
+    name = f"{project}-{version}"
+    try:
+        archive = fetch_sdist(name, archives)
+        made = release_time(archive)
+        with tempfile.TemporaryDirectory(dir=archives, prefix=".mine-") as folder:
+            tree = Path(folder) / "tree"
+            unpack_sdist(archive, tree)
+            licence = licence_of(tree)
+            refusal = refusal_of_tree(tree, made, wanted)
+            files = dict(_python_files(tree))
+    except (BuildError, InstanceError) as error:
+        refused = TaskCandidate(name, project, reason=Reason.unavailable, detail=str(error))
+        return SoundRelease(refused, {})
+    if refusal is not None:
+        return SoundRelease(TaskCandidate(name, project, reason=refusal[0], detail=refusal[1]), {})
+    tests = [path for path in files if is_test(path) and PurePosixPath(path).match("*test*.py")]
+    command = " ".join([wanted.test_command, *map(shlex.quote, sorted(tests))])
+    row = base_instance(project, version, replace(wanted, test_command=command), made)
+    row = replace(
+        row,
+        instance_id=f"{row.instance_id}-sound",
+        problem_statement="There is no bug yet.",
+        patch=NOOP_PATCH,
+        test_patch=_ALL_TESTS,
+    )
+    return SoundRelease(TaskCandidate(name, project, row, licence=licence), files, wanted.test_command)
+
+
+async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, number: int) -> list[TaskCandidate]:
+    """Returns at most `number` candidates, each a bug in the release, and else one with the reason for none.
+
+    `sound` is the release's instance with the script that runs its tests. Raises what the runner of the tests raises.
+    """
+    without = replace(release.candidate, instance=None)
+    began_s = time.monotonic()
+    bugs: list[TaskCandidate] = []
+    try:
+        passes = frozenset.intersection(*[await runs.passing(sound, NOOP_PATCH) for _ in range(_SIDE_RUNS)])
+        if not passes:
+            return [replace(without, reason=Reason.unrunnable, detail="no test passes in the release as it is")]
+        longest_s = _LEAST_S + _LONGER * (time.monotonic() - began_s) / _SIDE_RUNS
+        for path, site in _sites(release):
+            source = release.files[path]
+            patch = patch_between({path: source}, {path: site.mutate(source)})
+            failing = sorted(passes - await runs.passing(sound, patch, longest_s))
+            bug = bug_of(release, path, site, failing)
+            if bug is not None:
+                bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
+            if len(bugs) >= number:
+                return bugs
+    except BudgetEndedError as error:
+        return bugs or [replace(without, reason=Reason.no_bug, detail=str(error))]
+    return bugs or [replace(without, reason=Reason.no_bug, detail=runs.spent)]
+
+
+def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
+    """Yields places for bugs in an order that follows from the release, at most one of each function."""
+    sites: list[tuple[str, MutationSite]] = []
+    for path, source in sorted(release.files.items()):
+        is_code = not is_test(path) and not is_about_release(path) and PurePosixPath(path).name not in _BUILDING
+        if is_code:
+            sites += [(path, site) for site in find_sites(source, all_swaps())]
+    random.Random(release.candidate.name).shuffle(sites)
+    functions: set[tuple[str, int]] = set()
+    for path, site in sites:
+        if (path, site.first_line) in functions or not is_python(site.mutate(release.files[path])):
+            continue
+        functions.add((path, site.first_line))
+        yield path, site
+
+
+def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequence[str]) -> TaskCandidate | None:
+    """Returns the candidate of a bug, and None where the tests that fail by it cannot judge it."""
+    sound = release.candidate.instance
+    assert sound is not None and sound.source is not None
+    functions = test_functions(failing)
+    if functions is None or not 1 <= sum(map(len, functions.values())) <= MAX_FAILING_TESTS:
+        return None
+    if len(failing) > MAX_FAILING_CASES:
+        return None
+    shown: dict[str, str] = {}
+    lines: list[str] = []
+    for file, names in functions.items():
+        left = without_tests(release.files.get(file, ""), names)
+        if left is None:
+            return None
+        shown[file] = left
+        described = descriptions_in(release.files[file])
+        short_names = [name.rpartition("::")[2] for name in names]
+        lines += [described.get(name) or words_of(name) for name in short_names]
+    source = release.files[path]
+    patch = patch_between({path: site.mutate(source)}, {path: source})
+    instance = replace(
+        sound,
+        instance_id=f"{sound.instance_id.removesuffix('-sound')}-bug-{digest_of_patch(patch)}",
+        problem_statement=_statement(release.candidate, lines),
+        patch=patch,
+        test_patch=patch_between(shown, {file: release.files[file] for file in shown}),
+        source=replace(sound.source, fix=REVERSE, test_command=release.test_command),
+        eval_script="",
+    )
+    swap = site.swap
+    recipe = TaskRecipe(
+        project=release.candidate.project,
+        release=sound.version,
+        tests=tuple(failing),
+        file=path,
+        line=site.line,
+        family=swap.family,
+        right=swap.right,
+        wrong=swap.wrong,
+    )
+    return replace(release.candidate, name=instance.instance_id, instance=instance, recipe=recipe)
+
+
+def bug_again(release: SoundRelease, recipe: TaskRecipe) -> TaskCandidate | None:
+    """Returns the bug that a recipe names, and None where the release has no such place."""
+    if recipe.file not in release.files:
+        return None
+    swap = Swap(recipe.family, recipe.right, recipe.wrong)
+    sites = [site for site in find_sites(release.files[recipe.file], [swap]) if site.line == recipe.line]
+    return bug_of(release, recipe.file, sites[-1], recipe.tests) if sites else None
+
+
+def _statement(candidate: TaskCandidate, lines: Sequence[str]) -> str:
+    listed = "\n".join(f"- {line}" for line in dict.fromkeys(lines))
+    return f"{candidate.project} has a bug. Tests that passed before fail now. They are about:\n\n{listed}\n\n{_ENDING}"
+
+
+def test_functions(failing: Sequence[str]) -> dict[str, list[str]] | None:
+    """Returns the failing functions of each file of tests, and None for a name that is no function of a file.
+
+    The names are as `without_tests` takes them.
+    """
+    functions: dict[str, list[str]] = {}
+    for test in failing:
+        file, separator, name = test.partition("::")
+        if not separator or not file.endswith(".py"):
+            return None
+        name = name.partition("[")[0]
+        if name not in functions.setdefault(file, []):
+            functions[file].append(name)
+    return functions
+
+
+def is_python(source: str) -> bool:
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _python_files(tree: Path) -> Iterator[tuple[str, str]]:
+    """Yields names and texts of the files of Python that a diff can change: UTF-8, with plain ends of lines."""
+    for path in sorted(tree.rglob("*.py")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if "\r" not in text and is_python(text):
+            yield path.relative_to(tree).as_posix(), text

@@ -1,0 +1,84 @@
+"""Runs the tests of changes that are split, and of releases that bugs are put into, in sandboxes of the job's own.
+
+Invariants:
+- What cannot be built or run ends nothing: it is a candidate without an instance, with the reason.
+- So many changes are worked on side by side as the machine has cores; the runs of one change follow each other.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from swe_rl.config.schema import Config
+from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.env.mining.candidate import Reason, TaskCandidate
+from swe_rl.env.mining.split import CountedRuns, RunBudget
+from swe_rl.env.protocol import GradeError, SuiteRun
+from swe_rl.env.source_build.program import BuildError, ended_with_the_job
+from swe_rl.env.swe.env import SweEnv
+from swe_rl.errors import one_line
+from swe_rl.sandbox.lease import reap_stale
+from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
+from swe_rl.sandbox.provider import make_provider
+
+
+@dataclass(frozen=True, slots=True)
+class MiningWork:
+    """Holds a candidate, and what makes others of it: a call with its instance as it runs, and a budget of runs."""
+
+    candidate: TaskCandidate
+    search: Callable[[Instance, CountedRuns], Awaitable[list[TaskCandidate]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Suites:
+    env: SweEnv
+    sandboxes: SandboxProvider
+    timeout_s: float
+
+    async def run(self, instance: Instance, patch: str, timeout_s: float | None) -> SuiteRun:
+        """Returns one run of the tests; infrastructure may break once. Raises GradeError, SandboxError, BuildError."""
+        limit_s = min(timeout_s or self.timeout_s, self.timeout_s)
+        await asyncio.to_thread(self.env.workspace, instance)
+        try:
+            return await self.env.run_tests(instance, patch, self.sandboxes, limit_s)
+        except (GradeError, SandboxError):
+            return await self.env.run_tests(instance, patch, self.sandboxes, limit_s)
+
+
+async def search_by_tests(
+    config: Config, env: SweEnv, works: Sequence[MiningWork], scratch: Path, say: Callable[[str], None]
+) -> list[TaskCandidate]:
+    """Returns what the works find, in their order."""
+    reap_stale(scratch)
+    sandboxes = make_provider(config.sandbox, scratch, say, run=f"mine-{os.getpid()}")
+    suites = _Suites(env, sandboxes, config.rollout.grade_timeout_s)
+    budget = RunBudget(config.mine.max_runs, config.mine.max_run_s)
+    instances = {instance.instance_id: instance for instance in env.chosen(config.env.split)}
+    room = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def searched(work: MiningWork) -> list[TaskCandidate]:
+        row = work.candidate.instance
+        instance = None if row is None else instances.get(row.instance_id)
+        if instance is None:
+            refused = replace(work.candidate, instance=None, reason=Reason.unrunnable)
+            return [replace(refused, detail="its row was left out when it was read")]
+        async with room:
+            runs = CountedRuns(suites.run, budget)
+            try:
+                candidates = await work.search(instance, runs)
+            except (BuildError, GradeError, InstanceError, SandboxError) as error:
+                detail = f"{one_line(str(error))}; {runs.spent}"
+                candidates = [replace(work.candidate, instance=None, reason=Reason.unrunnable, detail=detail)]
+        tasks = sum(candidate.instance is not None for candidate in candidates)
+        say(f"{work.candidate.name}: {tasks} candidates, {runs.spent}")
+        return candidates
+
+    try:
+        with ended_with_the_job():
+            results = await asyncio.gather(*map(searched, works))
+    finally:
+        await sandboxes.close()
+    return [candidate for candidates in results for candidate in candidates]
