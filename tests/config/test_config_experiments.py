@@ -17,6 +17,7 @@ from swe_rl.check.sweep import check_sweep
 from swe_rl.config.choices import ROUTERS, JobName
 from swe_rl.config.compose import compose, compose_all, expand_sweep, flatten_config
 from swe_rl.config.folders import conf_dir, list_options
+from tests.support.composed import composed_once
 from tests.support.hub_configs import HUB_CONFIGS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -136,7 +137,7 @@ DATA = {"env": LARGE, "sandbox": LARGE, "rollout": LARGE, "runtime": [*LARGE, *J
 
 @cache
 def said(*overrides):
-    composed = compose([*overrides, "job=check"])
+    composed = composed_once(*overrides)
     return {(finding.severity, finding.rule_id) for finding in check_config(composed.config, composed.origins, HOST)}
 
 

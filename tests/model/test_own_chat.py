@@ -327,6 +327,20 @@ def test_a_template_that_drops_reasoning_breaks_where_it_does_and_only_there():
     assert list(plan.prompt_ids) == renderer.start(messages[:-2])
 
 
+@cache
+def _config_of_a_model() -> str:
+    """The same model for every tokenizer, as a child process counts its parameters, which takes seconds."""
+    return json.dumps(tiny_of_family("mistral", vocab_size=2_000).config.to_dict(), default=str)
+
+
+@pytest.fixture(scope="module")
+def counted_once(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.usefixtures("counted_once")
 @pytest.mark.parametrize(
     ("name", "expected"), [("qwen2_5", "qwen_plain"), ("gptoss", "own"), ("alternating", "own"), ("qwen3", "qwen")]
 )
@@ -336,8 +350,7 @@ def test_the_format_is_found_in_the_files(name, expected, tmp_path):
         pytest.skip("trl is not installed")
     tokenizer = tokenizer_of(texts[name])
     tokenizer.save_pretrained(tmp_path)
-    model = tiny_of_family("mistral", vocab_size=len(tokenizer))
-    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict(), default=str))
+    (tmp_path / "config.json").write_text(_config_of_a_model())
     config = compose(["model=folder", f"model.path={tmp_path}"]).config
     assert config.model.chat_template == expected
     assert config.model.tool_parser == ("own" if expected == "own" else "hermes")
