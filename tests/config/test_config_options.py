@@ -17,7 +17,7 @@ README = Path(__file__).parents[2] / "README.md"
 GROUPS = README.read_text().partition("## Groups")[2].splitlines()
 OPTIONS = [(group, option.name) for group, members in list_options().items() for option in members]
 
-VARIANTS = {"pdb_rewrite_only": "pdb", "tr_atw01": "tr"}  # the same part with other settings
+VARIANTS = {"mined_small": "mined", "pdb_rewrite_only": "pdb", "tr_atw01": "tr"}  # the same part with other settings
 NAMED = {"experiment", "job", "model", "layout", "router", "env", "hardware", "agent", "algo"}
 
 
