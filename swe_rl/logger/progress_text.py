@@ -94,22 +94,26 @@ def nothing_learned(record: Mapping[str, Any]) -> str:
     """Returns why no update changed the policy, as a line; empty where one did, and in steps without a trainer."""
     if record.get("updates", 1) or record.get("nonfinite_updates"):
         return ""
+    reason = reason_for_no_update(record)
+    return f"step {record.get('step', '-')}: the policy learned nothing and is unchanged: {reason}"
+
+
+def reason_for_no_update(record: Mapping[str, Any]) -> str:
+    """Returns why a step without any update had none."""
     trained_rows = record.get("trained_rows")
     if not trained_rows and record.get("value_loss") is not None:
-        reason = "the critic learns alone (algo.critic_warmup_steps)"
-    elif record.get("teacher_kl") is not None:
-        reason = "the teacher thinks of every token as the policy does"
-    elif _no_prompt_fits(record):
-        reason = "no first prompt fits (raise rollout.max_prompt_tokens, and rollout.max_trajectory_tokens with it)"
-    elif record.get("signal_rate") == 0.0:
-        reason = "all groups had equal rewards"
-    elif trained_rows and record.get("masked_fraction") == 1.0:
-        reason = "algo.mask_low and algo.mask_high leave every token out"
-    elif not trained_rows and record.get("stale_rows"):
-        reason = "all that could teach was too old (algo.max_staleness_steps)"
-    else:
-        reason = "no trajectory that is trained has an advantage"
-    return f"step {record.get('step', '-')}: the policy learned nothing and is unchanged: {reason}"
+        return "the critic learns alone (algo.critic_warmup_steps)"
+    if record.get("teacher_kl") is not None:
+        return "the teacher thinks of every token as the policy does"
+    if _no_prompt_fits(record):
+        return "no first prompt fits (raise rollout.max_prompt_tokens, and rollout.max_trajectory_tokens with it)"
+    if record.get("signal_rate") == 0.0:
+        return "all groups had equal rewards"
+    if trained_rows and record.get("masked_fraction") == 1.0:
+        return "algo.mask_low and algo.mask_high leave every token out"
+    if not trained_rows and record.get("stale_rows"):
+        return "all that could teach was too old (algo.max_staleness_steps)"
+    return "no trajectory that is trained has an advantage"
 
 
 def _no_prompt_fits(record: Mapping[str, Any]) -> bool:

@@ -199,6 +199,15 @@ function lossTable() {
       ["engine", "at", "away for", "requests begun anew", "work lost", "reason"], rows)));
 }
 
+function healthTable() {
+  const rows = data.health.map((one) => el("tr", {}, el("td", { class: "name" }, one.about),
+    el("td", { class: "name why" }, one.value), el("td", { class: "name why" }, one.threshold),
+    el("td", { class: "name why" }, one.reason), el("td", { class: "name mono why" }, one.keys.join(", "))));
+  return section("Health",
+    note("What the figures of the training speak against, the most serious first, and the keys that change it."),
+    el("div", { class: "card" }, table("health", ["what", "value", "threshold", "why it matters", "change"], rows)));
+}
+
 function trajectories() {
   if (!data.sets.length) return section("Trajectories", note("None recorded yet."));
   const shown = data.sets.reduce((sum, one) => sum + one.trajectories.length, 0);
@@ -219,7 +228,7 @@ function configuration() {
 
 // `parts`: what comes between the tables and the configuration.
 function runParts(...parts) {
-  return [heading(), tiles(), charts(),
+  return [heading(), tiles(), (data.health || []).length ? healthTable() : null, charts(),
     data.scores.rows.length ? scoreTable() : null,
     steps.length ? stepTable() : null,
     data.instances.length ? instanceTable() : null,

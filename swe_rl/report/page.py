@@ -15,6 +15,7 @@ import hashlib
 import html
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
+from swe_rl.logger.health import judge_training
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.logger.progress_text import format_duration
 from swe_rl.report.figures import eval_points, instance_rows, make_tiles, score_rows, tricks_tile
@@ -82,6 +84,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
             *tricks_tile([*steps, *evals]),
             *losses_tile(lost),
         ],
+        "health": [asdict(finding) for finding in judge_training(steps, evals)],
         "losses": lost,
         "steps": {key: values for key, values in columns.items() if any(value is not None for value in values)},
         "statuses": _by_step(steps, "statuses"),

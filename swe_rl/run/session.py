@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from swe_rl.host.kill_point import kill_point
 from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
 from swe_rl.logger.foreign import Mirrors, make_loggers
-from swe_rl.logger.jsonl import EventLog, StepLog, read_evals, read_events
+from swe_rl.logger.health import HealthFinding, describe_finding, judge_training
+from swe_rl.logger.jsonl import EventLog, StepLog, read_evals, read_events, read_jsonl
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
@@ -64,6 +65,8 @@ class RunSession:
     # It ends in a summary and a report then.
     reports: bool = True
     summary: dict[str, Any] = field(default_factory=dict)
+    # What is wrong with the training, known at its end.
+    health: list[HealthFinding] = field(default_factory=list)
     # It counts restarts of each of our servers that was up once.
     engine_restarts: dict[str, int] = field(default_factory=dict)
     end_signal: EndSignal = field(default_factory=EndSignal)
@@ -123,6 +126,9 @@ class RunSession:
         """Writes summary and report of what the folder holds, with `ending` in the report."""
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
+        self.health = judge_training(read_jsonl(self.folder.steps_jsonl), self.evals())
+        for finding in self.health:
+            self.events.write("health", **asdict(finding))
         self.events.write("stopped", wall_s=wall_s)
         extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
@@ -145,6 +151,8 @@ class RunSession:
                 print(intervals)
         for caveat in self.caveats:
             print(caveat)
+        for finding in self.health:
+            print(f"health: {describe_finding(finding)}")
         print(f"run folder: {_from_here(self.folder.path)}")
         if self.folder.report_html.is_file():
             print(f"report:     {_from_here(self.folder.report_html)}", flush=True)

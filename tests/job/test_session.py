@@ -14,6 +14,7 @@ from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
 from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
+from swe_rl.report.page import run_payload
 from swe_rl.run.session import open_session
 from tests.support.ended_runs import leave, status, warn
 
@@ -26,6 +27,22 @@ def test_done(make, fresh):
     assert json.loads((path / "summary.json").read_text())["peak_memory_gb"] > 0
     assert [event["event"] for event in read_events(path / "events.jsonl")] == ["started", "stopped"]
     assert not one.folder.is_locked()
+
+
+def test_what_is_wrong_with_a_training_is_said_recorded_and_in_the_report(make, fresh, capsys):
+    path = fresh()
+    RunFolder(path).create()
+    row = {"step": 1, "updates": 0, "signal_rate": 0.0, "trained_rows": 0}
+    write_text_atomic(RunFolder(path).steps_jsonl, json.dumps(row) + "\n")
+    session = leave(make(), path)
+    capsys.readouterr()
+    session.print_end()
+    assert "health: Nothing was learned: 1 of 1 steps left the policy as it was" in capsys.readouterr().out
+    [event] = read_events(path / "events.jsonl", "health")
+    assert event["about"] == "Nothing was learned" and event["reason"] == "all groups had equal rewards"
+    assert event["threshold"] and "rollout.n" in event["keys"]
+    assert json.loads((path / "summary.json").read_text())["health_problems"] == 1
+    assert run_payload(RunFolder(path))["health"][0]["about"] == "Nothing was learned"
 
 
 @pytest.mark.parametrize(
