@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from swe_rl.cli.dispatch import JobFailed, run_in_folder
 from swe_rl.config.explain import ConfigError, explain_errors
 from swe_rl.config.folders import conf_dir
-from swe_rl.config.foreign_keys import our_key
+from swe_rl.config.foreign_keys import describe_unit, our_key
 from swe_rl.config.hydra_internals import arguments_parser
 from swe_rl.config.keys import is_legal, nearest_keys
 from swe_rl.config.store import register_schema
@@ -81,8 +81,10 @@ def through_hydra(
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         flags = [word.partition("=") for word in message.split() if word.startswith("--")]
-        meant = [f"{known}={value or 'VALUE'}" for flag, _, value in flags if (known := _key_of(flag))]
-        hint = f" Did you mean {' '.join(meant)}?" if meant else ""
+        known = {flag: key for flag, _, _ in flags if (key := _key_of(flag))}
+        meant = [f"{known[flag]}={value or 'VALUE'}" for flag, _, value in flags if flag in known]
+        units = "".join(describe_unit(key) for flag, key in known.items() if our_key(flag))
+        hint = f" Did you mean {' '.join(meant)}?{units}" if meant else ""
         raise ConfigError(f"{message[0].upper()}{message[1:]}.{hint} `python -m swe_rl --help` lists what there is.")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.config.folders import extension_names, option_names
-from swe_rl.config.foreign_keys import SAME, our_key
+from swe_rl.config.foreign_keys import SAME, describe_unit, our_key
 from swe_rl.config.keys import (
     describe_type,
     is_legal,
@@ -273,9 +273,11 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
         else ""
     )
     candidates = nearest_keys(key) if "." in key else [*nearest_words(key, groups), *nearest_keys(key)]
+    unit = ""
     if known := our_key(key):
         candidates = [known]
-    return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{more}"
+        unit = describe_unit(known)
+    return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 
 
 def _omegaconf_cause(error: BaseException | None) -> BaseException | None:

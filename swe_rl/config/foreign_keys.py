@@ -5,7 +5,10 @@ Invariants:
 - SAME: the value can be taken as it is. NEAR: our key for the same purpose, in another unit or form.
 - The tables only answer a key that does not exist; no value is taken over.
 - Every key on the right is one of the schema, or a group.
+- A key of ours is answered with what it counts: the same word is often another unit elsewhere.
 """
+
+from swe_rl.config.keys import comment_of
 
 _VERL = "actor_rollout_ref."
 SAME = {
@@ -269,6 +272,62 @@ COMMON = {
     "output_dir": "paths.outputs",
     "num_gpus": "hardware.gpus_per_node",
     "num_nodes": "hardware.nodes",
+    "gpus": "hardware.gpus_per_node",
+    "n_epochs": "trainer.steps",
+    "model_path": "model.path",
+    # TRL
+    "max_completion_length": "rollout.max_trajectory_tokens",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "gradient_accumulation_steps": "trainer.prompts_per_mini_batch",
+    "per_device_train_batch_size": "trainer.max_tokens_per_micro_batch",
+    "loss_type": "algo.loss_aggregation",
+    "scale_rewards": "algo.normalize_std",
+    "mask_truncated_completions": "algo.overlong_filter",
+    "vllm_tensor_parallel_size": "layout.engine_tp",
+    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "warmup_ratio": "trainer.warmup_steps",
+    "lr_scheduler_type": "trainer.lr_schedule",
+    "lora_r": "trainer.lora_rank",
+    "report_to": "logger.wandb",
+    "run_name": "name",
+    # OpenRLHF
+    "actor_learning_rate": "trainer.lr",
+    "critic_learning_rate": "algo.critic_lr",
+    "micro_train_batch_size": "trainer.max_tokens_per_micro_batch",
+    "init_kl_coef": "algo.kl_coef",
+    "generate_max_len": "rollout.max_trajectory_tokens",
+    "prompt_max_len": "rollout.max_prompt_tokens",
+    "pretrain": "model.path",
+    "save_path": "paths.outputs",
+    "ckpt_path": "paths.outputs",
+    "num_episodes": "trainer.steps",
+    "vllm_num_engines": "layout.engines",
+    "colocate_all_models": "layout.colocated",
+    "lambd": "algo.gae_lambda",
+    "gamma": "algo.discount",
+    "adam_offload": "trainer.offload_optimizer",
+    "flash_attn": "trainer.attention",
+    # NeMo-RL
+    "num_prompts_per_step": "rollout.prompts_per_step",
+    "num_generations_per_prompt": "rollout.n",
+    "max_num_steps": "trainer.steps",
+    "max_rollout_turns": "rollout.max_turns",
+    "val_period": "trainer.eval_every_steps",
+    "save_period": "trainer.checkpoint_every_steps",
+    "checkpoint_dir": "paths.outputs",
+    "keep_top_k": "trainer.keep_checkpoints",
+    "reference_policy_kl_penalty": "algo.kl_coef",
+    "ratio_clip_min": "algo.clip_low",
+    "ratio_clip_max": "algo.clip_high",
+    "ratio_clip_c": "algo.clip_c",
+    "use_importance_sampling_correction": "algo.correction",
+    "train_global_batch_size": "trainer.prompts_per_mini_batch",
+    "train_micro_batch_size": "trainer.max_tokens_per_micro_batch",
+    "max_total_sequence_length": "rollout.max_trajectory_tokens",
+    "max_input_seq_length": "rollout.max_prompt_tokens",
+    "tensor_parallel_size": "layout.engine_tp",
+    "wandb_enabled": "logger.wandb",
 }
 
 
@@ -280,3 +339,9 @@ def our_key(key: str) -> str | None:
         if known := SAME.get(spelled) or NEAR.get(spelled):
             return known
     return COMMON.get(plain.rpartition(".")[2])
+
+
+def describe_unit(key: str) -> str:
+    """Returns what a key of ours counts, in brackets, as its documentation says it; nothing for a group."""
+    comment = comment_of(key)
+    return f" ({key}: {comment}.)" if comment else ""

@@ -141,6 +141,73 @@ def test_a_flag_that_means_a_key_is_answered_with_it(capsys, flags, meant):
     assert f"Did you mean {meant}?" in " ".join(capsys.readouterr().err.split())
 
 
+# What people type who come from elsewhere, and the key that each of them means.
+SPELLINGS = {
+    "batch_size=8": "rollout.prompts_per_step",
+    "lr=1e-5": "trainer.lr",
+    "epochs=3": "trainer.steps",
+    "n_epochs=3": "trainer.steps",
+    "learning_rate=1e-5": "trainer.lr",
+    "max_steps=10": "trainer.steps",
+    "trainer.max_step=10": "trainer.steps",
+    "trainer.stesp=10": "trainer.steps",
+    "rollout.temprature=1": "rollout.temperature",
+    "max_turns=9": "rollout.max_turns",
+    "temperature=1": "rollout.temperature",
+    "kl_coef=0.1": "algo.kl_coef",
+    "gpus=2": "hardware.gpus_per_node",
+    "model_path=a": "model.path",
+    # TRL
+    "num_generations=8": "rollout.n",
+    "max_completion_length=512": "rollout.max_trajectory_tokens",
+    "beta=0.04": "algo.kl_coef",
+    "epsilon_high=0.28": "algo.clip_high",
+    "scale_rewards=true": "algo.normalize_std",
+    "vllm_gpu_memory_utilization=0.5": "engine.gpu_memory_utilization",
+    "report_to=wandb": "logger.wandb",
+    # verl
+    "data.train_batch_size=64": "rollout.prompts_per_step",
+    "actor_rollout_ref.actor.optim.lr=1e-6": "trainer.lr",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1": "algo.kl_coef",
+    "trainer.total_epochs=2": "trainer.steps",
+    # OpenRLHF
+    "micro_train_batch_size=4": "trainer.max_tokens_per_micro_batch",
+    "init_kl_coef=0.01": "algo.kl_coef",
+    "generate_max_len=1024": "rollout.max_trajectory_tokens",
+    "pretrain=a": "model.path",
+    "vllm_num_engines=4": "layout.engines",
+    # NeMo-RL
+    "grpo.num_prompts_per_step=32": "rollout.prompts_per_step",
+    "grpo.num_generations_per_prompt=16": "rollout.n",
+    "grpo.max_num_steps=100": "trainer.steps",
+    "loss_fn.ratio_clip_max=0.2": "algo.clip_high",
+    "policy.max_total_sequence_length=4096": "rollout.max_trajectory_tokens",
+    "cluster.gpus_per_node=8": "hardware.gpus_per_node",
+    "checkpointing.save_period=10": "trainer.checkpoint_every_steps",
+    # SkyRL, slime
+    "generator.n_samples_per_prompt=8": "rollout.n",
+    "trainer.policy.optimizer_config.lr=1e-6": "trainer.lr",
+    "rollout_max_response_len=8192": "rollout.max_trajectory_tokens",
+    "num_rollout=3000": "trainer.steps",
+    "tensor_model_parallel_size=2": "layout.engine_tp",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_wrong_or_foreign_spelling_is_answered_with_the_right_key_first(spelling):
+    with pytest.raises(ConfigError, match=rf"Did you mean {SPELLINGS[spelling]}\b") as caught:
+        compose([spelling])
+    assert caught.value.exit_status == 2
+
+
+def test_a_key_of_another_system_is_answered_with_the_unit_of_ours(capsys):
+    with pytest.raises(ConfigError, match=r"\(rollout\.prompts_per_step: instances of one step\.\)"):
+        compose(["batch_size=8"])
+    assert run_command(["--batch-size=8"]) == 2
+    assert "(rollout.prompts_per_step: instances of one step.)" in " ".join(capsys.readouterr().err.split())
+    assert all(comment_of(key) for key in COMMON.values() if "." in key)
+
+
 def test_a_topic_of_another_name_is_answered_with_ours(capsys):
     assert run_command(["job=describe", "job.topic=learning_rate"]) == 2
     assert "Did you mean trainer.lr?" in " ".join(capsys.readouterr().err.split())
