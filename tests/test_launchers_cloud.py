@@ -58,7 +58,7 @@ def copied_by_apptainer():
 
 def test_an_image_copies_what_a_wheel_is_made_of():
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {"pyproject.toml", "README.md", "LICENSE", *wheel["packages"], *wheel["force-include"]}
+    needed = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", *wheel["packages"], *wheel["force-include"]}
     assert set(copied_by_docker()) == needed and all((ROOT / name).exists() for name in needed)
     assert {source for source, _ in copied_by_apptainer()} == needed
     assert all(target == f"/opt/source/{source}" for source, target in copied_by_apptainer())

@@ -24,6 +24,22 @@ def test_the_citation_is_of_this_version_and_license():
     assert {"cff-version", "message", "authors"} <= cited.keys() and all(who["name"] for who in cited["authors"])
 
 
+@pytest.mark.parametrize(("minor", "refused"), [(8, True), (10, True), (11, False), (13, False)])
+def test_the_build_refuses_a_python_that_is_too_old_with_the_way_out(minor, refused):
+    """The build's own packages are not installed here, so that the hook's base class is a stand-in."""
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "custom" in metadata["tool"]["hatch"]["metadata"]["hooks"]
+    source = (ROOT / "hatch_build.py").read_text(encoding="utf-8")
+    names = {}
+    exec(re.sub(r"^from hatchling.*$", "MetadataHookInterface = object", source, flags=re.MULTILINE), names)
+    assert metadata["project"]["requires-python"] == ">=" + ".".join(map(str, names["OLDEST"]))
+    if refused:
+        with pytest.raises(SystemExit, match=rf"needs Python 3\.11 or newer, and this is Python 3\.{minor}\..*-m venv"):
+            names["refuse_old_python"]((3, minor))
+    else:
+        names["refuse_old_python"]((3, minor))
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
 def test_an_issue_template_has_what_a_form_needs(path):
     form = read(path)
