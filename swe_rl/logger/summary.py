@@ -16,7 +16,6 @@ from typing import Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.logger.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.health import judge_training
 from swe_rl.logger.jsonl import read_evals, read_events, read_jsonl
 from swe_rl.logger.progress_text import LARGEST_FLOAT
 from swe_rl.version import __version__
@@ -49,7 +48,6 @@ def build_summary(steps: Sequence[Record], evals: Sequence[Record], *, wall_s: f
         "tokens_per_s": finite_mean(rates_of(steps, "tokens_per_s")),
         "sampled_tokens_per_s": finite_mean(rates_of(steps, "sampled_tokens_per_s")),
         "num_trajectories": sum(int(step.get("num_trajectories") or 0) for step in steps),
-        "health_problems": len(judge_training(steps, evals)),
         "wall_s": wall_s,
         **package_versions(),
         **git_state(PACKAGE),
