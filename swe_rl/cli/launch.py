@@ -36,8 +36,8 @@ from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import LAUNCHERS
 from swe_rl.config.launcher import is_slurm, quote_value, starts_processes
 from swe_rl.config.secrets import MASK, hide_secrets, mask_text, mask_tree
+from swe_rl.facts.sizes import gpus_needed
 from swe_rl.logger.failure import INTERRUPTED, report_failure
-from swe_rl.plan.sizes import gpus_needed
 from swe_rl.submission.freeze import FOLDER as FROZEN
 from swe_rl.submission.freeze import Frozen, freeze_jobs, use_frozen_code
 

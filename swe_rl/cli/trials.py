@@ -22,8 +22,8 @@ from swe_rl.config.launcher import is_slurm
 from swe_rl.config.parts import asked_config
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import RunError, SweRlError
-from swe_rl.host.lines import lines_of
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
+from swe_rl.files.lines import lines_of
 from swe_rl.logger.failure import report_failure
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.errors import UserError
+from swe_rl.files.lines import lines_of
 from swe_rl.host.entry_points import Offered, offered_by_packages
-from swe_rl.host.lines import lines_of
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LAUNCHERS = "hydra/launcher"

@@ -21,7 +21,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from swe_rl.config import schema
 from swe_rl.config.schema import Config
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 
 @cache

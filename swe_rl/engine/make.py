@@ -21,8 +21,8 @@ from swe_rl.engine.protocol import Engine, EngineError, EngineState, LossTeller,
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions, command_of
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
-from swe_rl.logger.disk import disk_error
-from swe_rl.plan.sizes import asks_model, read_elsewhere, wants_routes
+from swe_rl.facts.sizes import asks_model, read_elsewhere, wants_routes
+from swe_rl.files.disk import disk_error
 from swe_rl.sandbox.lease import make_leased
 from swe_rl.sandbox.working_copy import remove_tree
 

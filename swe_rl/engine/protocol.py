@@ -5,7 +5,7 @@ Invariants:
 - Token ids go in, token ids and log-probabilities come out; no text crosses this boundary.
 - `logprobs[i]` is the log-probability of `token_ids[i]` over the whole vocabulary at the request's temperature, before
   top_p, top_k and min_p truncate, in float32 from float32 logits. A server that cannot say it is refused or warned of
-  before work begins (plan/logprobs.py).
+  before work begins (facts/logprobs.py).
 - A sampled stop token is part of `token_ids` (and has a log-probability).
 - With a `seed`, a request's tokens do not depend on which other requests share its batch.
 - A request that is in flight when new weights come goes on under them at a token's boundary, as one completion: what

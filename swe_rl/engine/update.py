@@ -21,8 +21,8 @@ from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncE
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
 from swe_rl.engine.transfer.direct import Reading, StagedTransfer, Transfer
 from swe_rl.engine.transfer.protocol import SendsWeights
-from swe_rl.plan.sizes import shares_gpus
-from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
+from swe_rl.facts.sizes import shares_gpus
+from swe_rl.facts.weight_sync import GLOO, IPC, transfer_kind
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.repository import git_output, is_address
 

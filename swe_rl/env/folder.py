@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.bugs.workspace import commit_tree
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.lease import made_aside
 
 Files = Mapping[str, str]  # It maps a path below the folder, with slashes, to the file's text.

@@ -9,10 +9,10 @@ Invariants:
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import refuse_duplicates
 from swe_rl.env.grading.foreign import GRACE_S, await_grade
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Env, Grade
-from swe_rl.env.records import refuse_duplicates
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import LONGEST_S, describe_failure, limit_time

@@ -8,7 +8,7 @@ Invariants:
 import re
 from dataclasses import dataclass
 
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 # This patch adds a file that no test looks at. Unlike an empty patch it is applied, and the tests run.
 NOOP_PATCH = (

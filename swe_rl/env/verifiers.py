@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.folder import commit_of, folder_of
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.splits import choose_evaluated, choose_instances
 from swe_rl.env.verifiers_tasksets import LoadedTaskset, load_taskset

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.errors import UserError
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 # A name is followed through so many modules that import it from one another; a circle of imports has no end.
 _DEEPEST = 8

@@ -27,8 +27,8 @@ from pathlib import Path
 
 from swe_rl.config.known_models import MANIFEST_FILE
 from swe_rl.errors import RunError
+from swe_rl.files.lines import lines_of
 from swe_rl.hardware.slurm.jobs import Allocation
-from swe_rl.host.lines import lines_of
 from swe_rl.logger.folder import RunFolder
 
 LAST_S = 120.0

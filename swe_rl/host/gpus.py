@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from xml.etree import ElementTree
 
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.host.program import COMMAND_S, Completed, Unanswered
 
 MIB = 1024**2

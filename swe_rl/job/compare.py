@@ -18,7 +18,7 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
-from swe_rl.logger.disk import encode_json, write_json_atomic, write_text_atomic
+from swe_rl.files.disk import encode_json, write_json_atomic, write_text_atomic
 from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
 from swe_rl.report.compare.compare import Arm, Comparison, compare_arms
 from swe_rl.report.compare.read import CompareError, is_run, measured_of, read_measured, runs_below

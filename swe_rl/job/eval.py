@@ -25,7 +25,7 @@ from swe_rl.dataset.predictions import Predictions
 from swe_rl.engine.endpoint.engine import spending_of
 from swe_rl.engine.endpoint.refusals import EndpointClosedError
 from swe_rl.env.proof.prove import last_words
-from swe_rl.logger.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+from swe_rl.files.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens

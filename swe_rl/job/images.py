@@ -21,8 +21,8 @@ from rich.table import Column, Table
 from swe_rl.config.choices import ImagesAction, OutputFormat, PullPolicy, SandboxKind
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.image_engine import DockerEngine
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.source_build.image import ensure_image
 from swe_rl.env.source_build.program import BuildError

@@ -23,7 +23,7 @@ from rich.table import Table
 from swe_rl.config.choices import MinedTasks
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.make import make_env
 from swe_rl.env.mining.again import altered_rows, locked_tasks, searches_of_list
 from swe_rl.env.mining.candidate import TaskCandidate
@@ -38,7 +38,7 @@ from swe_rl.env.source_build.program import BuildError, ended_with_the_job
 from swe_rl.env.source_build.repository import clone_at, is_address
 from swe_rl.env.swe.env import SweEnv, sources_folder
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
 from swe_rl.run.mining import MiningWork, search_by_tests

@@ -19,16 +19,16 @@ from pathlib import Path
 from swe_rl.config.folders import examples_dir
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.dataset.instance import Instance, Source
+from swe_rl.dataset.records import read_rows
 from swe_rl.env.commits import CommitChange, instance_of
-from swe_rl.env.instance import Instance, Source
 from swe_rl.env.patch_files import split_patch
-from swe_rl.env.records import read_rows
 from swe_rl.env.source_build.repository import clone_at, is_address
 from swe_rl.env.swe.env import sources_folder
 from swe_rl.errors import UserError
 from swe_rl.extension.code import is_taken
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.host.packages import python_command
-from swe_rl.logger.disk import write_text_atomic
 from swe_rl.run.components import cache_folder
 
 # The commit 12e4567, and 3.10 and 3.20 become these.

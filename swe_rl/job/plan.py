@@ -23,14 +23,15 @@ from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
+from swe_rl.facts import memory, sizes
+from swe_rl.facts.sizes import trained_images
+from swe_rl.facts.warm_start import trainer_config
+from swe_rl.facts.weight_sync import way_of
 from swe_rl.job.plan_panels import gpu_cell, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place_layout
-from swe_rl.plan import duration, endpoint, host_cache, memory, sizes
+from swe_rl.plan import duration, endpoint, host_cache
 from swe_rl.plan.gateway import step_need
-from swe_rl.plan.sizes import trained_images
-from swe_rl.plan.warm_start import trainer_config
-from swe_rl.plan.weight_sync import way_of
 from swe_rl.router.simulation.balance import can_balance, compare_divisions, name_division
 
 if TYPE_CHECKING:

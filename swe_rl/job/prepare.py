@@ -24,11 +24,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import read_instances, write_instances
 from swe_rl.env.bugs.env import DATA, SPLITS
 from swe_rl.env.bugs.generate import generate_instances
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.make import make_env
-from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
 from swe_rl.run import event_loop

@@ -21,13 +21,13 @@ from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.facts.sizes import server_slots
+from swe_rl.files.disk import DiskError
 from swe_rl.hardware.rendezvous import Beating, Meeting, RendezvousError, ServerRecord, Signs, meeting_of
 from swe_rl.hardware.slurm.jobs import JobState, current_allocation, has_slurm, job_state
 from swe_rl.host.addresses import LOOPBACK, own_address
-from swe_rl.logger.disk import DiskError
 from swe_rl.logger.progress import ProgressState
 from swe_rl.logger.progress_text import format_duration
-from swe_rl.plan.sizes import server_slots
 from swe_rl.run import event_loop
 from swe_rl.run.components import scratch_root
 from swe_rl.run.runtime_keeper import Tenancy

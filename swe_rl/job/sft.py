@@ -23,9 +23,9 @@ from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
-from swe_rl.logger.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
+from swe_rl.facts.warm_start import trainer_config
+from swe_rl.files.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
 from swe_rl.model.tiny import build_model, build_tokenizer, upcycle_dense
-from swe_rl.plan.warm_start import trainer_config
 from swe_rl.run import event_loop
 from swe_rl.run.session import RunSession, open_session
 from swe_rl.run.training import (

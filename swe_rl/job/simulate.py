@@ -22,7 +22,8 @@ from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError
-from swe_rl.plan import duration, sizes
+from swe_rl.facts import sizes
+from swe_rl.plan import duration
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.plan.gateway import GatewayNeed, gateway_need
 from swe_rl.plan.host_tier import HostTier, sized_tier, tier_sizes_gb

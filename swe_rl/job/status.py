@@ -12,8 +12,8 @@ from pathlib import Path
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
+from swe_rl.files.disk import encode_json
 from swe_rl.host.terminal import sleep_while_read
-from swe_rl.logger.disk import encode_json
 from swe_rl.submission.find import Sweep, find_sweep
 from swe_rl.submission.rows import JobOutcome, JobRow
 from swe_rl.submission.table import describe_failures, format_table, watch_rows

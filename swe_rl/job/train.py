@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from swe_rl.config.schema import Config
 from swe_rl.engine.watch import NoEngineError
 from swe_rl.errors import RunError
+from swe_rl.facts.sizes import shares_gpus
+from swe_rl.facts.weight_sync import require_wire
 from swe_rl.hardware.rendezvous import uses_meeting
-from swe_rl.plan.sizes import shares_gpus
-from swe_rl.plan.weight_sync import require_wire
 from swe_rl.rollout.collect import RolloutError
 from swe_rl.run import event_loop
 from swe_rl.run.components import load_sampled, start_components

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.run import event_loop

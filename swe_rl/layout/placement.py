@@ -17,7 +17,7 @@ from typing import Protocol
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config, HardwareConfig
 from swe_rl.errors import UserError
-from swe_rl.plan.sizes import is_elsewhere, uses_no_gpu
+from swe_rl.facts.sizes import is_elsewhere, uses_no_gpu
 
 
 class PlacementError(UserError):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swe_rl.config.yaml_text import YamlError, parse_yaml
-from swe_rl.logger.disk import decode_json, open_file, read_file
+from swe_rl.files.disk import decode_json, open_file, read_file
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import parse_object
 from swe_rl.logger.progress_text import LARGEST_FLOAT

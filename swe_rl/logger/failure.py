@@ -18,7 +18,7 @@ from swe_rl.check.findings import Finding, Host, Severity, report_lines
 from swe_rl.check.packages import refuse_missing
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import RunError, SweRlError, UserError
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.host.terminal import is_live, terminal_width
 
 # Text is this wide without a terminal, or on a wider one.

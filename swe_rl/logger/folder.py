@@ -24,8 +24,8 @@ from typing import Any, Self
 
 from swe_rl.config.yaml_text import YamlError, parse_yaml
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import Redactor, decode_json, disk_error, encode_json, read_file, write_json_atomic
-from swe_rl.logger.names import folder_name
+from swe_rl.files.disk import Redactor, decode_json, disk_error, encode_json, read_file, write_json_atomic
+from swe_rl.files.names import folder_name
 
 HEARTBEAT_S = 10.0
 # Whoever only asks `is_locked` holds a shared lock for an instant: half a second of tries outlasts it.

@@ -24,8 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import (
+from swe_rl.files.disk import (
     DiskError,
     Redactor,
     decode_json,
@@ -35,6 +34,7 @@ from swe_rl.logger.disk import (
     open_file,
     write_bytes_atomic,
 )
+from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import UserError, not_installed, one_line
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.figures import numeric_figures
 
 ID_FILE = "mlflow_run.txt"

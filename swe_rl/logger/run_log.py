@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TextIO
 
-from swe_rl.logger.disk import Redactor, disk_error
+from swe_rl.files.disk import Redactor, disk_error
 
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONSOLE_FORMAT = "%(levelname)s: %(message)s"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.logger.disk import write_json_atomic
+from swe_rl.files.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_events, read_jsonl
 from swe_rl.logger.progress_text import LARGEST_FLOAT

@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 from swe_rl.config.choices import WandbMode
 from swe_rl.config.schema import LoggerConfig
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.figures import flatten_record
 from swe_rl.logger.folder import RunFolder
 

@@ -16,9 +16,9 @@ from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.known_models import CHECKPOINT_FACTS, mixture_facts, plain_facts
 from swe_rl.config.schema import AlgoConfig, ModelConfig
 from swe_rl.errors import UserError
-from swe_rl.host.lines import lines_of
-from swe_rl.logger.disk import read_json
-from swe_rl.plan.vocabulary import vocabulary_problem
+from swe_rl.facts.vocabulary import vocabulary_problem
+from swe_rl.files.disk import read_json
+from swe_rl.files.lines import lines_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast

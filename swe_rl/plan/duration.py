@@ -13,7 +13,7 @@ from math import ceil, erf, exp, inf, log, sqrt
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config, WorkloadConfig
-from swe_rl.plan import memory, sizes
+from swe_rl.facts import memory, sizes
 from swe_rl.plan.engine_speed import EngineSpeed, SpeedError, speed_of
 
 # A training step reaches this share of the published bfloat16 rate.

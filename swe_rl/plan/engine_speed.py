@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from swe_rl.config.schema import HardwareConfig, LayoutConfig, ModelConfig
 from swe_rl.errors import UserError
-from swe_rl.plan.memory import CPU_BYTES, ENGINE_BYTES, kv_bytes_per_token
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.facts.memory import CPU_BYTES, ENGINE_BYTES, kv_bytes_per_token
+from swe_rl.facts.sizes import uses_no_gpu
 
 # These are one core of a common server in float32, and what Python and torch cost a step there; the engine is in the
 # process.

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from swe_rl.config.schema import Config
-from swe_rl.plan import duration, sizes
+from swe_rl.facts import sizes
+from swe_rl.plan import duration
 
 Points = Sequence[tuple[float, float]]
 # From docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, and milliseconds of

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config
-from swe_rl.plan import memory
-from swe_rl.plan.sizes import (
+from swe_rl.facts import memory
+from swe_rl.facts.sizes import (
     gpus_needed,
     sandbox_slots,
     server_arguments,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from swe_rl.config.choices import JobName
 from swe_rl.config.schema import Config
+from swe_rl.facts.memory import cached_token_bytes
 from swe_rl.plan.engine_speed import SpeedError, speed_of
 from swe_rl.plan.host_cache import (
     gpu_cache_gb,
@@ -17,7 +18,6 @@ from swe_rl.plan.host_cache import (
     may_have_tier,
     node_memory,
 )
-from swe_rl.plan.memory import cached_token_bytes
 
 
 @dataclass(frozen=True, slots=True)

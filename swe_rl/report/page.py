@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.disk import Redactor, encode_json, read_json, write_text_atomic
+from swe_rl.files.disk import Redactor, encode_json, read_json, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.logger.health import judge_training
 from swe_rl.logger.jsonl import read_evals, read_jsonl

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from swe_rl.logger.disk import only_shown
+from swe_rl.files.disk import only_shown
 from swe_rl.logger.folder import RunFolder, RunStatus
 
 _log = logging.getLogger(__name__)

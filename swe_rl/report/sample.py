@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.disk import encode_json
+from swe_rl.files.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.resolved import as_mapping

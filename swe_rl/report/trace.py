@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.disk import Redactor, disk_error, encode_json
+from swe_rl.files.disk import Redactor, disk_error, encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.timeline_events import (

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.schema import RolloutConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import RunError
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId

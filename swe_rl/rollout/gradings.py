@@ -11,9 +11,9 @@ import asyncio
 import math
 
 from swe_rl.config.schema import RolloutConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.blame import BROKEN
 from swe_rl.env.history import hide_history
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch import NOOP_PATCH, collect_patch
 from swe_rl.env.protocol import ComparesWithFix, Env, Grade, GradeError, GradesInPlace, InstanceLimits
 from swe_rl.errors import one_line

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from swe_rl.agent.protocol import Exit
 from swe_rl.config.choices import INFRA_STATUSES, OutcomeReward, RewardKind
 from swe_rl.config.schema import OutcomeConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.cheating.attempts import tricks_in_code
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import TRICKS, Grade
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.rollout.trajectory import Status, Trajectory

@@ -19,7 +19,7 @@ from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import RewardConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from swe_rl.agent.protocol import Turn
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.gateway.session import SessionSettings
 
 

@@ -33,17 +33,17 @@ from swe_rl.engine.watch import require_an_engine
 from swe_rl.env.make import make_env
 from swe_rl.env.protocol import Env
 from swe_rl.errors import UserError
+from swe_rl.facts.sizes import asks_model, read_elsewhere
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.hardware.rendezvous import uses_meeting
 from swe_rl.host.addresses import is_loopback
 from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
-from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.make_renderer import make_renderer
 from swe_rl.plan.host_tier import host_tier
-from swe_rl.plan.sizes import asks_model, read_elsewhere
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
 from swe_rl.rollout.reward import make_reward

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from swe_rl.files.disk import DiskError
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Verdict, take_warning
 from swe_rl.host.ending import INTERRUPTED
-from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunState, StatusWriter
 from swe_rl.run import event_loop
 

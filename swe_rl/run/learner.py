@@ -21,7 +21,7 @@ from swe_rl.config.compose import config_hash, flatten_config
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import EngineError, EngineState
 from swe_rl.engine.update import make_transfer, make_turns, update_engines
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.sampler_state import SamplerState

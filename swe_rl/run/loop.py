@@ -27,7 +27,7 @@ from swe_rl.algo.foreign.advantage import make_advantage
 from swe_rl.config.choices import RolloutMode
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
 from swe_rl.rollout.rows import with_current_advantages

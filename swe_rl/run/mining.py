@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.split import CountedRuns, RunBudget
 from swe_rl.env.protocol import GradeError, SuiteRun

@@ -12,7 +12,7 @@ from pathlib import Path
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.proof.prove import Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, Provable, Standing
 from swe_rl.env.protocol import Env

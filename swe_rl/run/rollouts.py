@@ -18,10 +18,10 @@ from swe_rl.agent.protocol import AgentResult
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import Capture, InstanceChoice, KeepTraces
 from swe_rl.config.schema import Config
+from swe_rl.dataset.instance import Instance
 from swe_rl.engine.watch import watch_engines
-from swe_rl.env.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.resolved import describe_split, line_of
 from swe_rl.rollout.batch import count_tokens, eval_numbers

@@ -27,6 +27,7 @@ from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.launcher import paste_override
 from swe_rl.config.schema import Config, RuntimeConfig
 from swe_rl.errors import RunError
+from swe_rl.files.disk import DiskError
 from swe_rl.hardware.rendezvous import Beating, Meeting, ServerRecord, TrainerRecord, uses_meeting
 from swe_rl.hardware.slurm.batch_script import job_key
 from swe_rl.hardware.slurm.jobs import (
@@ -39,7 +40,6 @@ from swe_rl.hardware.slurm.jobs import (
     job_state,
     submit_script,
 )
-from swe_rl.logger.disk import DiskError
 from swe_rl.run.session import RunSession
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.fleet import RuntimeFleet, ServerAddress

@@ -10,7 +10,7 @@ Invariants:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swe_rl.logger.disk import decode_json, encode_json, read_file, write_bytes_atomic
+from swe_rl.files.disk import decode_json, encode_json, read_file, write_bytes_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.resolved import pairs_of
 from swe_rl.rollout.sampler_state import (

@@ -23,13 +23,14 @@ from swe_rl.config.compose import config_hash, flatten_config
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
+from swe_rl.facts import sizes
+from swe_rl.files.disk import DiskError, read_json
+from swe_rl.files.kill_point import kill_point
 from swe_rl.hardware.gpu_watch import watched_gpus
 from swe_rl.hardware.slurm.jobs import current_allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import Rounds, keep_synced
 from swe_rl.host.ending import LAST_WORDS_S, last_words
-from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import DiskError, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
 from swe_rl.logger.foreign import Mirrors, make_loggers
 from swe_rl.logger.health import HealthFinding, describe_finding, judge_training
@@ -38,7 +39,6 @@ from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
-from swe_rl.plan import sizes
 from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.end_signal import EndSignal, LastWords, listen_for_end

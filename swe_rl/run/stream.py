@@ -25,8 +25,8 @@ from swe_rl.config.choices import INFRA_STATUSES, DynamicSampling, InstanceChoic
 from swe_rl.config.schema import Config
 from swe_rl.engine.protocol import Engine
 from swe_rl.engine.watch import watch_engines
-from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import Redactor, disk_error, encode_json, write_bytes_atomic
+from swe_rl.files.disk import Redactor, disk_error, encode_json, write_bytes_atomic
+from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.batch import groups_of

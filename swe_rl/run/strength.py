@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import Config
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.protocol import Env
 from swe_rl.env.strength.measure import StrengthMeasure, UnmeasuredError
 from swe_rl.env.strength.record import Strength, summarize_strengths

@@ -18,10 +18,10 @@ from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.errors import RunError
+from swe_rl.facts.sizes import shares_gpus
 from swe_rl.hardware.slurm.nodes import names_of, node_address
 from swe_rl.layout.placement import node_of_run, place_layout
 from swe_rl.plan import duration
-from swe_rl.plan.sizes import shares_gpus
 from swe_rl.run.session import RunSession
 from swe_rl.trainer.protocol import RankLost, TrainsPolicy
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from swe_rl.config.compose import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.files.disk import remove_asides
+from swe_rl.files.kill_point import kill_point
 from swe_rl.hardware.slurm.jobs import Allocation
 from swe_rl.hardware.slurm.requeue import Requeued, Survival, continues_run, kept_warning, read_record, take_warning
 from swe_rl.hardware.sync import SyncError, folder_name, list_copies, restore_run
-from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import remove_asides
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, find_unfinished, runs_of
 
 # A start writes these before its job does anything.

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.host.process_identity import ProcessIdentity
 from swe_rl.sandbox.process_tree import kill_marked
 from swe_rl.sandbox.working_copy import LEASE_NAME, remove_tree

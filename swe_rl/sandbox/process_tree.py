@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 MARKER = "SWE_RL_SANDBOX"  # The value of this variable starts with the sandbox's folder.
 # A process may start others while it is being killed, so rounds go on until one finds nobody.

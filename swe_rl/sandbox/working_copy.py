@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 
 LEASE_NAME = "lease.json"
 # Files up to this size are read and written in one piece here, without the costs of `shutil.copyfile`.

@@ -21,7 +21,7 @@ from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.extension.code import copy_code
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, package_versions
 
 FOLDER = "frozen"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import UserError
+from swe_rl.files.disk import decode_json, write_json_atomic
 from swe_rl.hardware.rendezvous import Meeting
 from swe_rl.hardware.slurm.batch_script import job_key
-from swe_rl.logger.disk import decode_json, write_json_atomic
 
 NAME = "submission.json"
 # This folder has the scripts, and what jobs print.

@@ -14,10 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from swe_rl.files.disk import decode_json, read_json
+from swe_rl.files.lines import printed_lines
 from swe_rl.hardware.slurm.jobs import JobState, Queue, Run, queue_states
-from swe_rl.host.lines import printed_lines
 from swe_rl.host.program import run_program
-from swe_rl.logger.disk import decode_json, read_json
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
 from swe_rl.submission.freeze import FOLDER as FROZEN
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob

@@ -26,12 +26,12 @@ from swe_rl.check.sweep import job_folders
 from swe_rl.config.compose import Composed
 from swe_rl.config.launcher import merge_slurm_settings, paste_override
 from swe_rl.errors import UserError
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.hardware.rendezvous import meeting_of
 from swe_rl.hardware.slurm.batch_script import Array, Companion, batch_script, companion_jobs
 from swe_rl.hardware.slurm.jobs import DIVIDE, Run, SlurmError, array_problem, cancel_job, has_slurm
 from swe_rl.hardware.slurm.jobs import submit_script as sbatch
 from swe_rl.host.program import run_program
-from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.failure import INTERRUPTED
 from swe_rl.submission.freeze import Frozen, frozen_exports
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission

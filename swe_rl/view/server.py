@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.files.disk import Redactor, encode_json, read_file
 from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
-from swe_rl.logger.disk import Redactor, encode_json, read_file
 from swe_rl.view.answers import Answer, Answers, guard_answer
 from swe_rl.view.files import ViewError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from swe_rl.logger.disk import decode_json, encode_json, open_file
+from swe_rl.files.disk import decode_json, encode_json, open_file
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import parse_object
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory

@@ -16,9 +16,9 @@ from swe_rl.agent.client import ChatClient
 from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Task, UnknownEndError
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, SandboxConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
 from swe_rl.env.protocol import Grade
 from swe_rl.gateway.live import SessionSummary

@@ -8,7 +8,7 @@ import pytest
 from swe_rl.agent.program.codex import SETTINGS, CodexAgent, read_items
 from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from tests.agent.conftest import Installed, call
 
 CODEX = Installed("codex")

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.agent.program.opencode import SETTINGS, OpencodeAgent, read_events
 from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.gateway.trace import Break
 from tests.agent.conftest import Installed, call
 

@@ -18,7 +18,7 @@ from swe_rl.agent.program.session import read_session
 from swe_rl.agent.protocol import AgentError, Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break
 from swe_rl.sandbox.protocol import ExecResult

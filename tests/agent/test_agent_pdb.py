@@ -14,7 +14,7 @@ from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
 from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, SandboxConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.protocol import ExecResult, Workspace

@@ -9,7 +9,7 @@ from swe_rl.agent.program.agent import NO_KEY, ProgramAgent
 from swe_rl.agent.protocol import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import ExecResult
 from tests.agent.conftest import TASK, end_of

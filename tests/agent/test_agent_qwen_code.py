@@ -8,7 +8,7 @@ from swe_rl.agent.program.qwen_code import SETTINGS, QwenCodeAgent
 from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from tests.agent.conftest import Installed, call
 

@@ -10,8 +10,8 @@ from swe_rl.agent import verifiers_task
 from swe_rl.agent.make import make_agent
 from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
 from swe_rl.config.compose import compose
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.engine.protocol import EngineError
-from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.verifiers import load_package
 from swe_rl.env.verifiers_tasksets import LoadedTaskset

@@ -13,8 +13,8 @@ from swe_rl.config.choices import JobName
 from swe_rl.config.compose import compose, config_hash
 from swe_rl.config.known_hardware import describe_hardware
 from swe_rl.config.schema import HardwareConfig
+from swe_rl.facts.sizes import gpus_needed, gpus_there
 from swe_rl.host.machine import Machine
-from swe_rl.plan.sizes import gpus_needed, gpus_there
 
 CARD = ["model=qwen3_14b", "layout=dp4", "router=tr"]
 

@@ -20,8 +20,8 @@ from swe_rl.check.rules import model as rules_model
 from swe_rl.config.choices import INFRA_STATUSES, Correction, MaskLevel
 from swe_rl.config.compose import compose, flatten_config
 from swe_rl.config.schema import AlgoConfig, Config
+from swe_rl.facts import logprobs
 from swe_rl.model.tool_parser import TOOL_PARSERS
-from swe_rl.plan import logprobs
 from swe_rl.rollout.trajectory import Status
 from swe_rl.templates.formats import chat_format
 from swe_rl.templates.names import OWN, TEMPLATES

@@ -10,10 +10,10 @@ from swe_rl.config.compose import compose
 from swe_rl.engine.transfer.direct import StagedTransfer
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import ServerChoice, server_arguments
+from swe_rl.facts import weight_sync
+from swe_rl.facts.sizes import read_elsewhere, wanted_sync
+from swe_rl.facts.weight_sync import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
 from swe_rl.job.plan import make_plan
-from swe_rl.plan import weight_sync
-from swe_rl.plan.sizes import read_elsewhere, wanted_sync
-from swe_rl.plan.weight_sync import GLOO, IPC, NCCL, NoVllmBesideTrainerError, require_wire, transfer_kind
 
 DP4 = ("model=qwen3_14b", "layout=dp4", "hardware=h200x8")
 

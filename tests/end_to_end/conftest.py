@@ -157,8 +157,8 @@ def read(path: Path) -> list[dict]:
 
 def root_list(root: Path, held_out: int = 2) -> tuple[str, ...]:
     """A held-out file of few instances, so that an evaluation takes a second."""
+    from swe_rl.dataset.records import read_instances, write_instances
     from swe_rl.env.bugs.env import DATA
-    from swe_rl.env.records import read_instances, write_instances
 
     folder = root / "few"
     if not folder.is_dir():

@@ -176,7 +176,7 @@ def test_a_patch_that_fixes_nothing_is_graded_and_not_resolved(oracle, command, 
 
 
 def test_an_image_that_cannot_be_had_fails_the_run_and_leaves_nothing(oracle, command, watch):
-    from swe_rl.env.records import write_instances
+    from swe_rl.dataset.records import write_instances
 
     dataset = command.root / "one_missing.jsonl"
     first, *others = oracle.instances

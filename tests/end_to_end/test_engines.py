@@ -17,11 +17,11 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.engine.server.monitor import parse_metrics
+from swe_rl.facts.sizes import VLLM_COMMAND
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import free_port
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_events
-from swe_rl.plan.sizes import VLLM_COMMAND
 from swe_rl.report.trace import RUN, trace_events
 from swe_rl.run.components import load_sampled
 from tests.end_to_end.conftest import PER_STEP, PROMPTS

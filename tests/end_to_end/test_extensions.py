@@ -14,8 +14,8 @@ import pytest
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import examples_dir
+from swe_rl.dataset.records import read_instances, write_instances
 from swe_rl.env.bugs.env import DATA
-from swe_rl.env.records import read_instances, write_instances
 from swe_rl.job import new
 from tests.end_to_end.conftest import FEW
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.schema import Config
+from swe_rl.files.kill_point import POINTS
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
-from swe_rl.host.kill_point import POINTS
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.logger.jsonl import EventLog, StepLog
 from tests.support.fake_vllm.server import HAS_TAKEN, TAKES

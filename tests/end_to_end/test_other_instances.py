@@ -2,9 +2,9 @@
 
 import pytest
 
+from swe_rl.dataset.records import read_instances
 from swe_rl.env.bugs.env import DATA
-from swe_rl.env.records import read_instances
-from swe_rl.host.kill_point import VARIABLE
+from swe_rl.files.kill_point import VARIABLE
 from tests.end_to_end.conftest import read
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from swe_rl.host.kill_point import VARIABLE
+from swe_rl.files.kill_point import VARIABLE
 from tests.end_to_end.conftest import FEW, ranks_of
 from tests.support.waiting import gone, wait_until
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from swe_rl.files.kill_point import VARIABLE
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.host.kill_point import VARIABLE
 from swe_rl.rollout.trajectory import TrajectoryId
 from tests.end_to_end.conftest import GROUP, PROMPTS
 from tests.end_to_end.test_engines import INVENTED, TWO, fake  # noqa: F401 - a fixture

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from swe_rl.facts.sizes import VLLM_COMMAND
 from swe_rl.logger.jsonl import read_events
-from swe_rl.plan.sizes import VLLM_COMMAND
 from tests.end_to_end.conftest import PER_STEP
 
 pytestmark = [

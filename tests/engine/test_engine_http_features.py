@@ -13,7 +13,7 @@ from swe_rl.engine.server import features as http_features
 from swe_rl.engine.server.client import HttpClient, SilentError
 from swe_rl.engine.server.features import Needs, Patience, ServerRefusedError, probe_server
 from swe_rl.engine.server.wire import TokenIn
-from swe_rl.plan.logprobs import ASKED_TOKENS, Answer, find_mode
+from swe_rl.facts.logprobs import ASKED_TOKENS, Answer, find_mode
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm, Fault
 
 

@@ -12,7 +12,7 @@ from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders, untied_copy
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 from swe_rl.model.adapter import AdapterShape
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 

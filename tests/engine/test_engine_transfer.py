@@ -25,7 +25,7 @@ from swe_rl.engine.transfer.direct import Transfer
 from swe_rl.engine.transfer.protocol import Announced, SentWeights
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
-from swe_rl.plan.weight_sync import GLOO, NCCL, transfer_kind
+from swe_rl.facts.weight_sync import GLOO, NCCL, transfer_kind
 from swe_rl.trainer.send.wire import WireEnd
 from tests.support.fake_vllm.server import HAS_TAKEN, TAKES, FakeSettings, FakeVllm
 

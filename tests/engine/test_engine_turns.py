@@ -22,7 +22,7 @@ from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.update import Turns, make_turns, update_engines
 from swe_rl.engine.vllm.arguments import VllmOptions
-from swe_rl.plan.sizes import shares_gpus
+from swe_rl.facts.sizes import shares_gpus
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 from tests.support.waiting import until
 

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.update import update_engines
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 
 
 class Taking(ScriptedEngine):

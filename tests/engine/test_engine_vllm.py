@@ -16,7 +16,7 @@ from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, star
 from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 from tests.support import dying_server
 from tests.support.waiting import alive, until
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.cheating.attempts import cheating_attempts, tricks_in_code
 from swe_rl.env.cheating.shell import calls_of
-from swe_rl.env.instance import Instance
 
 BASE = "0192aac24123735b3eaf9b08df46429bb770c283"
 INSTANCE = Instance(

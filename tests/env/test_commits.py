@@ -9,8 +9,8 @@ import pytest
 
 from swe_rl.config.choices import ExtensionKind, NewKind
 from swe_rl.config.compose import compose
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, instance_of, is_test
-from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.repository import clone_of, is_absent, is_address

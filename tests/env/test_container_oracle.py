@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from tests.support.oracle.mutants import MAX_FUNCTIONS, UnfitError, diff, hide_tests, mutants
 from tests.support.oracle.packages import PACKAGES
 from tests.support.oracle.run import Arm

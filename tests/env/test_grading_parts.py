@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.second_look import runs_several_commands
 from swe_rl.env.grading.swebench import suite_by_swebench
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import TRICKS
 from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading import second_look
 from swe_rl.env.grading.second_look import Sessions, draw_looks, looks_within, with_more_sessions
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade
 from swe_rl.sandbox.protocol import Workspace
 

@@ -6,10 +6,10 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.script_run import TwinPlan, log_as_expected, run_script, session_of
 from swe_rl.env.grading.stages import stages_of, with_session_names
-from swe_rl.env.instance import Instance
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.env.twins.session import Counted
 from swe_rl.errors import UserError

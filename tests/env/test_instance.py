@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import read_instances, select_instances, write_instances
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import read_instances, select_instances, write_instances
 
 RECORD = {
     "instance_id": "a__b-1",

@@ -6,20 +6,20 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import read_instances
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.harbor.env import HarborEnv
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.kodcode.env import KodcodeEnv
 from swe_rl.env.kodcode.read import read_split as read_functions
-from swe_rl.env.records import read_instances
 from swe_rl.env.source_build.build import tree_folder
 from swe_rl.env.swe.r2e_gym import to_instance as r2e_instance
 from swe_rl.env.swe.read import read_split
 from swe_rl.env.swe.swe_smith import to_instance as smith_instance
 from swe_rl.extension.find import Foreign
+from swe_rl.files.names import folder_name
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.names import folder_name
 
 RECORD = {
     **{"instance_id": "a__b-1", "repo": "a/b", "base_commit": "c" * 40, "problem_statement": "It fails."},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.swebench_spec import complete_instance, image_name, recipe_of
-from swe_rl.env.instance import Instance
 
 TEST_PATCH = (
     "diff --git a/tests/basic/tests.py b/tests/basic/tests.py\n--- a/tests/basic/tests.py\n+++ b/tests/basic/tests.py\n"

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading import swebench_process, swebench_worker
 from swe_rl.env.grading.apply import Applied
 from swe_rl.env.grading.log_check import pytest_statuses
@@ -13,7 +14,6 @@ from swe_rl.env.grading.script_run import ScriptRun
 from swe_rl.env.grading.swebench import _grade_of_log, suite_by_swebench
 from swe_rl.env.grading.swebench_process import HarnessDiedError, OfficialHarness, UnreadableLogError
 from swe_rl.env.grading.swebench_spec import LOG_PARSERS, complete_instance
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import GradeError
 from swe_rl.env.swe.r2e_gym import parse_log
 from swe_rl.sandbox.protocol import ExecResult, Workspace

@@ -9,8 +9,8 @@ from swe_rl.check.check import check_config
 from swe_rl.config.choices import ExtensionKind, GradingKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, GraderConfig
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.grading.foreign import ForeignGrader, make_grader
-from swe_rl.env.instance import Instance, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.extension.code import use_code

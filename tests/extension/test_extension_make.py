@@ -23,8 +23,8 @@ from swe_rl.config import folders
 from swe_rl.config.choices import ROUTERS, ExtensionKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig, Extensible, RewardConfig
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.foreign import ForeignEnv
-from swe_rl.env.instance import InstanceError
 from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.code import code_facts, copy_code, use_code

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose, config_hash
+from swe_rl.files.disk import DiskError
 from swe_rl.hardware.rendezvous import (
     Beating,
     Meeting,
@@ -23,7 +24,6 @@ from swe_rl.hardware.rendezvous import (
     uses_meeting,
     with_meeting,
 )
-from swe_rl.logger.disk import DiskError
 
 SERVER = ServerRecord(server="s1", url="http://n1:5", host="n1", slots=7, job_id="12", containers="podman")
 TRAINER = TrainerRecord(trainer="t1", run="train", host="n2", job_id="13_0")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.host.kill_point import POINTS, VARIABLE
+from swe_rl.files.kill_point import POINTS, VARIABLE
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "swe_rl"
@@ -21,7 +21,7 @@ def calls():
     """(file below swe_rl, argument) of every call in the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        if name != "host/kill_point.py":
+        if name != "files/kill_point.py":
             for argument in CALL.findall(path.read_text(encoding="utf-8")):
                 yield name, argument
 
@@ -38,7 +38,7 @@ def test_names_differ_and_say_what_is_written():
 
 def call_thrice(value):
     """Exit status and output of a process that comes to a point three times."""
-    script = "from swe_rl.host.kill_point import kill_point\nfor n in (1, 2, 3):\n"
+    script = "from swe_rl.files.kill_point import kill_point\nfor n in (1, 2, 3):\n"
     script += " print(n, flush=True)\n kill_point('trained')\n kill_point('step_recorded')"
     environment = {name: text for name, text in os.environ.items() if name != VARIABLE}
     environment |= {"PYTHONPATH": str(ROOT)} | ({VARIABLE: value} if value is not None else {})

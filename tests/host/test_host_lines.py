@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.host.lines import lines_of, printed_lines
+from swe_rl.files.lines import lines_of, printed_lines
 
 ROOT = Path(__file__).parents[2] / "swe_rl"
 GENERATED = ROOT / "env" / "bugs" / "packages"  # other people's programs, as the tasks have them

@@ -20,8 +20,8 @@ from swe_rl.config.keys import key_types
 from swe_rl.config.known_models import facts_of
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.errors import UserError
+from swe_rl.files.disk import DiskError
 from swe_rl.job import export
-from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swe_rl.dataset.records import read_instances, write_instances
 from swe_rl.env.bugs.env import DATA
-from swe_rl.env.records import read_instances, write_instances
 from tests.sandbox import host_image
 from tests.sandbox.engines import NoEngineError, engine
 from tests.support.command import HEAVY, Started, warm

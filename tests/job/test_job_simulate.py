@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.facts.memory import kv_tokens_per_engine
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
@@ -14,7 +15,6 @@ from swe_rl.job.plan import make_plan
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import JsonlWriter
 from swe_rl.plan.engine_speed import SpeedError
-from swe_rl.plan.memory import kv_tokens_per_engine
 from swe_rl.report.simulation_table import print_table
 from swe_rl.rollout.recorded import recorded_programs
 from swe_rl.router.simulation.workload import MINI_SWE, SimulatedProgram, SimulatedTurn

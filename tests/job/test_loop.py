@@ -17,10 +17,10 @@ from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.compose import compose
 from swe_rl.config.known_models import CHECKPOINT_FACTS
 from swe_rl.config.schema import ModelConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.engine.protocol import EngineError, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.update import Turns
-from swe_rl.env.instance import Instance
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace

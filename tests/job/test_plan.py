@@ -16,10 +16,11 @@ from swe_rl.config.compose import compose
 from swe_rl.config.environment import HONOURED
 from swe_rl.config.folders import list_options
 from swe_rl.config.schema import Config, EngineConfig
+from swe_rl.facts import memory, sizes
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
 from swe_rl.job.plan import make_plan
-from swe_rl.plan import duration, memory, sizes
+from swe_rl.plan import duration
 from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
 from swe_rl.run.session import banner_lines

@@ -3,8 +3,8 @@
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.dataset.records import read_instances
 from swe_rl.env.bugs.env import DATA
-from swe_rl.env.records import read_instances
 from swe_rl.errors import UserError
 from swe_rl.job import prepare as job
 

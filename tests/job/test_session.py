@@ -10,8 +10,8 @@ import pytest
 
 from swe_rl.config.compose import config_hash
 from swe_rl.errors import RunError, UserError
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
-from swe_rl.logger.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import read_events
 from swe_rl.report.page import run_payload

@@ -20,16 +20,16 @@ from swe_rl.config.compose import compose
 from swe_rl.config.parts import reads_key
 from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
+from swe_rl.facts.warm_start import trainer_config
+from swe_rl.files.disk import DiskError
 from swe_rl.job import sft as job
 from swe_rl.job.plan import _in_short, make_plan
-from swe_rl.logger.disk import DiskError
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycle_dense
 from swe_rl.plan import duration
-from swe_rl.plan.warm_start import trainer_config
 from swe_rl.run import warm_start as warm_start_steps
 from swe_rl.run.warm_start import WarmStart
 from swe_rl.trainer.protocol import TrainMetrics

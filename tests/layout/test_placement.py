@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, HardwareConfig, LayoutConfig
-from swe_rl.layout.placement import PlacedGpu, PlacementError, node_of_run, place_layout
-from swe_rl.plan.sizes import (
+from swe_rl.facts.sizes import (
     engines_leave_home,
     gpus_needed,
     leaves_host,
@@ -17,6 +16,7 @@ from swe_rl.plan.sizes import (
     trainer_leaves_node,
     uses_no_gpu,
 )
+from swe_rl.layout.placement import PlacedGpu, PlacementError, node_of_run, place_layout
 
 
 def config_of(layout, nodes=1, per_node=8, kind=EngineKind.vllm):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.logger.disk import (
+from swe_rl.files.disk import (
     DiskError,
     as_os_errors,
     decode_json,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState, StatusWriter, find_unfinished, read_status
 
 _HOLD = """

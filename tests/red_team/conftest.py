@@ -10,12 +10,12 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree, run_git
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading import eval_script, swebench
 from swe_rl.env.grading import pytest as by_pytest
 from swe_rl.env.grading.pytest import grade_by_pytest
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch import collect_patch
 from swe_rl.errors import UserError
 from swe_rl.sandbox.protocol import Workspace

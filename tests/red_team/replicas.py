@@ -4,8 +4,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree
-from swe_rl.env.instance import Instance
 from tests.red_team.play import patch_of
 from tests.red_team.tricks import Edit, Place
 from tests.support.pytest_alone import EXPORTED

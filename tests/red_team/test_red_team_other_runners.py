@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree, run_git
 from swe_rl.env.grading.eval_script import grade_by_eval_script
-from swe_rl.env.instance import Instance
 from swe_rl.sandbox.protocol import Workspace
 
 pytestmark = pytest.mark.slow

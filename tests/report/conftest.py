@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.agent.protocol import Turn
 from swe_rl.config.choices import INFRA_STATUSES
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.logger.jsonl import StepLog
 from swe_rl.logger.summary import write_summary

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from swe_rl.logger.disk import write_json_atomic, write_text_atomic
+from swe_rl.files.disk import write_json_atomic, write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import JsonlWriter
 from swe_rl.report.page import escape_json, fill_template, run_payload, write_report

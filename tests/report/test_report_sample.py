@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.logger.disk import encode_json
+from swe_rl.files.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import write_report
 from swe_rl.report.sample import clip_text, clipped_trajectory, sample_trajectories, spread_steps

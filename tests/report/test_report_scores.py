@@ -5,7 +5,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from swe_rl.logger.disk import write_json_atomic
+from swe_rl.files.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.figures import make_tiles, print_scores, score_rows, score_tiles
 from swe_rl.report.page import build_payload

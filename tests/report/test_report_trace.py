@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import EventLog, StepLog, read_jsonl
 from swe_rl.report.trace import ENGINES, FIRST_STEP, RUN, trace_lines, write_trace

@@ -6,7 +6,7 @@ import pytest
 
 from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.config.compose import compose
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.trajectory import Status, Trajectory
 

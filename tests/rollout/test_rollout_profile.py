@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from swe_rl.agent.protocol import Turn
 from swe_rl.agent.scripted import ScriptedAgent
 from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.files.disk import decode_json, encode_json
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, Trace
-from swe_rl.logger.disk import decode_json, encode_json
 from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.profile import ProfilePhase, phases_of, program_event

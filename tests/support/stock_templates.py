@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from tests.support.conversations import KINDS, TOOLS, conversation, opening
 
 FILES = {"qwen": "qwen3.jinja", "qwen_plain": "qwen3_instruct_2507.jinja"}  # of trl, by the name of ours

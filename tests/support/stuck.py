@@ -6,7 +6,7 @@ WAY: `spin` keeps Python busy, `sleep` waits, in whatever thread the point is ca
 import sys
 import time
 
-import swe_rl.host.kill_point as kill_point
+import swe_rl.files.kill_point as kill_point
 
 _point, _way = sys.argv[1:3]
 

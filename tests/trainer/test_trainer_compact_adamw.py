@@ -8,7 +8,7 @@ import torch
 
 from swe_rl.config.choices import OptimizerState
 from swe_rl.config.compose import compose
-from swe_rl.plan import memory
+from swe_rl.facts import memory
 from swe_rl.trainer.checkpoint.tensor_file import tensor_bytes
 from swe_rl.trainer.compact_adamw import MOMENTS, code_book, nearest_codes, stochastic_bfloat16
 from swe_rl.trainer.optimizer import Optimizer

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.files.disk import DiskError
 from swe_rl.host.addresses import free_port
-from swe_rl.logger.disk import DiskError
 from swe_rl.trainer.ranks import fork_server
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS, RankSetup, carry_out

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swe_rl.config.compose import compose
+from swe_rl.facts import memory
 from swe_rl.model.experts import HubNamed
-from swe_rl.plan import memory
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.export import export_checkpoint
 from swe_rl.trainer.sharded.mesh import gather_whole, make_mesh, process_group

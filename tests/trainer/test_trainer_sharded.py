@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.facts import memory
 from swe_rl.model.load import ModelError
 from swe_rl.model.tiny import build_model
-from swe_rl.plan import memory
 from swe_rl.trainer.checkpoint import checkpoints, export
 from swe_rl.trainer.checkpoint import folder as checkpoint
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints

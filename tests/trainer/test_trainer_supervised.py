@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from swe_rl.config.schema import TrainerConfig
+from swe_rl.facts.warm_start import SUPERVISED
 from swe_rl.model.load import load_model
-from swe_rl.plan.warm_start import SUPERVISED
 from swe_rl.run.warm_start import rows_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer

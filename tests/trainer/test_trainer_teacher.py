@@ -9,8 +9,8 @@ import torch
 
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.facts.vocabulary import vocabulary_problem
 from swe_rl.model.load import ModelError, teacher_model
-from swe_rl.plan.vocabulary import vocabulary_problem
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.protocol import TrainerError
 

@@ -11,8 +11,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.ipc_handle import open_shared
+from swe_rl.facts.weight_sync import GLOO, NCCL
 from swe_rl.model.tiny import build_model
-from swe_rl.plan.weight_sync import GLOO, NCCL
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup

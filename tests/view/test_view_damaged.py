@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from swe_rl.config.schema import JobConfig
+from swe_rl.files.disk import encode_json
 from swe_rl.job.compare import make_comparison
 from swe_rl.logger.damage import damage_of
-from swe_rl.logger.disk import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.compare.read import CompareError
 from swe_rl.report.compare.text import comparison_record, comparison_text

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from swe_rl.logger.disk import encode_json
+from swe_rl.files.disk import encode_json
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.view.server import ViewServer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.view.files import ViewError

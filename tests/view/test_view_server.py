@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import decode_json, encode_json, read_json
+from swe_rl.files.disk import decode_json, encode_json, read_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import StepLog, read_jsonl
 from swe_rl.report.compare.read import read_measured

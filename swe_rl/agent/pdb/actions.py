@@ -15,7 +15,7 @@ from swe_rl.agent.observation import format_observation, shorten_text
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB
 from swe_rl.agent.protocol import Turn
 from swe_rl.config.schema import AgentConfig
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.protocol import ExecResult
 

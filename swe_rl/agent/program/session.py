@@ -10,7 +10,7 @@ from typing import Any
 
 from swe_rl.agent.observation import shorten_text
 from swe_rl.agent.protocol import Turn
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 
 def read_session(output: str, max_observation_chars: int) -> list[Turn]:

@@ -16,7 +16,7 @@ from swe_rl.config.choices import RuntimeKind, SandboxKind
 from swe_rl.config.engine_address import engine_address, given_address
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.host.program import Unanswered
 
 MIN_FREE_GB = 10.0

@@ -11,6 +11,7 @@ from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
+from swe_rl.facts.sizes import uses_no_gpu
 from swe_rl.host.gpus import (
     MIB,
     DriverError,
@@ -21,7 +22,6 @@ from swe_rl.host.gpus import (
     read_slices,
     visible_devices,
 )
-from swe_rl.plan.sizes import uses_no_gpu
 
 BUSY_MIB = 100  # a driver with nobody on the GPU takes less
 _ALMOST = 0.98  # error correction and the driver keep some of what a GPU is sold with

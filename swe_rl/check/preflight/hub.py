@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from swe_rl.check.columns import columns_for, rename_columns
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.check.rules.agent import own_tokens
@@ -22,10 +21,11 @@ from swe_rl.config.choices import EngineKind, ExtensionKind
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, started_parts
 from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.dataset.columns import columns_for, rename_columns
 from swe_rl.extension.find import is_foreign
+from swe_rl.facts.memory import weights_gb
+from swe_rl.facts.sizes import ReadText, listed_ids
 from swe_rl.host.program import Unanswered
-from swe_rl.plan.memory import weights_gb
-from swe_rl.plan.sizes import ReadText, listed_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

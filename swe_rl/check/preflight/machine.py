@@ -16,9 +16,9 @@ from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config
+from swe_rl.facts.memory import checkpoint_gb, checkpoints_gb, checkpoints_on_disk
+from swe_rl.facts.warm_start import trainer_config
 from swe_rl.plan.host_cache import host_cache_gb, node_memory
-from swe_rl.plan.memory import checkpoint_gb, checkpoints_gb, checkpoints_on_disk
-from swe_rl.plan.warm_start import trainer_config
 
 _SHARED = "/dev/shm"
 _SHARED_GB = 1.0  # NCCL fails where less is free

@@ -18,12 +18,12 @@ from swe_rl.check.preflight.system import HttpQuestion, System, job_environment
 from swe_rl.config.choices import EngineKind, LogprobsMode, RuntimeKind, RuntimeProtocol, SandboxKind, WandbMode
 from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config
+from swe_rl.facts import logprobs
+from swe_rl.facts.sizes import asks_ray
+from swe_rl.files.lines import lines_of
 from swe_rl.host.addresses import base_address
-from swe_rl.host.lines import lines_of
 from swe_rl.host.program import Unanswered
 from swe_rl.layout.placement import describe_shortage, ranks_together
-from swe_rl.plan import logprobs
-from swe_rl.plan.sizes import asks_ray
 
 SERVER_S = 5.0
 WANDB = "https://api.wandb.ai"

@@ -15,7 +15,7 @@ from swe_rl.check.preflight.gpus import uses_gpus
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import RuntimeKind
 from swe_rl.config.schema import Config
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.host.program import Unanswered, asking_slurm
 
 _COMMAND = ("sinfo", "-h", "-a", "-e", "-o", "%P %l %D %G %c %m %t")

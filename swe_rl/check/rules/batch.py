@@ -13,7 +13,7 @@ from swe_rl.config.choices import FOUND_BY_TRAINER, AdvantageKind, ExtensionKind
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
-from swe_rl.plan.sizes import (
+from swe_rl.facts.sizes import (
     data_parallel,
     divisors_of,
     nearest_multiples,

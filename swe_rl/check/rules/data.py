@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from string import Formatter
 from typing import Any
 
-from swe_rl.check.columns import TREE_COLUMNS, absent_columns, rename_columns, unknown_names
 from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
 from swe_rl.config.choices import OWN_ROWS, ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
@@ -22,11 +21,12 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config, EnvConfig
+from swe_rl.dataset.columns import TREE_COLUMNS, absent_columns, rename_columns, unknown_names
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
 from swe_rl.extension.outline import is_there
-from swe_rl.plan.sizes import holds_container, listed_ids, trained_images, trained_instances
+from swe_rl.facts.sizes import holds_container, listed_ids, trained_images, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (

@@ -6,9 +6,9 @@ is sampled.
 Invariants:
 - `engine.extra_arguments` come last and win in vLLM. What swe_rl sets itself is refused there, with the key to use.
 - Arguments that change what is sampled (drafted tokens, quantised weights, a quantised KV cache) are read as vLLM reads
-  them (plan/sizes.py). The rules refuse what vLLM accepts and what breaks a promise in silence: sampled tokens have the
-  log-probabilities that the server says, and new weights reach all that samples. What is said of vLLM is in its files,
-  compared in 0.26.0 and 0.32.0. A test of the lane `vllm` asks the installed one.
+  them (facts/sizes.py). The rules refuse what vLLM accepts and what breaks a promise in silence: sampled tokens have
+  the log-probabilities that the server says, and new weights reach all that samples. What is said of vLLM is in its
+  files, compared in 0.26.0 and 0.32.0. A test of the lane `vllm` asks the installed one.
 """
 
 import shlex
@@ -21,9 +21,8 @@ from swe_rl.config.choices import Capture, Correction, EngineKind, WeightSync
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
-from swe_rl.host.addresses import base_address
-from swe_rl.plan import sizes
-from swe_rl.plan.sizes import (
+from swe_rl.facts import sizes
+from swe_rl.facts.sizes import (
     CACHE,
     WEIGHTS,
     Argument,
@@ -33,6 +32,7 @@ from swe_rl.plan.sizes import (
     uses_no_gpu,
     wanted_sync,
 )
+from swe_rl.host.addresses import base_address
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
 _SET_BY = {

@@ -26,7 +26,7 @@ from swe_rl.config.known_hardware import known_hardware
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config, HardwareConfig
-from swe_rl.plan.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, is_elsewhere, trainer_elsewhere
+from swe_rl.facts.sizes import asks_ray, engine_gpus, gpus_needed, gpus_there, is_elsewhere, trainer_elsewhere
 
 AUTO = "auto"
 WITHOUT_GPUS = "cpu"  # a SLURM job that needs no GPU asks for it where nobody said

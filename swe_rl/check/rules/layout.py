@@ -14,9 +14,7 @@ from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.known_models import parameters_b
 from swe_rl.config.parts import TRAINS, Part, reads_key, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.host.addresses import is_loopback
-from swe_rl.layout.placement import PlacementError, place_layout
-from swe_rl.plan.sizes import (
+from swe_rl.facts.sizes import (
     VLLM_COMMAND,
     divisors_of,
     gpus_needed,
@@ -27,6 +25,8 @@ from swe_rl.plan.sizes import (
     trainer_elsewhere,
     uses_no_gpu,
 )
+from swe_rl.host.addresses import is_loopback
+from swe_rl.layout.placement import PlacementError, place_layout
 
 # One CPU process can sample from and train so many billions of parameters in bearable time.
 EMBEDDED_LIMIT_B = 0.5

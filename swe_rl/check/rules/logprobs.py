@@ -14,7 +14,7 @@ from swe_rl.check.rules.engine import find_drafting
 from swe_rl.config.choices import Capture, EngineKind, LogprobsMode, RolloutMode, RoutingReplay
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan.logprobs import (
+from swe_rl.facts.logprobs import (
     COUNTS_TRUNCATION,
     UNTRUNCATED,
     scales_raw,
@@ -22,7 +22,7 @@ from swe_rl.plan.logprobs import (
     uses_engine_logprobs,
     weighs_trajectories,
 )
-from swe_rl.plan.sizes import server_arguments
+from swe_rl.facts.sizes import server_arguments
 
 _MODE = "engine.logprobs_mode"
 _BENDING_FLAGS = ("--logits-processors", "--watermark-config")

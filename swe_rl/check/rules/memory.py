@@ -1,7 +1,7 @@
 """Rules of memory check the GPUs of engines and trainer, both on one GPU, and the engines' key-value cache.
 
 Invariants:
-- Facts come from conf/, sums from plan/memory.py; nothing here asks a machine.
+- Facts come from conf/, sums from facts/memory.py; nothing here asks a machine.
 - A message names the parts of the sum that it compares.
 """
 
@@ -13,9 +13,9 @@ from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between
 from swe_rl.config.choices import EngineKind, OptimizerState
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan import host_cache, memory
-from swe_rl.plan.memory import MOST_OF_A_HOST
-from swe_rl.plan.sizes import (
+from swe_rl.facts import memory
+from swe_rl.facts.memory import MOST_OF_A_HOST
+from swe_rl.facts.sizes import (
     divisors_of,
     gpus_needed,
     gpus_there,
@@ -26,7 +26,8 @@ from swe_rl.plan.sizes import (
     uses_no_gpu,
     with_command,
 )
-from swe_rl.plan.warm_start import trainer_config
+from swe_rl.facts.warm_start import trainer_config
+from swe_rl.plan import host_cache
 
 COLOCATED_MOST = 0.8  # a larger share leaves little for the trainer on the same GPUs
 NARROWEST = f"trainer.optimizer_state={OptimizerState.int8}"

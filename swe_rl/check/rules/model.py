@@ -29,7 +29,7 @@ from swe_rl.config.known_models import (
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config, ModelConfig
 from swe_rl.config.yaml_text import read_yaml
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.facts.sizes import uses_no_gpu
 from swe_rl.templates.names import OWN, OWN_PARSERS, TEMPLATES
 
 BUILTIN = "builtin:"

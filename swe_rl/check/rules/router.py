@@ -9,7 +9,7 @@ from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.extension.find import foreign_names, is_foreign
-from swe_rl.plan.sizes import trajectories_at_once
+from swe_rl.facts.sizes import trajectories_at_once
 
 HOLDS = ("cap", "tr")  # these routers hold requests back
 LAST_PORT = 65535  # TCP has no port after it

@@ -11,7 +11,7 @@ from swe_rl.check.rules.model import model_type
 from swe_rl.config.choices import ROUTED_ARCHITECTURE, Capture, EngineKind, RoutingReplay
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
-from swe_rl.plan.sizes import uses_no_gpu
+from swe_rl.facts.sizes import uses_no_gpu
 
 
 @rule_between(Part.trainer, Part.engines)

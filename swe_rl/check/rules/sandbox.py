@@ -13,9 +13,9 @@ from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import Isolation, RolloutMode, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
+from swe_rl.facts.sizes import holds_container, sandbox_slots, trajectories_per_step
 from swe_rl.host.addresses import base_address, is_loopback
 from swe_rl.host.bubblewrap import ABSENT, NEEDED, NEEDED_WAY_OUT, PROGRAM, WAY_OUT, does_not_work
-from swe_rl.plan.sizes import holds_container, sandbox_slots, trajectories_per_step
 
 CONTAINERS = ("docker", "podman", "apptainer", "process")
 ENGINES = (SandboxKind.docker, SandboxKind.podman)

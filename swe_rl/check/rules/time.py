@@ -11,10 +11,10 @@ from swe_rl.check.findings import Finding, Host, error, rule_about, warning
 from swe_rl.config.choices import JobName
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, WorkloadConfig
+from swe_rl.facts.sizes import uses_no_gpu, waves_per_step
+from swe_rl.facts.warm_start import trainer_config
 from swe_rl.plan import duration
 from swe_rl.plan.duration import LARGEST_SPREAD, MAY_BE_ZERO, wrong_pairs
-from swe_rl.plan.sizes import uses_no_gpu, waves_per_step
-from swe_rl.plan.warm_start import trainer_config
 
 FEWEST_S = 60.0  # ranks that load a large model on GPUs are apart by more than that
 

@@ -21,9 +21,9 @@ from swe_rl.config.choices import (
 )
 from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.plan import memory
-from swe_rl.plan.logprobs import masks_tokens
-from swe_rl.plan.sizes import (
+from swe_rl.facts import memory
+from swe_rl.facts.logprobs import masks_tokens
+from swe_rl.facts.sizes import (
     SERVED_LORA_RANKS,
     samples_ahead,
     serves_adapter,
@@ -33,7 +33,7 @@ from swe_rl.plan.sizes import (
     unshareable_allocator,
     uses_no_gpu,
 )
-from swe_rl.plan.warm_start import trainer_config
+from swe_rl.facts.warm_start import trainer_config
 
 
 @rule_about(Part.trainer, Part.warm_start)

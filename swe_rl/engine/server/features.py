@@ -20,9 +20,9 @@ from swe_rl.engine.server.client import HttpClient, ServerAnswer
 from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import ADAPTER_ROUTE, BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
-from swe_rl.plan import logprobs
-from swe_rl.plan.memory import cached_token_bytes
-from swe_rl.plan.sizes import wants_routes
+from swe_rl.facts import logprobs
+from swe_rl.facts.memory import cached_token_bytes
+from swe_rl.facts.sizes import wants_routes
 
 # These are the first and the last minor version.
 SUPPORTED = ((0, 26), (0, 33))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient, UnreachableError
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient, ServerAnswer, ServerFailingError
 from swe_rl.engine.server.wire import ADAPTER_ROUTE, weight_version
 from swe_rl.engine.transfer.protocol import WritesFiles
-from swe_rl.host.kill_point import kill_point
-from swe_rl.logger.disk import as_os_errors, disk_error, placed_by, write_json_atomic, write_text_atomic
+from swe_rl.files.disk import as_os_errors, disk_error, placed_by, write_json_atomic, write_text_atomic
+from swe_rl.files.kill_point import kill_point
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from swe_rl.engine.transfer.protocol import (
     tensors_info,
     update_info,
 )
-from swe_rl.plan.weight_sync import IPC, NCCL
+from swe_rl.facts.weight_sync import IPC, NCCL
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"

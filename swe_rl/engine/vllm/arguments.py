@@ -20,11 +20,11 @@ from pathlib import Path, PurePath
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.facts.logprobs import scales_raw, served_mode
+from swe_rl.facts.sizes import SERVED_LORA_RANKS, VLLM_COMMAND, serves_adapter, shares_gpus, wants_routes
+from swe_rl.facts.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.host.packages import installed_version
 from swe_rl.plan.host_cache import host_cache_arguments
-from swe_rl.plan.logprobs import scales_raw, served_mode
-from swe_rl.plan.sizes import SERVED_LORA_RANKS, VLLM_COMMAND, serves_adapter, shares_gpus, wants_routes
-from swe_rl.plan.weight_sync import GLOO, IPC, transfer_kind
 
 _LOGPROBS_FLAG = {LogprobsMode.processed: "processed_logprobs", LogprobsMode.raw: "raw_logprobs"}
 _GPU_BLOCK_TOKENS = 16

@@ -36,13 +36,13 @@ from swe_rl.engine.vllm.devices import slice_number, visible_devices
 from swe_rl.engine.vllm.engine import VllmEngine
 from swe_rl.engine.vllm.server import ServerLaunch, VllmServer
 from swe_rl.engine.vllm.step import StepSpec
+from swe_rl.facts.sizes import serves_adapter
+from swe_rl.files.disk import disk_error
 from swe_rl.hardware.slurm.nodes import names_of, node_address, step_command, step_environment
 from swe_rl.host.addresses import free_port
 from swe_rl.layout.placement import PlacedGpu, node_of_run, place_layout
-from swe_rl.logger.disk import disk_error
 from swe_rl.model.adapter import AdapterShape, alpha_of
 from swe_rl.model.load import locate_model
-from swe_rl.plan.sizes import serves_adapter
 from swe_rl.sandbox.process_tree import MARKER
 
 _BY_HAND = "start `vllm serve` on the others and give all addresses as engine=external engine.urls=[...]"

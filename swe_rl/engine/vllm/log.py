@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from swe_rl.host.lines import printed_lines
+from swe_rl.files.lines import printed_lines
 
 _TAIL_BYTES = 256 * 1024
 _SHOWN_CHARS = 300

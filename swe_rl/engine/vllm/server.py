@@ -21,7 +21,7 @@ from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.vllm import guard as vllm_guard
 from swe_rl.engine.vllm.log import Cause, Diagnosis, diagnose_start, last_line, read_tail
-from swe_rl.logger.disk import disk_error
+from swe_rl.files.disk import disk_error
 from swe_rl.sandbox.process_tree import MARKER, kill_marked
 
 _LOOK_S = 0.5

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from swe_rl.config.choices import GradingKind, SandboxKind
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import narrow_instances, read_instances, select_instances
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
 from swe_rl.env.grading.make import GRADERS, VerdictCache
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.proof.record import Standing
 from swe_rl.env.protocol import Grade, Grading
-from swe_rl.env.records import narrow_instances, read_instances, select_instances
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import read_split
-from swe_rl.logger.disk import disk_error
-from swe_rl.logger.names import folder_name
+from swe_rl.files.disk import disk_error
+from swe_rl.files.names import folder_name
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 
 DATA = Path(__file__).parent / "data"

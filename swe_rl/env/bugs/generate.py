@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.edit import usable_sites
 from swe_rl.env.bugs.mutation import MutationSite, split_swaps
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.bugs.workspace import PACKAGES, commit_tree, copy_package
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.session import ENVIRONMENT
-from swe_rl.env.instance import Instance
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 VERSION = "1"
 # A bug that makes more tests fail is not taken.

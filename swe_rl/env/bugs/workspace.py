@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.sandbox.lease import made_aside
 
 PACKAGES = Path(__file__).parent / "packages"

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.cheating.shell import Call, calls_of
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import FilePatch, split_patch, touched_paths
 from swe_rl.env.pinning.pinned import hides_another, project_name
 

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import bytes_of, touched_paths
 from swe_rl.env.pinning.pinned import IMPORT_ROOTS, hiding_names, is_installed
 from swe_rl.env.protocol import GradeError

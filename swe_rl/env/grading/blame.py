@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import NOOP_PATCH
 from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.errors import SweRlError

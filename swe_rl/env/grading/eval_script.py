@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.evidence import Evidence, Evidences
 from swe_rl.env.grading.log_check import (
@@ -30,7 +31,6 @@ from swe_rl.env.grading.second_look import (
 )
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, weak_tests
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, PytestSession, end_of
 from swe_rl.env.swe.r2e_gym import LOG_PARSER, parse_log
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.log_check import DECISIVE
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, NotStartedError
 from swe_rl.sandbox.protocol import Workspace
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import EnvConfig, GraderConfig
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError, Grading
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign

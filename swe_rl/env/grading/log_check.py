@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from swe_rl.env.grading.log_text import FAILING, failing_lines
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"

@@ -9,11 +9,11 @@ import asyncio
 from dataclasses import replace
 
 from swe_rl.config.choices import GradingKind
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.eval_script import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
 from swe_rl.env.grading.swebench import grade_by_swebench
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.protocol import Grade, GradeError, Grading
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.blame import blames_the_attempt, with_the_attempt_inside
 from swe_rl.env.grading.second_look import Sessions, with_more_sessions
@@ -25,7 +26,6 @@ from swe_rl.env.grading.session import (
     session_files,
 )
 from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, sample_of
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import bytes_of
 from swe_rl.env.pinning.pinned import own_packages, protected_paths
 from swe_rl.env.pinning.runner_files import data_patterns

@@ -14,13 +14,13 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.apply import APPLY_COMMANDS, Applied, apply_patch, files_to_apply, set_up
 from swe_rl.env.grading.blame import with_the_attempt_inside
 from swe_rl.env.grading.log_check import EXIT, commands_of_tests, mark_script
 from swe_rl.env.grading.log_text import strip_escapes
 from swe_rl.env.grading.stages import Stages, files_of_tests, stages_of, with_session_names
 from swe_rl.env.grading.twin_trial import sample_of
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import added_tests, bytes_of
 from swe_rl.env.pinning.pinned import own_packages, protected_paths
 from swe_rl.env.pinning.put_back import put_back, tree_lines

@@ -21,9 +21,9 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.evidence import Evidence, Evidences
 from swe_rl.env.grading.log_check import commands_of_tests
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, PytestSession
 from swe_rl.sandbox.protocol import Workspace
 

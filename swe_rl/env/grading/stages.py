@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.log_check import END, START
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.sandbox.protocol import Sandbox

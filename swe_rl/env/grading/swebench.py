@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.apply import Applied
 from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.evidence import Evidence, Evidences
@@ -29,7 +30,6 @@ from swe_rl.env.grading.second_look import (
 from swe_rl.env.grading.swebench_process import HarnessDiedError, OfficialHarness, UnreadableLogError
 from swe_rl.env.grading.swebench_spec import complete_instance
 from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, weak_tests
-from swe_rl.env.instance import Instance
 from swe_rl.env.protocol import Grade, SuiteRun, end_of
 from swe_rl.env.twins.poisoned_files import test_files
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace

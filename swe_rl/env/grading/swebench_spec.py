@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import new_paths, old_paths, split_patch, touched_paths
 
 WORKDIR = "/testbed"

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.protocol import Grade, GradeError
 
 # Such a function runs an instance's tests with a patch. The tests of the given names get no twins.

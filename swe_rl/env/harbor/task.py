@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swe_rl.env.instance import InstanceError
-from swe_rl.host.lines import lines_of
+from swe_rl.dataset.instance import InstanceError
+from swe_rl.files.lines import lines_of
 
 DEFAULT_WORKDIR = "/app"
 # A task that names no time limit has this one.

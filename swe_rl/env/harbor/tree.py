@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.harbor.task import HarborTask
-from swe_rl.env.instance import InstanceError
 from swe_rl.sandbox.lease import made_aside
 
 # The gold script of a task begins so, which tells it apart from other patches.

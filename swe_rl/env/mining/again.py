@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.lock import LockedList, LockedTask, hash_of_row
 from swe_rl.env.mining.mutants import SoundRelease, bug_again, read_release

@@ -8,7 +8,7 @@ Invariants:
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.wording import ChangeWords
 

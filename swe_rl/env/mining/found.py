@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.mining.candidate import TaskCandidate
-from swe_rl.logger.disk import write_json_atomic, write_text_atomic
+from swe_rl.files.disk import write_json_atomic, write_text_atomic
 
 # A difference that gave a candidate has one of these words in the report.
 PROVEN = "proven"

@@ -9,8 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, instance_of, is_test
-from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
 from swe_rl.env.mining.changelog import without_persons
 from swe_rl.env.mining.release import MiningFilter

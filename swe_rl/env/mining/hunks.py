@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swe_rl.env.patch_files import split_patch
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 _RANGE = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _WHOLE = ("new file mode", "deleted file mode", "old mode", "new mode", "GIT binary patch", "rename ", "copy ")

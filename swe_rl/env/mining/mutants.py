@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.bugs.mutation import MutationSite, Swap, all_swaps, find_sites
 from swe_rl.env.commits import is_test
 from swe_rl.env.folder import patch_between
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.hidden_tests import without_tests
 from swe_rl.env.mining.hunks import digest_of_patch

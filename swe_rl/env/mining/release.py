@@ -14,8 +14,8 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, is_test
-from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
 from swe_rl.env.mining.changelog import entry_of
 from swe_rl.env.mining.licence import is_permitted, licence_of

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, shows_fix
 from swe_rl.env.mining.hunks import digest_of_patch, hunks_of, patch_of
 from swe_rl.env.mining.minimise import minimal_subset

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 
 # These configure or start the runner wherever they lie, or Python runs them at its start.

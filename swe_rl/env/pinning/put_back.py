@@ -14,7 +14,7 @@ Invariants:
 import re
 import shlex
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.sandbox.protocol import Sandbox
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from swe_rl.env.instance import Instance, Source
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.source_build.environment import INTERPRETERS_SETTLED
 from swe_rl.env.source_build.interpreter import find_prefix
 from swe_rl.env.source_build.program import BuildError

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, MeasuredFix, measure_fix
 from swe_rl.env.proof.mend import GoldFailure, MendingWay, find_ways, release_ways, spread_releases, wants_network

@@ -18,12 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.protocol import Grade, GradeError, SuiteRun
 from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.env.strength.record import Strength
-from swe_rl.logger.disk import placed_by, write_text_atomic
+from swe_rl.files.disk import placed_by, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.sandbox.protocol import SandboxProvider, Workspace
 

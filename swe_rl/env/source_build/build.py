@@ -11,12 +11,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.source_build.environment import Environment, make_environment
 from swe_rl.env.source_build.layout import CONDA, TESTBED, command_variables
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.tree import make_tree, tree_digest
-from swe_rl.logger.names import folder_name
+from swe_rl.files.names import folder_name
 from swe_rl.sandbox.protocol import Toolchain, Workspace
 
 # Unlike what ships with this package, a tree may have thousands of modules. So they are compiled once in a sandbox, not

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from swe_rl.env.instance import Instance, Source
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
 from swe_rl.env.source_build.origin import Origin
@@ -37,8 +37,8 @@ from swe_rl.env.source_build.program import BuildError, find_uv, run_program
 from swe_rl.env.source_build.requirements import EXTRAS, requirements_of, tools_of
 from swe_rl.env.source_build.sdist import days_after
 from swe_rl.errors import UserError
-from swe_rl.host.lines import lines_of
-from swe_rl.logger.disk import write_json_atomic
+from swe_rl.files.disk import write_json_atomic
+from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.lease import made_aside
 
 RECIPE = 5  # A change of how environments are made counts it up, so that all are made anew.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.build import Built, build_source
 from swe_rl.env.source_build.host_files import loaded_libraries, system_files

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.repository import clone_at, git_output, is_address
 from swe_rl.env.source_build.sdist import ENDINGS, fetch_sdist, release_time, split_name, unpack_sdist

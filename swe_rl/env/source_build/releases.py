@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release, split_name, versions_of

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from swe_rl.env.instance import Source
+from swe_rl.dataset.instance import Source
 from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.sandbox.lease import made_aside
 

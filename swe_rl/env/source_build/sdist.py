@@ -18,10 +18,10 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.source_build import fetch_program
 from swe_rl.env.source_build.program import BuildError, run_program
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.archive import unpack_archive as unpack_tar
 
 _DOWNLOAD_S = 600.0

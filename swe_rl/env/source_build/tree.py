@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.requirements import runs_tox

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.grading.apply import set_up
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.patch_files import bytes_of, text_of
 from swe_rl.env.proof.record import Provable
 from swe_rl.env.protocol import Grade, GradeError, GradesInPlace

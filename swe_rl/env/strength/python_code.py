@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from swe_rl.env.bugs.mutation import all_swaps
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 # These statements only report. Without them the code does the same, so no test could notice.

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import PurePosixPath
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.folder import patch_between
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import FilePatch, split_patch
 from swe_rl.env.strength.python_code import Variant, code_fingerprint, emptied_functions, python_mutants
 from swe_rl.env.strength.record import WrongKind
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 _PYTHON = ".py"
 # These languages write operators alike, and their comments begin with one of _COMMENTS.

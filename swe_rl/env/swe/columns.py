@@ -16,12 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from swe_rl.check.columns import SOURCE_COLUMNS, TREE_COLUMNS, absent_columns, rename_columns, unknown_names
-from swe_rl.env.instance import InstanceError
-from swe_rl.env.records import PlacedRecord
+from swe_rl.dataset.columns import SOURCE_COLUMNS, TREE_COLUMNS, absent_columns, rename_columns, unknown_names
+from swe_rl.dataset.instance import InstanceError
+from swe_rl.dataset.records import PlacedRecord
 from swe_rl.env.source_build.repository import is_address
 from swe_rl.env.swe.swe_smith import name_of_base
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 # A data set may write these columns as text, so they are read as lists.
 _LISTS = ("FAIL_TO_PASS", "PASS_TO_PASS", "packages")

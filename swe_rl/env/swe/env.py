@@ -14,9 +14,9 @@ from pathlib import Path
 
 from swe_rl.config.choices import GradingKind, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.swebench import suite_by_swebench
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.proof.record import Standing
 from swe_rl.env.protocol import Env, Grade, Grading, SuiteRun
 from swe_rl.env.source_build.build import SourceWorkspaces

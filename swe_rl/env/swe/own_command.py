@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.grading.swebench_spec import TestRecipe, eval_script
-from swe_rl.env.instance import Instance, InstanceError
 
 _REBENCH = "install_config"
 _LIVE = "test_cmds"

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.check.columns import columns_for
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import read_rows
-from swe_rl.env.swe.dataset import hash_of_files, local_files
-from swe_rl.logger.disk import disk_error, placed_by, write_bytes_atomic, write_json_atomic
+from swe_rl.dataset.columns import columns_for
+from swe_rl.dataset.find_rows import hash_of_files, local_files
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import read_rows
+from swe_rl.files.disk import disk_error, placed_by, write_bytes_atomic, write_json_atomic
 
 VERSION = 1  # A file of another version has another layout and is made anew.
 

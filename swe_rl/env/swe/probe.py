@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.config.choices import INFRA_STATUSES, Keep
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.logger.jsonl import iter_jsonl
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.proof.record import (
     Proof,
     ProofBook,

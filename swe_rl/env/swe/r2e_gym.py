@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from swe_rl.dataset.instance import Instance, InstanceError, check_id
 from swe_rl.env.grading.log_text import failing_lines, strip_escapes
-from swe_rl.env.instance import Instance, InstanceError, check_id
 from swe_rl.env.swe.swe_smith import commit_as, name_of_base
 
 LOG_PARSER = "r2e_gym"  # An instance's `log_parser` names `parse_log` so.

@@ -10,13 +10,13 @@ from typing import Any
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.find_rows import load_rows
 from swe_rl.dataset.images import image_of
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import PlacedRecord, refuse_duplicates
 from swe_rl.env.grading.swebench_spec import LOG_PARSERS, TestRecipe, complete_instance, eval_script
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import PlacedRecord, refuse_duplicates
 from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.columns import with_columns
-from swe_rl.env.swe.dataset import load_rows
 from swe_rl.env.swe.own_command import with_script
 from swe_rl.env.swe.prepared import PreparedIdentity, is_evaluated
 

@@ -8,7 +8,7 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 
 _HUNK = re.compile(r"@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
 # Each of these lines of a header becomes its opposite in the reversed diff.

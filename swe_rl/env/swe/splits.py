@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.env.records import Elsewhere, narrow_instances, no_ids, select_instances
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.records import Elsewhere, narrow_instances, no_ids, select_instances
 from swe_rl.env.swe.prepared import prepared_instances, prepared_split_rows
 from swe_rl.env.swe.probe import kept_instances
 from swe_rl.env.swe.read import Read

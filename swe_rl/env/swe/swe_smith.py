@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swe_rl.env.instance import Instance, InstanceError, check_id
+from swe_rl.dataset.instance import Instance, InstanceError, check_id
 from swe_rl.env.swe.reverse import reverse_patch
 
 # A row may name its image without the organisation that publishes it.

@@ -11,8 +11,8 @@ Invariants:
 import random
 from pathlib import PurePosixPath
 
+from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.log_check import commands_of_tests
-from swe_rl.env.instance import Instance
 from swe_rl.env.patch_files import split_patch
 from swe_rl.env.pinning.runner_files import files_named_by
 from swe_rl.env.twins.siblings import LANGUAGES, poison_file

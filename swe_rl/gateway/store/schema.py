@@ -21,8 +21,8 @@ import numpy as np
 
 from swe_rl.algo.row import Routes, Versions
 from swe_rl.errors import UserError
+from swe_rl.files.lines import lines_of
 from swe_rl.gateway.trace import Break, Trace, TraceStoreError
-from swe_rl.host.lines import lines_of
 
 VERSION = 4
 # SQLite's write-ahead log does not work on these file systems: they have no memory that machines share.

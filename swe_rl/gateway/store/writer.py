@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from swe_rl.files.kill_point import kill_point
 from swe_rl.gateway.store import schema
 from swe_rl.gateway.trace import Trace, TraceStoreError
-from swe_rl.host.kill_point import kill_point
 
 # These are more chains than a run has at once. The others are read back.
 _REMEMBERED_CHAINS = 8192

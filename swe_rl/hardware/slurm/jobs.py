@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from swe_rl.errors import RunError
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.host.program import Completed, NoAnswerInTime, Unanswered, asking_slurm, run_program
 
 # A busy controller answers within this time.

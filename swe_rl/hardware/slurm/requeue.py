@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 
 from swe_rl.errors import RunError
+from swe_rl.files.disk import decode_json, write_json_atomic
 from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, run_scontrol, view_job
 from swe_rl.host.program import run_program
-from swe_rl.logger.disk import decode_json, write_json_atomic
 
 # A process ends so if its run goes on in another one: EX_TEMPFAIL of sysexits.h.
 EXIT_STATUS = 75

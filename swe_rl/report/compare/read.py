@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import UserError
+from swe_rl.files.disk import read_json
 from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
-from swe_rl.logger.disk import read_json
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
 from swe_rl.logger.summary import finite_number, rates_of

@@ -13,7 +13,8 @@ from typing import Any
 
 from swe_rl.config.choices import EngineKind, JobName, RolloutMode
 from swe_rl.config.schema import Config, LayoutConfig, RouterConfig
-from swe_rl.plan import duration, memory, sizes
+from swe_rl.facts import memory, sizes
+from swe_rl.plan import duration
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.plan.host_tier import HostTier, host_tier
 from swe_rl.router.core import Router

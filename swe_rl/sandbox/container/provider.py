@@ -24,7 +24,7 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import encode_json, write_json_atomic
+from swe_rl.files.disk import encode_json, write_json_atomic
 from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, image_of, safe_name
 from swe_rl.sandbox.container import spec
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError, ProviderIdentity, labels_of

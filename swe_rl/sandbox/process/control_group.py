@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")

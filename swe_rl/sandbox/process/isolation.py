@@ -23,8 +23,8 @@ from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
+from swe_rl.files.lines import lines_of
 from swe_rl.host.bubblewrap import ABSENT, NEEDED_WAY_OUT, PROGRAM, UNISOLATED, WAY_OUT, does_not_work
-from swe_rl.host.lines import lines_of
 from swe_rl.sandbox.base import clean_environment
 from swe_rl.sandbox.container.spec import Mount, parse_mount
 from swe_rl.sandbox.process.bubblewrap import SHIM_FOLDER, BubblewrapHost, BubblewrapLauncher, UserMode

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.sandbox.base import safe_name
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.lease import make_scratch

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.process.launcher import Launcher
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

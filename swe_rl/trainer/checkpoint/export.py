@@ -29,7 +29,7 @@ from torch import Tensor
 
 from swe_rl.config.known_models import STATE_FILE
 from swe_rl.errors import UserError
-from swe_rl.logger.disk import placed_by
+from swe_rl.files.disk import placed_by
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
 from swe_rl.model.experts import StoredLayout, StoredPart, expert_parts, hub_shapes
 from swe_rl.model.stored_names import model_without_weights, stored_names, untrained_names

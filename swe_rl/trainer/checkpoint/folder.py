@@ -33,7 +33,7 @@ from torch import Tensor
 
 from swe_rl.config.known_models import MANIFEST_FILE, STATE_FILE
 from swe_rl.errors import RunError, UserError
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 from swe_rl.trainer.pulse import Beat, no_beat, with_beats
 
 Chunk = bytes | memoryview

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.logger.disk import disk_error
+from swe_rl.files.disk import disk_error
 from swe_rl.trainer.ranks.fork_server import BOOT
 from swe_rl.trainer.ranks.rank import DRIVERS_SIGNALS
 

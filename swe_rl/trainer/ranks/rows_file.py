@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swe_rl.algo.row import Row
-from swe_rl.logger.disk import disk_error
+from swe_rl.files.disk import disk_error
 from swe_rl.trainer.protocol import TrainerError
 
 _MARK = b"swe_rows"

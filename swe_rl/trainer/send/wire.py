@@ -35,9 +35,9 @@ from swe_rl.engine.transfer.protocol import (
     buckets_of,
     buffer_bytes,
 )
+from swe_rl.facts.weight_sync import NCCL
 from swe_rl.host.addresses import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import StoredLayout, expert_parts, hub_shapes
-from swe_rl.plan.weight_sync import NCCL
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.send.hand_over import Named, TensorStream, gather_tensors
 

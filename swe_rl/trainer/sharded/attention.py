@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.packing import Segments
 

@@ -8,10 +8,10 @@ import pytest
 from swe_rl.check.check import check_config
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace, run_git
-from swe_rl.env.instance import InstanceError
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 
 
 @pytest.fixture

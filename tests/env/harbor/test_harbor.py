@@ -13,10 +13,10 @@ from swe_rl.check.findings import Severity
 from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind, Unproven
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.harbor import verdict
 from swe_rl.env.harbor.env import HarborEnv
 from swe_rl.env.harbor.verdict import reward_in
-from swe_rl.env.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import record

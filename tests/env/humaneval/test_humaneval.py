@@ -8,9 +8,9 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.humaneval.env import HumanevalEnv
 from swe_rl.env.humaneval.read import read_split, to_instance
-from swe_rl.env.instance import InstanceError
 from swe_rl.env.kodcode.read import commit_hash
 from swe_rl.env.patch_files import NOOP_PATCH
 from swe_rl.sandbox.process.provider import ProcessProvider

@@ -8,7 +8,7 @@ import pytest
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig, SandboxConfig
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.kodcode.env import KodcodeEnv, make_tree
 from swe_rl.env.kodcode.read import commit_hash, to_instance, tree_of
 from swe_rl.sandbox.process.provider import ProcessProvider

@@ -9,7 +9,7 @@ import tarfile
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.mining.candidate import Reason
 from swe_rl.env.mining.found import ALTERED, report_of
 from swe_rl.env.mining.lock import list_path, lock_of, read_list
@@ -19,8 +19,8 @@ from swe_rl.env.source_build import sdist
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.tree import make_tree
 from swe_rl.env.swe.env import SweEnv
+from swe_rl.files.disk import read_json
 from swe_rl.job import mine
-from swe_rl.logger.disk import read_json
 from swe_rl.run import mining, proving
 
 FIRST = "def total(numbers):\n    return numbers[0] + sum(numbers[1:])\n"

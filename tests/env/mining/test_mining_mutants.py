@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.env.instance import Instance, Source
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.hidden_tests import without_tests
 from swe_rl.env.mining.mutants import SoundRelease, bugs_of

@@ -12,7 +12,7 @@ from swe_rl.env.source_build import sdist
 from swe_rl.env.source_build.build import tree_folder
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.tree import make_tree
-from swe_rl.logger.disk import read_json
+from swe_rl.files.disk import read_json
 
 WANTED = MiningFilter(("MIT",), "", 40, "3.11", "pytest -rA")
 METADATA = "Metadata-Version: 2.4\nName: summer\nLicense-Expression: MIT\n"

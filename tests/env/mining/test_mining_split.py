@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.folder import patch_between
-from swe_rl.env.instance import Instance, Source
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.split import CountedRuns, RunBudget, split_candidate

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import GradingKind, Isolation, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig, SandboxConfig
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, instance_of
 from swe_rl.env.grading.swebench import grade_by_swebench, suite_by_swebench
-from swe_rl.env.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, measure_fix

@@ -9,9 +9,9 @@ import pytest
 
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.grading.swebench_spec import complete_instance
-from swe_rl.env.instance import Instance, Source
 from swe_rl.env.proof.prove import Prover
 from swe_rl.env.source_build import environment as environments
 from swe_rl.env.source_build.program import BuildError

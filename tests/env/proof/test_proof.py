@@ -11,7 +11,7 @@ import pytest
 
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
@@ -22,7 +22,7 @@ from swe_rl.env.protocol import Grade, GradeError, NotStartedError, PytestSessio
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import FORWARD
 from swe_rl.env.source_build.sdist import Release
-from swe_rl.logger.disk import DiskError
+from swe_rl.files.disk import DiskError
 from swe_rl.run.proving import line_of
 from swe_rl.sandbox.protocol import SandboxError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import environment as environments
 from swe_rl.env.source_build import image as module
 from swe_rl.env.source_build.build import Built

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.instance import Instance, Source
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.source_build import fetch_program, sdist
 from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.releases import FORWARD, MAX_FETCHED, REVERSE, nearer_releases

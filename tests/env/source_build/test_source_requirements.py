@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from swe_rl.env.instance import Instance, Source
+from swe_rl.dataset.instance import Instance, Source
 from swe_rl.env.source_build.environment import Environment, _Filling
 from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.requirements import requirements_of

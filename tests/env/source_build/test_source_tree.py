@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.source_build import origin as origin_module
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.program import BuildError

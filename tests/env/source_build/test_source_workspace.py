@@ -7,7 +7,7 @@ import pytest
 
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import Instance, InstanceError, Source
+from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.source_build import build as module
 from swe_rl.env.source_build.build import Built, SourceWorkspaces

@@ -12,9 +12,9 @@ from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig
+from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.folder import patch_between
-from swe_rl.env.instance import Instance, InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.proof.record import Proof, ProofBook, book_of, read_proofs
 from swe_rl.env.protocol import Grade, GradeError

@@ -8,7 +8,7 @@ from swe_rl.check.check import check_config
 from swe_rl.config.choices import GradingKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.kodcode.read import read_split as read_functions
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from swe_rl.env.instance import InstanceError
-from swe_rl.env.swe.dataset import Split, load_rows
+from swe_rl.dataset.find_rows import Split, load_rows
+from swe_rl.dataset.instance import InstanceError
 
 
 def write(path, names, **columns):

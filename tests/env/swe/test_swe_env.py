@@ -8,7 +8,7 @@ import pytest
 from swe_rl.check.rules import data as rules_data
 from swe_rl.config.choices import GradingKind, Keep, SandboxKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.env.instance import InstanceError, Source
+from swe_rl.dataset.instance import InstanceError, Source
 from swe_rl.env.make import make_env
 from swe_rl.env.swe.prepared import PreparedIdentity, manifest_of, prepared_instances, read_manifest, write_prepared
 from swe_rl.env.swe.read import read_split, to_instance

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.env.instance import InstanceError
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.swe import r2e_gym, swe_smith
 from swe_rl.env.swe.read import to_instance
 from swe_rl.env.swe.reverse import reverse_patch

@@ -10,9 +10,9 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import SandboxConfig
+from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.swebench_spec import LOG_PARSERS
-from swe_rl.env.instance import InstanceError
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.swe.read import read_split, to_instance
 from swe_rl.errors import UserError

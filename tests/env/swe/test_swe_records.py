@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from swe_rl.env.instance import InstanceError
-from swe_rl.env.records import read_instances, read_rows, select_instances
+from swe_rl.dataset.instance import InstanceError
+from swe_rl.dataset.records import read_instances, read_rows, select_instances
 
 RECORD = {
     "instance_id": "a__b-1",

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from swe_rl.dataset.instance import Instance, Source
+from swe_rl.dataset.records import read_instances, write_instances
 from swe_rl.env.bugs.statement import problem_statement
 from swe_rl.env.grading.swebench_spec import complete_instance
-from swe_rl.env.instance import Instance, Source
-from swe_rl.env.records import read_instances, write_instances
 from swe_rl.env.source_build.build import build_source
 from swe_rl.env.source_build.image import ensure_image
 from tests.support.oracle.container import Container, container

@@ -8,7 +8,7 @@ Invariants:
 from dataclasses import replace
 from typing import Any
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from tests.support.oracle.container import Container, container
 from tests.support.oracle.mutants import UnfitError
 

@@ -7,7 +7,7 @@ Invariants:
 from collections.abc import Sequence
 from statistics import median
 
-from swe_rl.env.instance import Instance
+from swe_rl.dataset.instance import Instance
 from tests.support.oracle.run import Arm
 
 WANTED_INSTANCES = 30

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from swe_rl.host.kill_point import POINTS
+from swe_rl.files.kill_point import POINTS
 from tests.support.storm.jobs import JOBS, OF_TARGET
 from tests.support.storm.runs import Kill
 from tests.support.storm.targets import lives_in_a_start, waits_for_update

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from swe_rl.files.kill_point import VARIABLE
 from swe_rl.gateway.trace import TraceStoreError
-from swe_rl.host.kill_point import VARIABLE
 from swe_rl.logger.folder import RunFolder, RunState
 from tests.support.storm.allocation import Allocation, step_processes
 from tests.support.storm.check import Facts, Violation, leftover_files, read_facts, violations

@@ -29,7 +29,7 @@ class Point:
 POINTS = (
     Point("folder_locked", "run/which_folder.py", "the run's folder and its lock", "status.json"),
     Point("status_written", "run/session.py", "status.json says running", "events.jsonl"),
-    Point("file_aside", "logger/disk.py", "a whole file beside its name", "its name"),
+    Point("file_aside", "files/disk.py", "a whole file beside its name", "its name"),
     Point("went_back", "run/loop.py", "the event that a resumed run went back", "steps.jsonl is cut"),
     Point("trajectories_taken_back", "logger/jsonl.py", "trajectories after the checkpoint are gone", "their steps"),
     Point("steps_taken_back", "run/loop.py", "steps.jsonl is cut", "traces of later steps are gone"),
@@ -86,5 +86,5 @@ def _parse_variable(text: str) -> tuple[str, int] | None:
         return None
     name, _, count = text.partition(":")
     if name not in {point.name for point in POINTS}:
-        raise ValueError(f"{VARIABLE}={text} names no point of swe_rl/host/kill_point.py")
+        raise ValueError(f"{VARIABLE}={text} names no point of swe_rl/files/kill_point.py")
     return name, int(count or 1)

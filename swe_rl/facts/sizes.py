@@ -8,7 +8,7 @@ Invariants:
 - `trainer.weight_sync=auto` means memory only if engines and trainer are on one host, and if a server that is started
   anew can still have its weights: not a step ahead, where the trainer has newer ones by then and a step's tokens are of
   one version. Groups that flow take any version. To send over NCCL takes vLLM beside the trainer; whether it is there,
-  plan/weight_sync says.
+  facts/weight_sync says.
 """
 
 import json
@@ -30,7 +30,7 @@ from swe_rl.config.choices import (
 )
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
-from swe_rl.host.lines import lines_of
+from swe_rl.files.lines import lines_of
 
 ReadText = Callable[[str], str | None]
 # Instances of a repository share its image, which their ids begin with: a__b.0123 of a__b.0123.combine_file__x. The

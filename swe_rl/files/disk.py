@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from swe_rl.errors import RunError
-from swe_rl.host.kill_point import kill_point
+from swe_rl.files.kill_point import kill_point
 
 _log = logging.getLogger(__name__)
 # `write_bytes_atomic` names files so.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.dataset_files import no_such_instances
-from swe_rl.env.instance import Instance, InstanceError
-from swe_rl.logger.disk import write_text_atomic
+from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.files.disk import write_text_atomic
 
 
 @dataclass(frozen=True, slots=True)

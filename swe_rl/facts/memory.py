@@ -10,7 +10,7 @@ Invariants:
 
 from swe_rl.config.choices import AdvantageKind, EngineKind, OptimizerState, RolloutMode
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.plan.sizes import (
+from swe_rl.facts.sizes import (
     CACHE,
     WEIGHTS,
     WEIGHTS_CONFIG,

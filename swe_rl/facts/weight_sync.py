@@ -9,8 +9,8 @@ import os
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
+from swe_rl.facts.sizes import uses_no_gpu, wanted_sync
 from swe_rl.host.packages import installed_version
-from swe_rl.plan.sizes import uses_no_gpu, wanted_sync
 
 # vLLM's workers know back ends by these names. Its own `ipc` is another one than ours.
 GLOO = "gloo"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
-from swe_rl.env.instance import InstanceError
-from swe_rl.env.records import PlacedRecord, read_rows
+from swe_rl.dataset.instance import InstanceError
+from swe_rl.dataset.records import PlacedRecord, read_rows
 from swe_rl.errors import one_line
 
 # The text names a split and may slice it: `train`, `train[1000:]`, `test[:400]`. Rows count from 0 in the data set's
