@@ -24,7 +24,6 @@ from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.facts import memory, sizes
-from swe_rl.facts.sizes import trained_images
 from swe_rl.facts.warm_start import trainer_config
 from swe_rl.facts.weight_sync import way_of
 from swe_rl.job.plan_panels import gpu_cell, section_panel
@@ -185,7 +184,7 @@ def _plan_disk(config: Config) -> dict[str, Any]:
     evaluates = Part.evaluation in started_parts(config) and Part.steps not in started_parts(
         config
     )  # instances that nobody counted
-    images = 0.0 if evaluates else trained_images(config, read_text) * config.env.image_gb
+    images = 0.0 if evaluates else sizes.trained_images(config, read_text) * config.env.image_gb
     return {
         "checkpoint_gb": _three_digits(memory.checkpoint_gb(config)),
         "checkpoints_kept": config.trainer.keep_checkpoints,
