@@ -1,7 +1,8 @@
 """This module cuts a text into lines as git, Python's files, JSON lines and every Unix program count them.
 
 `str.splitlines` ends a line at further characters as well, among them the form feed of GNU's sources and U+2028, which
-JSON writes as it is: two readers of one file then disagree about its lines. tests/files/test_files_lines.py keeps it out.
+JSON writes as it is: two readers of one file then disagree about its lines. tests/files/test_files_lines.py keeps it
+out.
 """
 
 import re
