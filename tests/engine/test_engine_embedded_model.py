@@ -1,5 +1,6 @@
 """The packed forward pass against a plain transformers forward pass."""
 
+import json
 import random
 
 import numpy as np
@@ -14,10 +15,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from swe_rl.config.folders import PACKAGE
+from swe_rl.engine.embedded.layers import ROW_MULTIPLE
 from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
 from swe_rl.engine.embedded.slot_cache import SlotCache
 from swe_rl.engine.protocol import EngineError
 
+CHECKPOINTS = PACKAGE / "model" / "checkpoints"
 SIZE = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -90,6 +94,24 @@ def test_results_do_not_depend_on_batch_mates_bit_for_bit(model, prompt_of):
     steps = decoder.decode([0, 5, 1, 2, 3], [40, 150, 80, 120, 160], [1, 3, 1, 1, 1], cache)
     assert torch.equal(alone, together)
     assert torch.equal(alone_step, steps[1])
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_moe"])
+def test_projections_of_shipped_models_do_not_depend_on_the_number_of_rows(name):
+    """Another processor, or another matrix library, may need a larger `ROW_MULTIPLE`."""
+    config = json.loads((CHECKPOINTS / name / "config.json").read_text(encoding="utf-8"))
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    queries = heads * config["head_dim"]
+    packed_heads = (heads + 2 * config["num_key_value_heads"]) * config["head_dim"]
+    shapes = [(packed_heads, hidden), (hidden, queries), (2 * inner, hidden), (hidden, inner)]
+    torch.manual_seed(0)
+    for shape in [*shapes, (config["vocab_size"], hidden)]:
+        weight = torch.randn(shape)
+        rows = torch.randn(32 * ROW_MULTIPLE, shape[1])
+        expected = torch.nn.functional.linear(rows, weight)[0]
+        for number in range(ROW_MULTIPLE, len(rows), ROW_MULTIPLE):
+            assert torch.equal(torch.nn.functional.linear(rows[:number], weight)[0], expected), (shape, number)
 
 
 def test_blocks_computed_in_one_pass_or_several_are_the_same_bits(model, prompt_of):

@@ -2,7 +2,7 @@
 
 Invariants:
 - A token's result does not depend on the other rows of a forward pass: projections run over at least `ROW_MULTIPLE`
-  rows (below four, the matrix library sums in another order); attention is `TokenAttention`'s and `PromptAttention`'s.
+  rows (with fewer, the matrix library sums in another order); attention is `TokenAttention`'s and `PromptAttention`'s.
 - Prompt tokens but the last skip all of the last layer that does not make keys and values: nothing reads it.
 - Weights are read from the transformers model once per `pack`.
 - A row's result has the same bits whatever is computed with it, and however a prompt is cut into passes: the matrix
