@@ -30,6 +30,11 @@ _DIFF = (
     "--no-textconv",
     "--src-prefix=a/",
     "--dst-prefix=b/",
+    # These are git's own values. Another context joins hunks, and lists of mined tasks name hunks by their numbers.
+    "--unified=3",
+    "--inter-hunk-context=0",
+    "--diff-algorithm=myers",
+    "--indent-heuristic",
 )
 # Messages and ids show so many characters of a commit.
 _SHORT = 7

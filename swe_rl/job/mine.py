@@ -227,13 +227,19 @@ def _list_of(config: Config) -> LockedList | None:
 
 
 def _write_list(config: Config, finds: Found, locked: LockedList | None, target: Path) -> None:
-    """Writes the list from which the proven instances can be made again. Raises DiskError."""
+    """Writes the list from which the proven instances can be made again. Raises DiskError.
+
+    The list that this job reads is not written: tasks whose index does not answer today would be gone from it.
+    """
+    place = lock_of(target)
+    if config.mine.lock is not None and list_path(config.mine.lock).resolve() == place.resolve():
+        return
     settings = locked or LockedList(
         _filter(config).python, config.mine.test_command, config.mine.heldout_share, tasks=()
     )
     tasks = locked_tasks(finds.candidates, finds.proven, _archives(config))
     if tasks:
-        write_text_atomic(lock_of(target), replace(settings, tasks=tasks).text())
+        write_text_atomic(place, replace(settings, tasks=tasks).text())
 
 
 def _archives(config: Config) -> Path:

@@ -63,6 +63,26 @@ def test_a_merge_and_its_range_are_the_same_change(calc, commits):
     assert task.instance_id == f"local__calc-{head[:7]}"
 
 
+def test_hunks_do_not_depend_on_the_settings_of_this_users_git(tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git(repository, "init", "-q", "-b", "main")
+    lines = [f"line {number}\n" for number in range(40)]
+    for changed in ((), (5, 15, 30)):
+        text = "".join("changed\n" if number in changed else line for number, line in enumerate(lines))
+        (repository / "calc.py").write_text(text)
+        (repository / "test_calc.py").write_text(text)
+        git(repository, "add", ".")
+        git(repository, "-c", "user.name=n", "-c", "user.email=e@x", "commit", "-q", "-m", "calc")
+    patches = set()
+    for settings in ("", "context = 8", "interHunkContext = 8", "algorithm = patience", "indentHeuristic = false"):
+        path = tmp_path / "gitconfig"
+        path.write_text(f"[diff]\n\t{settings}\n")
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(path))
+        patches.add(instance_of(CommitChange.of(repository, str(repository), "main"), "stated", SOURCE).patch)
+    assert [patch.count("\n@@ ") for patch in patches] == [3]
+
+
 def test_both_patches_make_the_merged_tree(calc, tmp_path, monkeypatch):
     """Whatever this user's git is configured to print."""
     settings = tmp_path / "gitconfig"

@@ -19,7 +19,6 @@ from swe_rl.env.mining.recipe import TaskRecipe
 VERSION = 1
 _SHIPPED = Path(__file__).parent / "lists"
 _SUFFIX = ".lock.json"
-_WRITES = "job=mine writes such files"
 # A script, a reader of logs and an image are made of the other columns when a row is read.
 _MADE_COLUMNS = frozenset({"eval_script", "log_parser", "eval_type", "image"})
 

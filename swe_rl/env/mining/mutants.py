@@ -130,10 +130,14 @@ def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
             sites += [(path, site) for site in find_sites(source, all_swaps())]
     random.Random(release.candidate.name).shuffle(sites)
     functions: set[tuple[str, int]] = set()
+    # A line of an inner function is a place of the outer one, too.
+    mutated_files: set[tuple[str, str]] = set()
     for path, site in sites:
-        if (path, site.first_line) in functions or not is_python(site.mutate(release.files[path])):
+        mutated = site.mutate(release.files[path])
+        if (path, site.first_line) in functions or (path, mutated) in mutated_files or not is_python(mutated):
             continue
         functions.add((path, site.first_line))
+        mutated_files.add((path, mutated))
         yield path, site
 
 

@@ -1,8 +1,9 @@
 """Splits a change into tasks by running tests: for each test that the change turns, the smallest set of its hunks.
 
 Invariants:
-- A task's hunks are 1-minimal: without any one of them its tests fail. What could not be reduced so far within the
-  budget is no task, so a slow machine finds fewer tasks, and never other ones.
+- A set of hunks is 1-minimal: without any one of them its tests fail. What could not be reduced so far within the
+  budget is no task. A run that does not end in time counts as one whose tests fail, so that a very slow machine may
+  find other tasks.
 - Tests with the same set are one task. Its id names the set's patch by a hash: the same on every machine.
 - A run of the tests is never made twice for the same set.
 """

@@ -11,7 +11,7 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.mining.candidate import Reason
-from swe_rl.env.mining.found import ALTERED, report_of
+from swe_rl.env.mining.found import ALTERED, report_of, split_of
 from swe_rl.env.mining.lock import list_path, lock_of, read_list
 from swe_rl.env.proof.record import book_of
 from swe_rl.env.protocol import Grade, SuiteRun
@@ -179,6 +179,17 @@ def test_a_list_whose_rows_come_out_otherwise_is_not_used(mined, tmp_path):
     assert report["counts"] == {ALTERED: 1, str(Reason.other_archive): 1}
 
 
+def test_a_list_that_is_read_keeps_the_tasks_that_could_not_be_made(mined, tmp_path):
+    mined("mine.tasks=hunks")
+    place = lock_of(tmp_path / "mined.jsonl")
+    content = json.loads(place.read_text())
+    content["tasks"][0]["archives"]["summer-1.0"] = "0" * 64
+    place.write_text(json.dumps(content))
+    _, rows, _ = mined(f"mine.lock={place}")
+    assert len(rows) == 1
+    assert json.loads(place.read_text()) == content
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -202,3 +213,5 @@ def test_the_shipped_list_can_be_read_and_its_projects_are_in_one_split_each():
     shipped = read_list(list_path("small"))
     names = [task.instance_id for task in shipped.tasks]
     assert names == sorted(set(names)) and all(task.archives and len(task.sha256) == 64 for task in shipped.tasks)
+    splits = [split_of(f"index/{task.recipe.project}", shipped.heldout_share) for task in shipped.tasks]
+    assert (splits.count("train"), splits.count("heldout")) == (26, 4), "docs/mining.md says so"

@@ -1,6 +1,7 @@
 """Bugs that are put into a release: which are kept, what an agent sees of them, and which tests are hidden."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -50,7 +51,7 @@ OTHERS = ("no_file::test_a", "summary")
 ALL = ("tests/test_summer.py::TestLow::test_low", "tests/test_summer.py::test_less", "tests/test_summer.py::test_more")
 
 
-def hunt(fails, number=5, runs=50):
+def hunt(fails, number=5, runs=50, release=RELEASE):
     """Returns the candidates where `fails(patch)` names the tests that a patch breaks."""
     asked = []
 
@@ -58,7 +59,7 @@ def hunt(fails, number=5, runs=50):
         asked.append((patch, timeout_s))
         return SuiteRun({test: test not in fails(patch) for test in (*ALL, *OTHERS)})
 
-    return asyncio.run(bugs_of(RELEASE, SOUND, CountedRuns(run, RunBudget(runs, 1e6)), number)), asked
+    return asyncio.run(bugs_of(release, SOUND, CountedRuns(run, RunBudget(runs, 1e6)), number)), asked
 
 
 def low_fails(patch):
@@ -78,6 +79,13 @@ def test_a_bug_that_a_test_shows_is_a_task_and_its_test_is_hidden():
     assert [limit for patch, limit in asked if patch == NOOP_PATCH] == [None, None]
     assert all(limit >= 20 for patch, limit in asked if patch != NOOP_PATCH)  # an endless loop is not waited for
     assert hunt(low_fails)[0][0].instance == row
+
+
+def test_a_bug_of_an_inner_function_is_one_task():
+    code = "def limited(c):\n    def low(a, b):\n        return min(a, b)\n\n    return low\n"
+    release = replace(RELEASE, files={**RELEASE.files, "summer.py": code})
+    found, _ = hunt(low_fails, release=release)
+    assert len({candidate.instance.instance_id for candidate in found}) == len(found) == 1
 
 
 @pytest.mark.parametrize("failing", [(), ("no_file::test_a",), ("summary",)])
