@@ -8,7 +8,7 @@ Invariants:
 - A key of ours is answered with what it counts: the same word is often another unit elsewhere.
 """
 
-from swe_rl.config.keys import comment_of
+from swe_rl.config.keys import comment_of, is_legal
 
 _VERL = "actor_rollout_ref."
 SAME = {
@@ -338,7 +338,13 @@ def our_key(key: str) -> str | None:
     for spelled in (key, plain):
         if known := SAME.get(spelled) or NEAR.get(spelled):
             return known
-    return COMMON.get(plain.rpartition(".")[2])
+    group, _, word = plain.rpartition(".")
+    known = COMMON.get(word)
+    if known is None:
+        return None
+    # Several groups have a key of the same name: who types `sft.learning_rate` means that of `sft`.
+    in_same_group = f"{group}.{known.rpartition('.')[2]}"
+    return in_same_group if is_legal(in_same_group) else known
 
 
 def describe_unit(key: str) -> str:

@@ -113,6 +113,9 @@ def test_keys_of_other_systems_have_ours_beside_them():
         "n_samples_per_prompt": "rollout.n",
         "batch_size=64": "rollout.prompts_per_step",
         "trainer.learning_rate=1e-6": "trainer.lr",
+        "sft.learning_rate=1e-6": "sft.lr",
+        "sft.warmup_ratio=0.1": "sft.warmup_steps",
+        "sft.lr_scheduler_type=cosine": "sft.lr_schedule",
         "rollout.max_new_tokens=512": "rollout.max_turn_tokens",
     }.items(),
 )
