@@ -8,13 +8,14 @@ Invariants:
 import asyncio
 import importlib
 import json
-import math
 from typing import Any
 
 from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.engine.protocol import EngineError
 from swe_rl.env.verifiers_tasksets import LoadedTaskset
 from swe_rl.errors import one_line
+from swe_rl.extension.make import describe_value, is_usable_reward
 from swe_rl.gateway.errors import CONTEXT_OVERFLOW
 from swe_rl.sandbox.protocol import ends_within
 
@@ -105,8 +106,10 @@ def _reply_harness(vf: Any) -> Any:
 def _write_score(trace: Any, where: str) -> str:
     """Returns the reward as JSON. Raises AgentError for one that is no number."""
     reward = trace.reward
-    if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
-        raise AgentError(f"{where} gave {reward!r:.80}, which is no finite number")
+    if not is_usable_reward(reward):
+        raise AgentError(
+            f"{where} gave {describe_value(reward)}, which is no finite number (the largest size is {LARGEST_REWARD:g})"
+        )
     record = {
         "reward": float(reward),
         "passed": reward >= _RESOLVED,
