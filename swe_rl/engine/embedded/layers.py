@@ -20,8 +20,9 @@ from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.engine.protocol import EngineError
 
 # The matrix library sums few rows in another order than many, and a row's bits would depend on its company. From how
-# many rows on it does not, depends on processor and shape: from 4 on with AVX-512, and with AMX from 16 on for the
-# second projection of the tiny model's MLP (384 to 128).
+# many rows on it does not, depends on processor and shape. The most that we saw is 16, on one processor and for the
+# second projection of the tiny model's MLP (384 to 128). tests/engine/test_engine_embedded_model.py tries the shapes of
+# the shipped models on the processor at hand.
 ROW_MULTIPLE = 16
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
