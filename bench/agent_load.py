@@ -295,6 +295,9 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tool-scale", type=float, default=1.0, help="every tool's time times this")
     group.add_argument("--sampled-median", type=float, default=0.0, help="lognormal sampled tokens of a turn")
     group.add_argument("--sampled-sigma", type=float, default=defaults.sampled_sigma)
+    group.add_argument("--tool-median-s", type=float, default=0.0, help="lognormal seconds of a tool")
+    group.add_argument("--tool-sigma", type=float, default=defaults.tool_sigma)
+    group.add_argument("--max-trajectory-tokens", type=int, default=defaults.max_trajectory_tokens)
     group.add_argument("--vocabulary", type=int, default=151936, help="words of the served tokenizer")
 
 

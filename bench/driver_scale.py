@@ -35,7 +35,7 @@ import orjson
 from bench.loop_lag import LoopLag
 from swe_rl.__main__ import COLLECTOR
 from swe_rl.config.schema import Config, GatewayConfig, RouterConfig
-from swe_rl.engine.protocol import Completion, SamplingParams
+from swe_rl.engine.engine import Completion, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions

@@ -17,7 +17,7 @@ from swe_rl.config.schema import RolloutConfig
 from swe_rl.router.simulation.workload import WORKLOADS, Lognormal, SimulatedProgram, SimulatedTurn, draw_workload
 
 _TEXTS = 1  # goes up when equal programs would get other texts
-_MAX_TRAJECTORY_TOKENS = 32768
+_LONGEST_TOOL_S = 120.0
 _FIRST_TOKENS = 2 * MESSAGE_TOKENS + PROMPT_TOKENS + 2  # with one word each for the system and the user
 _LATER_TOKENS = REPLY_END_TOKENS + MESSAGE_TOKENS + PROMPT_TOKENS + 1
 
@@ -27,6 +27,8 @@ class LoadOptions:
     """`scale` shrinks programs and turns, `token_scale` every length, `tool_scale` every tool's time.
 
     `sampled_median`: sampled tokens of a turn are lognormal with it and `sampled_sigma`; 0: the workload's own.
+    `tool_median_s` and `tool_sigma` say the same of a tool's seconds, of which one takes 120 s at most. A program ends
+    before it has more than `max_trajectory_tokens`, which are counted after the scale.
     """
 
     workload: str = "agent_load"
@@ -38,6 +40,9 @@ class LoadOptions:
     tool_scale: float = 1.0
     sampled_median: float = 0.0
     sampled_sigma: float = 0.5
+    tool_median_s: float = 0.0
+    tool_sigma: float = 1.0
+    max_trajectory_tokens: int = 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,15 @@ def make_load(options: LoadOptions) -> Load:
     parameters = WORKLOADS[options.workload]
     if options.sampled_median:
         parameters = replace(parameters, out_tokens=Lognormal(options.sampled_median, options.sampled_sigma))
+    if options.tool_median_s:
+        parameters = replace(parameters, tool_s=Lognormal(options.tool_median_s, options.tool_sigma, _LONGEST_TOOL_S))
     programs = max(1, round(options.programs * options.scale))
     rollout = RolloutConfig(
         prompts_per_step=math.ceil(programs / options.samples_per_prompt),
         n=options.samples_per_prompt,
         max_turns=64,
         max_prompt_tokens=8192,
-        max_trajectory_tokens=_MAX_TRAJECTORY_TOKENS,
+        max_trajectory_tokens=round(options.max_trajectory_tokens / options.token_scale),
         max_turn_tokens=4096,
         concurrency=programs,
         command_timeout_s=600.0,

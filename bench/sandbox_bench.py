@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from swe_rl.config.choices import PullPolicy, SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.protocol import Sandbox, SandboxProvider, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace
 
 _TIMEOUT_S = 300.0
 

@@ -1,17 +1,14 @@
 """Pages of the site that are made of other files: mkdocs calls `on_files` before it builds.
 
 Invariants:
-- Nothing is written twice: README, CHANGELOG and CONTRIBUTING are the pages of these names, and the keys are read from
-  the schema.
+- Nothing is written twice: README, CHANGELOG and CONTRIBUTING are the pages of these names, and what is read from the
+  code comes from `docs/reference_pages.py`.
 - A link to a file of the repository that is no page becomes plain text: the site has no repository behind it.
 """
 
-import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,8 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=_moved((ROOT / source).read_text(encoding="utf-8"))))
-    files.append(File.generated(config, "reference/keys.md", content="\n".join(_keys()) + "\n"))
+    for page, text in _reference_pages().items():
+        files.append(File.generated(config, page, content=text))
     return files
 
 
@@ -38,13 +36,31 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     return _LINK.sub(lambda link: _inside(link, folder), whole)
 
 
+def _reference_pages() -> dict[str, str]:
+    """Returns the pages that are read from the code."""
+    # mkdocs takes away what a hook adds to the path while it is loaded, so it is added here.
+    sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+    import reference_pages as made
+
+    writers = {
+        "reference/keys.md": made.write_keys,
+        "reference/rules.md": made.write_rules,
+        "reference/foreign_keys.md": made.write_foreign_keys,
+        "reference/api.md": made.write_api,
+    }
+    return {page: "\n".join(write()) + "\n" for page, write in writers.items()}
+
+
 def _moved(text: str) -> str:
-    """Links of a file of the root, as a page beside those of docs/."""
+    """Returns the text of a file of the root with links as a page beside those of docs/ has them."""
     return _LINK.sub(lambda link: link[0].replace("](docs/", "]("), text)
 
 
 def _inside(link: re.Match[str], folder: str) -> str:
-    """As it is, or the words alone where it leads to what is no page. `folder`: of the page, below docs/."""
+    """Returns a link as it is, or its words alone where it leads to what is no page.
+
+    `folder` is the folder of the page, below docs/.
+    """
     target = link[3].partition("#")[0]
     if not target or "://" in target:
         return link[0]
@@ -52,35 +68,8 @@ def _inside(link: re.Match[str], folder: str) -> str:
     name = PAGES.get(path.removeprefix("../"))
     if name:
         return link[0].replace(target, posixpath.relpath(name, folder or "."))
-    return link[2] if path.startswith("../") or not (ROOT / "docs" / path).is_file() else link[0]
-
-
-def _keys() -> Iterator[str]:
-    """A table for each group: key, default, what it is for."""
-    sys.path.append(str(ROOT))  # here: what a hook adds while it is loaded is taken away again
-    from swe_rl.config.keys import comment_of, describe_type, fields_of
-    from swe_rl.config.schema import Config
-
-    yield "# Every key\n\nMade of the schema. An option's file may set another default: `python -m swe_rl help KEY`"
-    yield "says which value a key has, and where it comes from.\n"
-    for group, hint in fields_of(Config).items():
-        if not (isinstance(hint, type) and is_dataclass(hint)):
-            continue
-        yield f"## {group}\n\n{(hint.__doc__ or '').strip()}\n\n| key | default | what it is for |\n|---|---|---|"
-        for field in fields(hint):
-            kind = describe_type(fields_of(hint)[field.name])
-            words = (f"`{group}.{field.name}`", _default(field), f"{comment_of(f'{group}.{field.name}')}<br>*{kind}*")
-            yield f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
-        yield ""
-
-
-def _default(field: Any) -> str:
-    """As an override writes it."""
-    value = field.default if field.default is not MISSING else field.default_factory()
-    if is_dataclass(value) or isinstance(value, dict):
-        return "a table"
-    if isinstance(value, tuple):
-        return f"`[{', '.join(str(getattr(item, 'value', item)) for item in value)}]`"
-    if value is None or isinstance(value, bool):
-        return f"`{json.dumps(value)}`"
-    return f"`{getattr(value, 'value', value)}`"
+    if path.startswith("../"):
+        return link[2]
+    if path.startswith("reference/") or (ROOT / "docs" / path).is_file():
+        return link[0]
+    return link[2]

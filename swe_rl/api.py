@@ -10,22 +10,22 @@ Invariants:
 - torch is not imported.
 """
 
+from swe_rl.agent.agent import Agent, AgentError, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
 from swe_rl.agent.command import parse_command
 from swe_rl.agent.conversation import Budget, Conversation
 from swe_rl.agent.observation import format_observation
-from swe_rl.agent.protocol import Agent, AgentError, AgentResult, Assignment, Exit, Task, Turn
-from swe_rl.algo.protocol import Advantage, Loss, LossTokens, RewardGroup
+from swe_rl.algo.own_algorithm import Advantage, Loss, LossTokens, RewardGroup
 from swe_rl.check.findings import Finding, Severity, error, warning
 from swe_rl.check.foreign import Rule
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import AgentConfig, AlgoConfig, Config, EnvConfig, RouterConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance, InstanceError
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
+from swe_rl.env.env import Env, Grade, GradeError
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.grading.foreign import Grader
 from swe_rl.env.grading.make import grade_by_tests
-from swe_rl.env.protocol import Env, Grade, GradeError
 from swe_rl.errors import RunError, UserError
 from swe_rl.logger.foreign import Logger
 from swe_rl.rollout.reward import Attempt, Reward
@@ -48,7 +48,7 @@ from swe_rl.router.core import (
 from swe_rl.router.core import Policy as Router
 from swe_rl.sandbox.door import direct_url
 from swe_rl.sandbox.foreign import OwnSandbox, Sandboxes
-from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Workspace
 
 API_VERSION = "2.0"
 

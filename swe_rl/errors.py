@@ -34,4 +34,13 @@ class RunError(SweRlError):
 def one_line(error: object, max_chars: int = 400) -> str:
     """What somebody else's error says, shortened: a container engine's own words before those of its SDK."""
     text = " ".join(str(getattr(error, "explanation", None) or error).split()) or type(error).__name__
-    return text if len(text) <= max_chars else f"{text[:max_chars]} ..."
+    if len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]} ..."
+
+
+def count_noun(number: int, noun: str) -> str:
+    """Returns a number with its noun, which gets an `s` unless the number is 1: `2 GPUs`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"

@@ -22,9 +22,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from swe_rl.agent.agent import Agent, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.foreign import ForeignAgent
-from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Exit, Task, Turn
 from swe_rl.algo.conformance import check_advantage as check_advantage
 from swe_rl.algo.conformance import check_loss as check_loss
 from swe_rl.check.findings import Severity
@@ -33,11 +33,11 @@ from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, EnvConfig, RouterConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import Grade
 from swe_rl.env.folder import commit_of, folder_of, patch_between
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import ForeignGrader
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.protocol import Grade
 from swe_rl.errors import SweRlError
 from swe_rl.extension.conformance import NONE, Params, made_of, require
 from swe_rl.extension.conformance import ConformanceError as ConformanceError
@@ -64,7 +64,7 @@ from swe_rl.router.core import (
 from swe_rl.router.foreign import ForeignPolicy
 from swe_rl.sandbox.conformance import check_sandbox as check_sandbox
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 # By default the model says these replies, which solve the task that an agent is given here.
 COMMANDS = ("```bash\necho hello > made.txt\n```", "```bash\nsubmit\n```")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 README = """<!-- command: test -->
 ```bash
@@ -109,7 +111,7 @@ def test_what_passes_is_not_run_again(project):
 NOTHING_INSTALLED = """
 environment() { :; }
 install_node_agents() { :; }
-install_openhands() { :; }
+install_python_agents() { :; }
 lane_lacks() { if [[ $1 == docker ]]; then echo 'no engine'; fi; }
 """
 
@@ -267,18 +269,19 @@ def test_lanes_that_pass_or_are_skipped_pass(project):
     assert table(done).keys() == {"docker", "gpu"}
 
 
-def test_openhands_is_left_out_where_no_python_is_new_enough(project):
-    nothing = "PYENV_ROOT=/nowhere PATH=/nowhere python_of_openhands"
+def test_agents_of_a_later_python_are_left_out_where_none_is_new_enough(project):
+    nothing = "PYENV_ROOT=/nowhere PATH=/nowhere python_from 3.12"
     assert run_tests(project, "", f'[[ -z "$({nothing})" ]]').returncode == 0
-    done = run_tests(project, "", "python_of_openhands() { :; } && install_openhands && echo 'the rest'")
+    done = run_tests(project, "", "python_from() { :; } && install_python_agents && echo 'the rest'")
     assert done.returncode == 0 and done.stdout.endswith("the rest\n"), done.stdout + done.stderr
-    assert "OpenHands cannot be installed; its tests are skipped" in done.stderr
+    for name in ("OpenHands", "harbor", "kimi-cli"):
+        assert f"{name} cannot be installed; its tests are skipped" in done.stderr
 
 
 BESIDE = """
 note() { echo "$1" >> order; }
 install_programs() { :; }
-install_openhands() { note openhands; }
+install_python_agents() { note openhands; }
 environment() {
   note "$1"
   [[ $works ]] && mkdir -p "$1/bin" && install -m 755 /dev/null "$1/bin/python"

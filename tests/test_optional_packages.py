@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import LIGHT
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 OTLP = "opentelemetry-exporter-otlp-proto-http"
 MODULES = {
@@ -24,6 +28,7 @@ MODULES = {
     "hydra-optuna-sweeper": "hydra_plugins",
     OTLP: "opentelemetry",
 }
+PARSERS = ("hydra.core.override_parser.overrides_parser", "omegaconf.grammar_parser", "hydra._internal.hydra")
 BASE = {"torch", "transformers", "tokenizers", "safetensors"}  # of every installation that runs the tests
 TOOLS = {"mkdocs-material", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "ruff", "mypy", "build"}
 OF_TESTS = {"trl", "openai", "anthropic", "atif"}
@@ -47,9 +52,13 @@ class Hiding(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 """
+# What every command imports is imported once. A package that is hidden later must not be among it.
 SERVER = """
-import json, os, sys, traceback
+import importlib, json, os, sys, traceback
 from swe_rl.__main__ import main
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+assert not set(sys.argv[1].split()) & set(sys.modules), "what can be hidden is imported already"
 
 def answered(question):
     sys.argv[1:] = question["arguments"]
@@ -89,7 +98,9 @@ def without(tmp_path_factory):
     (site / "sitecustomize.py").write_text(SITE)
     environment = {**os.environ, "PYTHONPATH": f"{site}:{ROOT}", "COLUMNS": "120"}
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", SERVER]
+    packages = {*COMMANDS, *CODE, *FALLS_BACK, OF_HYDRA}
+    hidden = " ".join({MODULES.get(package, package) for package in packages})
+    command = [sys.executable, "-c", SERVER, hidden, *LIGHT, *PARSERS]
     with subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True) as server:
 
         def ask(package, *arguments, code=None):

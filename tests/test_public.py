@@ -1,5 +1,6 @@
 """What other programs import: `swe_rl.compose`, and that importing it costs nothing."""
 
+import os
 import subprocess
 import sys
 
@@ -35,7 +36,7 @@ def test_a_mistake_is_one_paragraph(override):
 
 
 def test_secrets_are_hidden(monkeypatch):
-    monkeypatch.delenv("SWE_RL_SECRET_HARDWARE_ENV_VARS_HF_TOKEN", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     secret = "+hardware.env_vars.HF_TOKEN=planted-5c1f-77aa"
     assert swe_rl.compose([secret]).hardware.env_vars["HF_TOKEN"] == "planted-5c1f-77aa"
     with pytest.raises(ConfigError) as raised:

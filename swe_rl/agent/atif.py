@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from swe_rl.agent.protocol import AgentResult, Turn
+from swe_rl.agent.agent import AgentResult, Turn
 from swe_rl.version import __version__
 
 SCHEMA = "ATIF-v1.7"

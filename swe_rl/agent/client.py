@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from swe_rl.engine.protocol import ContextOverflowError, EngineError
+from swe_rl.engine.engine import ContextOverflowError, EngineError
 
 # Only these statuses say that the same request may be answered later.
 _RETRIED = (429, 503)
@@ -48,10 +48,10 @@ class ChatReply:
     """Holds a reply of the model. `message` is the assistant message to go on with: sent back unchanged, it extends the
     conversation."""
 
-    content: str
-    finish_reason: str
+    content: str  # The text of the reply.
+    finish_reason: str  # `stop`, `tool_calls`, or `length` where a limit cut the reply.
     usage: dict[str, int] = field(default_factory=dict)  # It has prompt_tokens, completion_tokens and total_tokens.
-    tool_calls: tuple[CalledTool, ...] = ()
+    tool_calls: tuple[CalledTool, ...] = ()  # The tools that the reply calls, in their order.
     message: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -95,14 +95,18 @@ class ChatClient:
         base_url: str,
         model: str,
         tools: Sequence[Mapping[str, Any]] = (),
+        segment: Mapping[str, Any] | None = None,
     ) -> ChatReply:
-        """Returns one completion from `{base_url}/chat/completions`. `tools` are functions in OpenAI's shape.
+        """Returns one completion from `{base_url}/chat/completions`. `tools` are functions in OpenAI's shape. `segment`
+        tells the gateway that this call asks for a summary or begins a segment (`gateway/chains/segment.py`).
 
         Raises ContextOverflow, or EngineError with the server's words (also once the retries are used up).
         """
         body: dict[str, Any] = {"model": model, "messages": list(messages)}
         if tools:
             body["tools"] = list(tools)
+        if segment is not None:
+            body["segment"] = dict(segment)
         url = f"{base_url.rstrip('/')}/chat/completions"
         for attempt in range(self._max_retries + 1):
             try:
@@ -116,6 +120,7 @@ class ChatClient:
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
+        """Closes the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None

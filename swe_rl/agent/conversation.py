@@ -2,7 +2,7 @@
 time that is left.
 
 Invariants:
-- A message, once in it, never changes; every request extends the one before.
+- A message, once in it, never changes. Every request extends the one before, unless a compaction came between them.
 - Everything that the model said is in it, format errors too.
 - The budget holds completions and commands, without what they waited for (see `Budget`).
 - A completion's time is what passed less what its calls waited meanwhile, for the router or the engines; a command's is
@@ -16,11 +16,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from swe_rl.agent.agent import AgentResult, Assignment, Exit, Summary, Turn
 from swe_rl.agent.client import ChatClient, ChatReply, ContextOverflow
+from swe_rl.agent.compaction import Compaction
+from swe_rl.agent.context import SUMMARY_CALL, CompactionPlan, Context
 from swe_rl.agent.prompts import reminder_after
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Turn
 from swe_rl.config.schema import AgentConfig
-from swe_rl.sandbox.protocol import ExecResult, Waited, ends_within, no_wait
+from swe_rl.sandbox.sandbox import ExecResult, Waited, ends_within, no_wait
 
 T = TypeVar("T")
 
@@ -35,13 +37,16 @@ class Budget:
 
     @property
     def left_s(self) -> float:
+        """Returns the seconds that are left, at least 0."""
         return max(0.0, self._left_s)
 
     @property
     def is_spent(self) -> bool:
+        """Tells whether nothing is left."""
         return self._left_s <= 0.0
 
     def spend(self, seconds_s: float) -> None:
+        """Takes seconds off what is left."""
         self._left_s -= max(0.0, seconds_s)
 
     async def on(self, completion: Coroutine[Any, Any, T]) -> T | None:
@@ -69,25 +74,35 @@ class Conversation:
     """Holds an attempt's conversation. `tools` are offered with every request. Sampling is the gateway's: the agent
     asks for nothing."""
 
-    client: ChatClient
-    work: Assignment
-    command_timeout_s: float
+    client: ChatClient  # Requests go through it.
+    work: Assignment  # What the attempt is.
+    command_timeout_s: float  # The longest time of one command, in seconds.
     tools: Sequence[Mapping[str, Any]] = ()
-    budget: Budget = field(init=False)
-    turns: list[Turn] = field(default_factory=list)
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    format_errors_in_a_row: int = 0
+    budget: Budget = field(init=False)  # What is left of `work.timeout_s`.
+    turns: list[Turn] = field(default_factory=list)  # All turns so far.
+    messages: list[dict[str, Any]] = field(default_factory=list)  # The whole conversation so far, in OpenAI's shape.
+    format_errors_in_a_row: int = 0  # So many replies before now could not be run.
+    compaction: Compaction | None = None  # None: every request has all messages.
+    _context: Context = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.work.timeout_s, self.work.waited)
+        self._context = Context(self.compaction)
+
+    @property
+    def acting_turns(self) -> int:
+        """Returns the number of turns so far, without those that wrote a summary."""
+        return sum(not turn.summary for turn in self.turns)
 
     def say(self, role: str, content: str, **fields: str) -> None:
+        """Adds a message to the conversation; `fields` are further fields of it."""
         self.messages.append({"role": role, "content": content, **fields})
 
     async def go_on(self, max_turns: int, act: Callable[[ChatReply, Turn], Awaitable[Exit | None]]) -> AgentResult:
         """Takes turn after turn until an exit. `act` does what a reply asks for, and returns None to go on."""
         end: Exit | None = None
-        while end is None and len(self.turns) < max_turns:
+        limit = self.work.turns_of(max_turns)
+        while end is None and self.acting_turns < limit:
             try:
                 asked = await self.ask()
             except ContextOverflow:
@@ -100,15 +115,62 @@ class Conversation:
         """Returns the reply, now the last message, and its turn. Returns None if the budget ran out first, and cancels
         the request.
 
-        Raises ContextOverflow, EngineError.
+        With `compaction`, a conversation that nearly fills the context is compacted first. Raises ContextOverflow,
+        EngineError.
         """
+        if self._context.is_due(self.messages):
+            await self._compact()
+        try:
+            asked = await self._complete(self._context.sent(self.messages), self._context.segment)
+        except ContextOverflow:
+            if not await self._compact(overflowed=True):
+                raise
+            asked = await self._complete(self._context.sent(self.messages), self._context.segment)
+        if asked is None:
+            return None
+        reply, _ = asked
+        self._context.note_reply(reply, self.messages)
+        self.messages.append(reply.message)
+        return asked
+
+    async def _compact(self, *, overflowed: bool = False) -> bool:
+        """Makes the context shorter, and returns whether it did. With `overflowed` as little as possible stays."""
+        context = self._context
+        plan = context.plan(self.messages, overflowed=overflowed)
+        if plan is None:
+            return False
+        request = context.summary_request(self.messages)
+        summary = ""
+        if request is not None:
+            summary = await self._summarize(request, plan)
+        context.compact(plan, self.messages, summary)
+        return True
+
+    async def _summarize(self, request: Sequence[Mapping[str, Any]], plan: CompactionPlan) -> str:
+        """Asks the model for a summary of its work. Returns an empty text if it gives none that can be used."""
+        try:
+            asked = await self._complete(request, SUMMARY_CALL)
+        except ContextOverflow:
+            return ""
+        if asked is None:
+            return ""
+        reply, turn = asked
+        turn.summary = plan.judge_summary(reply)
+        if turn.summary == Summary.accepted:
+            return reply.content.strip()
+        return ""
+
+    async def _complete(
+        self, messages: Sequence[Mapping[str, Any]], segment: Mapping[str, Any] | None
+    ) -> tuple[ChatReply, Turn] | None:
+        """Sends messages, and returns the reply and its turn, or None if the budget ran out first."""
         started_s = time.monotonic()
         work = self.work
-        completion = self.client.complete(self.messages, base_url=work.base_url, model=work.model, tools=self.tools)
-        reply = await self.budget.on(completion)
+        reply = await self.budget.on(
+            self.client.complete(messages, base_url=work.base_url, model=work.model, tools=self.tools, segment=segment)
+        )
         if reply is None:
             return None
-        self.messages.append(reply.message)
         turn = Turn(
             len(self.turns),
             reply.content,
@@ -163,6 +225,7 @@ class TalkingAgent(ABC):
         command_timeout_s: float,
         client: ChatClient,
         tools: Sequence[Mapping[str, Any]] = (),
+        compaction: Compaction | None = None,
     ) -> None:
         self._config = config
         self._prompt = prompt
@@ -170,9 +233,10 @@ class TalkingAgent(ABC):
         self._command_timeout_s = command_timeout_s
         self._client = client
         self._tools = tools
+        self._compaction = compaction
 
     async def run(self, work: Assignment) -> AgentResult:
-        talk = Conversation(self._client, work, self._command_timeout_s, self._tools)
+        talk = Conversation(self._client, work, self._command_timeout_s, self._tools, compaction=self._compaction)
         talk.say("system", self._prompt)
         talk.say("user", work.task.prompt)
         return await talk.go_on(self._max_turns, self._acting(talk))

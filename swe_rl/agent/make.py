@@ -1,9 +1,10 @@
 """This module makes the agent that a configuration means: one of this table, or a user's by `agent._target_` or an
 entry point."""
 
+from swe_rl.agent.agent import Agent
 from swe_rl.agent.client import ChatClient
+from swe_rl.agent.compaction import make_compaction
 from swe_rl.agent.foreign import ForeignAgent
-from swe_rl.agent.protocol import Agent
 from swe_rl.agent.scripted import Patches
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AgentConfig, RolloutConfig
@@ -18,6 +19,8 @@ AGENTS = {
     "codex": "swe_rl.agent.program.codex.CodexAgent",
     "opencode": "swe_rl.agent.program.opencode.OpencodeAgent",
     "openhands": "swe_rl.agent.program.openhands.OpenHandsAgent",
+    "terminus_2": "swe_rl.agent.program.terminus_2.Terminus2Agent",
+    "kimi_cli": "swe_rl.agent.program.kimi_cli.KimiCliAgent",
     "command": "swe_rl.agent.program.agent.ProgramAgent",
     "noop": "swe_rl.agent.scripted.NoopAgent",
     "gold": "swe_rl.agent.scripted.gold_agent",
@@ -43,6 +46,7 @@ def make_agent(
         "config": config,
         "client": client,
         "max_turns": rollout.max_turns,
+        "compaction": make_compaction(rollout),
         "command_timeout_s": rollout.command_timeout_s,
         "api_key": api_key,
         "patches": patches,

@@ -8,7 +8,7 @@ Invariants:
 
 import re
 
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 NO_OUTPUT = "(no output)"
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")

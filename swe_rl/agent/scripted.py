@@ -8,9 +8,9 @@ Invariants:
 
 from collections.abc import Callable, Mapping, Sequence
 
+from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.agent.conversation import Budget
 from swe_rl.agent.observation import format_observation
-from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.errors import UserError

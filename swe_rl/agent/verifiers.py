@@ -11,15 +11,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.agent.verifiers_task import play_task
 from swe_rl.config.ranges import LARGEST_REWARD
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.env.verifiers import LoadedEnvironment, collect_faults, import_library, load_package
 from swe_rl.env.verifiers_tasksets import LoadedTaskset
 from swe_rl.errors import one_line
 from swe_rl.extension.make import describe_value, is_usable_reward
-from swe_rl.sandbox.protocol import ends_within
+from swe_rl.sandbox.sandbox import ends_within
 
 # Scoring may take so long beyond the agent's time. Its guard grants a little more.
 _SCORING_S = 25.0

@@ -10,14 +10,14 @@ import importlib
 import json
 from typing import Any
 
-from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Turn
+from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.config.ranges import LARGEST_REWARD
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.env.verifiers_tasksets import LoadedTaskset
 from swe_rl.errors import one_line
 from swe_rl.extension.make import describe_value, is_usable_reward
 from swe_rl.gateway.errors import CONTEXT_OVERFLOW
-from swe_rl.sandbox.protocol import ends_within
+from swe_rl.sandbox.sandbox import ends_within
 
 _SCORING_S = 25.0
 # An attempt is resolved with so much reward.

@@ -78,7 +78,7 @@ def compute_advantages(
       arXiv:2402.03300, section 4.1.2).
     - dr_grpo: r - mean (Understanding R1-Zero-Like Training, arXiv:2503.20783, section 3.2).
     - rloo: n / (n - 1) * (r - mean), which is r minus the mean of the others (Back to Basics, arXiv:2402.14740, section
-      3.3).
+      3.3). With `normalize_std` it is divided as grpo's.
 
     `graded` are the rewards before penalties were taken off; None: there are none. A member without a reward counts as
     outside the baseline. Raises ValueError where the lengths differ, where a reward is not finite or above 1e12 in
@@ -86,8 +86,9 @@ def compute_advantages(
     """
     if _over_batch(config):
         raise ValueError(f"algo.advantage={config.advantage} normalizes over the batch: use batch_advantages")
-    compared = _less_mean(_members_of(rewards, in_baseline), graded or ())
-    scale = group_scale(rewards, in_baseline, config, graded)
+    members = _members_of(rewards, in_baseline)
+    compared = _less_mean(members, graded or ())
+    scale = group_scale(rewards, in_baseline, config, graded) * others_factor(len(members), config)
     return [scale * compared.get(place, 0.0) for place in range(len(rewards))]
 
 
@@ -97,12 +98,23 @@ def group_scale(
     config: AlgoConfig,
     graded: Sequence[float | None] | None = None,
 ) -> float:
-    """Returns the factor by which `compute_advantages` multiplies centred rewards; it is 1 where they are equal."""
+    """Returns the factor by which `compute_advantages` scales a group's rewards: 1 / (std + 1e-6) with
+    `normalize_std`, and 1 where they are equal."""
+    divides = config.advantage in (AdvantageKind.grpo, AdvantageKind.rloo) and config.normalize_std
     members = _members_of(rewards, in_baseline)
-    if not _any_nonzero([_less_mean(members, graded or ())]):
+    if not divides or not _any_nonzero([_less_mean(members, graded or ())]):
         return 1.0
-    normalizes = graded is None or not is_degenerate(graded, in_baseline)
-    return _advantage_scale(list(members.values()), config, normalizes=normalizes)
+    # Penalties alone are not blown up to the size of rewards.
+    if graded is not None and is_degenerate(graded, in_baseline):
+        return 1.0
+    return 1.0 / (_sample_std(list(members.values())) + _STD_EPS)
+
+
+def others_factor(number: int, config: AlgoConfig) -> float:
+    """Returns what makes a difference from the mean of `number` one from the mean of the others, for RLOO."""
+    if config.advantage is AdvantageKind.rloo and number > 1:
+        return number / (number - 1)
+    return 1.0
 
 
 def batch_advantages(
@@ -121,7 +133,10 @@ def batch_advantages(
     tokens) and more variance. `graded` has each group's rewards before penalties were taken off. Raises ValueError as
     `compute_advantages` does.
     """
-    before = graded if graded is not None else [rewards for rewards, _ in groups]
+    if graded is not None:
+        before = graded
+    else:
+        before = [rewards for rewards, _ in groups]
     if not _over_batch(config):
         return [
             compute_advantages(rewards, in_baseline, config, uncharged)
@@ -178,14 +193,6 @@ def _subtract_mean(
 
 def _any_nonzero(compared: Sequence[Mapping[Any, float]]) -> bool:
     return any(value != 0.0 for group in compared for value in group.values())
-
-
-def _advantage_scale(rewards: list[float], config: AlgoConfig, *, normalizes: bool) -> float:
-    if config.advantage is AdvantageKind.rloo:
-        return len(rewards) / (len(rewards) - 1)
-    if config.advantage is AdvantageKind.grpo and config.normalize_std and normalizes:
-        return 1.0 / (_sample_std(rewards) + _STD_EPS)
-    return 1.0
 
 
 def _sample_std(rewards: Sequence[float]) -> float:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swe_rl.algo.foreign.advantage import ForeignAdvantage, ask_estimator
-from swe_rl.algo.protocol import LossTokens, RewardGroup
+from swe_rl.algo.own_algorithm import LossTokens, RewardGroup
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.extension.conformance import NONE, ConformanceError, Params, made_of, require

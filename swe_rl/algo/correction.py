@@ -93,5 +93,8 @@ def _inside_bounds(log_ratio: Tensor, sequences: Sequences, algo: AlgoConfig) ->
         log_ratio = sequences.mean(log_ratio)
     elif algo.mask_level is MaskLevel.sequence:
         log_ratio = sequences.sum(log_ratio)
-    low = math.log(algo.mask_low) if algo.mask_low > 0.0 else -math.inf
+    if algo.mask_low > 0.0:
+        low = math.log(algo.mask_low)
+    else:
+        low = -math.inf
     return (log_ratio >= low) & (log_ratio <= math.log(algo.mask_high))

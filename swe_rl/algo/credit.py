@@ -17,9 +17,9 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from swe_rl.algo.advantage import others_factor
 from swe_rl.algo.residue import FLOAT32, without_residue
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig
 
 
@@ -43,10 +43,10 @@ def turn_advantages(
 
     `rewards[i][t]` is what turn t of member i brought; `scale` what `group_scale` gives the group's own rewards. With G
     the return from a turn on, it is scale * (G - mean of G over the members that reached this turn), and with
-    `algo.advantage=rloo` G less the mean of the others. That the advantage of a trajectory and that of a step add up is
-    GiGPO's (arXiv:2505.10978, section 4), whose steps are compared by their state; here they are by their number, the
-    baseline of policy gradients that depends on time (Peters and Schaal, "Reinforcement learning of motor skills with
-    policy gradients", 2008, section 3.2).
+    `algo.advantage=rloo` scale * (G - mean of the others). That the advantage of a trajectory and that of a step add up
+    is GiGPO's (arXiv:2505.10978, section 4), whose steps are compared by their state; here they are by their number,
+    the baseline of policy gradients that depends on time (Peters and Schaal, "Reinforcement learning of motor skills
+    with policy gradients", 2008, section 3.2).
     """
     returns = [to_go(member, algo.discount) for member in rewards]
     sizes = [to_go([abs(reward) for reward in member], algo.discount) for member in rewards]
@@ -57,8 +57,7 @@ def turn_advantages(
         if len(reached) < 2:
             continue
         mean = fmean(returns[i][turn] for i in reached)
-        # RLOO compares with the others' mean, which is n / (n - 1) times the difference from the mean of all.
-        factor = len(reached) / (len(reached) - 1) if algo.advantage is AdvantageKind.rloo else scale
+        factor = scale * others_factor(len(reached), algo)
         largest = max(sizes[i][turn] for i in reached)
         compared = without_residue([returns[i][turn] - mean for i in reached], largest)
         for i, difference in zip(reached, compared.tolist(), strict=True):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swe_rl.algo.protocol import Loss, LossTokens
+from swe_rl.algo.own_algorithm import Loss, LossTokens
 from swe_rl.algo.sequences import MAX_LOG_RATIO, kl_per_token
 from swe_rl.config.choices import KlEstimator, KlPlace, LossAggregation, PolicyLoss
 from swe_rl.config.schema import AlgoConfig
@@ -116,6 +116,12 @@ def weighted_logprobs(
     return Surrogate(-weight * advantages * logprobs, (ratio < weight) & taught, (ratio > weight) & taught)
 
 
+def imitation_loss(logprobs: Tensor, advantages: Tensor) -> Surrogate:
+    """Returns -A * log policy: with the advantage 1 it is the cross-entropy. No clip holds a token."""
+    held = torch.zeros_like(logprobs, dtype=torch.bool)
+    return Surrogate(-advantages * logprobs, held, held)
+
+
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float) -> Tensor:
     """Returns the critic's loss for each token, [tokens]: half of the squared distance to `targets`.
 
@@ -172,7 +178,10 @@ def token_loss(
     if formula is None:
         surrogate = _policy_surrogate(logprobs, ratio, advantages, algo)
     else:
-        sampled = old_logprobs if rollout_logprobs is None else rollout_logprobs
+        if rollout_logprobs is None:
+            sampled = old_logprobs
+        else:
+            sampled = rollout_logprobs
         tokens = LossTokens(
             logprobs=logprobs,
             old_logprobs=old_logprobs.detach(),
@@ -213,6 +222,8 @@ def _policy_ratio(logprobs: Tensor, old_logprobs: Tensor, mean_log_ratio: Tensor
 def _policy_surrogate(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algo: AlgoConfig) -> Surrogate:
     if algo.policy_loss is PolicyLoss.cispo:
         return weighted_logprobs(logprobs, ratio, advantages, algo.clip_low, algo.clip_high)
+    if algo.policy_loss is PolicyLoss.nll:
+        return imitation_loss(logprobs, advantages)
     return clipped_surrogate(ratio, advantages, algo.clip_low, algo.clip_high, algo.clip_c)
 
 

@@ -62,9 +62,9 @@ class Row:
     shares one `trajectory_id`: together its rows weigh as one sequence. Sequences of other types become arrays, and a
     number that is given for `advantage` is that of every sampled token. `rewards` are what each sampled token brought,
     for `algo.advantage=gae` alone, whose critic makes advantages of them. `turns` has the number of the turn that
-    sampled each token, until the rewards of turns are known; None where it is not needed, or not known. `routes` are
-    the experts that the engine sent each token to but the last one; None where they are not known. Two rows are equal
-    where all entries are.
+    sampled each token; None where it is not known. `routes` are
+    the experts that the engine sent each token to but the last one; None where they are not known. `segment` is
+    the number of the segment in its trajectory. Two rows are equal where all entries are.
     """
 
     trajectory_id: str
@@ -78,6 +78,7 @@ class Row:
     rewards: PerToken | None = None
     turns: Ids | None = None
     routes: Routes | None = None
+    segment: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", np.asarray(self.token_ids, np.int32))

@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swe_rl.check import endpoint, packages
+from swe_rl.check import endpoint, imitation, mix, packages, schedule
 from swe_rl.check.findings import ConfigRule, Finding, Host, Severity, error, rule_about, rules_of, warning
+from swe_rl.check.parts import ask_parts
 from swe_rl.check.rules import (
     agent,
     algo,
@@ -59,10 +60,13 @@ _FILES = (
     memory,
     mining,
     algo,
+    imitation,
     trainer,
     routers,
     logprobs,
+    schedule,
     data,
+    mix,
     strength,
     extension,
     agent,
@@ -93,6 +97,16 @@ def _way_out(key: str, value: float, allowed: Range) -> str:
 
 
 RULES: tuple[ConfigRule, ...] = (check_ranges, *(rule for file in _FILES for rule in rules_of(file)))
+# These look at a mix as a whole.
+_OF_WHOLE = frozenset(
+    {
+        *rules_of(mix),
+        data.enough_instances,
+        data.images_fit,
+        batch.informative_instances,
+        host.resumed_run_is_this_one,
+    }
+)
 _ORDER = tuple(Severity)
 
 
@@ -103,15 +117,28 @@ def check_config(config: Config, origins: Origins | None = None, host: Host | No
     the job that they answer for.
     """
     host = replace(host or _make_host(origins), answers=config.job.name in ASKING)
-    config, started = asked_config(config), started_parts(config)
+    config = asked_config(config)
     wrong = list(check_ranges(config, host))
     sound = replace_out_of_range(config)
-    others = (finding for rule in RULES if rule.applies(started) for finding in rule(sound, host))
+    others = _ask_rules(sound, host)
     findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {number.key for number in wrong}))]
     findings += _find_clashes(origins) if origins else []
     return sorted(
         _drop_consequences(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity)
     )
+
+
+def _ask_rules(config: Config, host: Host) -> list[Finding]:
+    """Returns what the rules find, about each part of a mix what is about one environment."""
+    started = started_parts(config)
+    whole = [rule for rule in RULES if rule in _OF_WHOLE and rule.applies(started)]
+
+    def ask(part: Config) -> Iterator[Finding]:
+        starts = started_parts(part)
+        rules = (rule for rule in RULES if rule is not check_ranges and rule not in _OF_WHOLE)
+        return (finding for rule in rules if rule.applies(starts) for finding in rule(part, host))
+
+    return [*(finding for rule in whole for finding in rule(config, host)), *ask_parts(config, ask)]
 
 
 def _speaks_of(finding: Finding, keys: set[str]) -> bool:

@@ -34,18 +34,22 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    severity: Severity
-    rule_id: str
-    key: str
-    value: Any
-    message: str
-    fix: str
-    origin: str = ""
+    """Says what one rule found out about a configuration."""
+
+    severity: Severity  # An error refuses the job, a warning does not.
+    rule_id: str  # The name of the rule, as `job=check` prints it.
+    key: str  # The key that is wrong, as `rollout.n`.
+    value: Any  # Its value.
+    message: str  # What is wrong with it.
+    fix: str  # The smallest change that helps, as it can be typed.
+    origin: str = ""  # Where the value came from. `check` fills it in.
 
     def to_record(self) -> dict[str, Any]:
+        """Returns the finding as a dictionary."""
         return asdict(self)
 
     def valued(self, config: Config) -> "Finding":
+        """Returns the finding with the value that the configuration has at its key, where the rule gave none."""
         if self.value is _AT_KEY:
             return replace(self, value=value_at(config, self.key))
         return self
@@ -57,7 +61,9 @@ def value_at(node: Any, key: str) -> Any:
     Lists are lists, as they are written.
     """
     if not key:
-        return list(node) if isinstance(node, tuple) else node
+        if isinstance(node, tuple):
+            return list(node)
+        return node
     if isinstance(node, dict):  # its names may have dots
         name = next(name for name in node if key == name or key.startswith(f"{name}."))
         return value_at(node[name], key[len(name) + 1 :])
@@ -202,10 +208,21 @@ def warning(rule_id: str, key: str, message: str, fix: str, *, value: Any = _AT_
     return Finding(Severity.warning, rule_id, key, value, message, fix)
 
 
+def error_if(fatal: bool) -> Callable[..., Finding]:
+    """Returns `error` where something is fatal, else `warning`."""
+    if fatal:
+        return error
+    return warning
+
+
 def forbids_start(findings: list[Finding], strict: bool) -> bool:
     """Tells whether these findings forbid a start. `strict` counts warnings as well."""
     fatal = {Severity.error, Severity.warning} if strict else {Severity.error}
     return any(finding.severity in fatal for finding in findings)
+
+
+# The origin of a value that no file and no word of the command line set.
+DEFAULTS = "schema"
 
 
 def report_lines(finding: Finding, width: int) -> list[str]:
@@ -213,7 +230,10 @@ def report_lines(finding: Finding, width: int) -> list[str]:
 
     No line that can be broken is wider than `width`.
     """
-    origin = _wrap_label("    from: ", finding.origin, width) if finding.origin else []
+    origin: list[str] = []
+    # That a value is the default, its user knows: nobody wrote it.
+    if finding.origin and finding.origin != DEFAULTS:
+        origin = _wrap_label("    from: ", finding.origin, width)
     return [
         *_wrap_label("", f"{finding.severity} [{finding.rule_id}] {finding.key}={finding.value}", width),
         *_wrap_label("    ", finding.message, width),

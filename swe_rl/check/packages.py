@@ -10,10 +10,11 @@ Invariants:
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, value_at, warning
+from swe_rl.check.findings import Finding, Host, error_if, rule_about, value_at
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.choices import (
     OWN_ROWS,
+    TRAININGS,
     EngineKind,
     GradingKind,
     ImagesAction,
@@ -26,11 +27,12 @@ from swe_rl.config.choices import (
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
-from swe_rl.facts.sizes import VLLM_COMMAND, asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
+from swe_rl.facts.server_arguments import VLLM_COMMAND
+from swe_rl.facts.sizes import asks_model, asks_ray, gpus_needed, gpus_there, uses_no_gpu
 from swe_rl.host.packages import REQUIRED, allowed_versions, install_command, not_installed
 
-_ACTS = frozenset({JobName.train, JobName.rollout, JobName.eval})  # these run agents in sandboxes
-_TRAINS = frozenset({JobName.train, JobName.sft})
+_ACTS = TRAININGS | {JobName.rollout, JobName.eval}  # these run agents in sandboxes
+_TRAINS = TRAININGS | {JobName.sft}
 _COMPUTES = _ACTS | {JobName.sft, JobName.export}
 _SAMPLES = _ACTS | {JobName.serve}
 _READS = _ACTS | {JobName.prepare, JobName.validate, JobName.images}
@@ -59,7 +61,10 @@ def packages_there(config: Config, host: Host) -> Iterator[Finding]:
     job = config.job.name
     needs = [need for need in NEEDS if need.wanted(config, host, job)]
     missing = _absent_packages(needs, host)
-    there = host.gpus() if host.answers and missing and not host.submitted else gpus_there(config.hardware)
+    if host.answers and missing and not host.submitted:
+        there = host.gpus()
+    else:
+        there = gpus_there(config.hardware)
     if missing and gpus_needed(config) <= there:  # otherwise it is refused for them, or runs elsewhere
         yield _missing_finding(config, host, missing)
     for need in {need.package: need for need in needs}.values():
@@ -80,7 +85,9 @@ def refuse_missing(error: ModuleNotFoundError, host: Host) -> UserError | None:
     if module in REQUIRED:
         return UserError(not_installed(module))
     need = next((need for need in NEEDS if need.package.replace("-", "") == module), None)
-    return _absence_error(need, host) if need else None
+    if not need:
+        return None
+    return _absence_error(need, host)
 
 
 def require_here(config: Config, host: Host) -> None:
@@ -113,7 +120,7 @@ def _missing_finding(config: Config, host: Host, missing: list[Need]) -> Finding
     message = f"needs {_join_names([*named, *others])}, which {'is' if len(missing) == 1 else 'are'} not installed here"
     if host.submitted:
         message += "; SLURM starts the job with this Python"
-    make = warning if host.submitted else error
+    make = error_if(not host.submitted)
     return make("packages", key, message, _way_out(config, host, missing))
 
 
@@ -136,7 +143,7 @@ def _find_untried(config: Config, host: Host, need: Need) -> Iterator[Finding]:
         return
     oldest = min(Version(part.version) for specifiers in tried for part in specifiers if part.operator in (">=", "=="))
     message = f"{need.package} {version} is installed; swe_rl was tried with {' or '.join(allowed)}"
-    make = error if release < oldest else warning
+    make = error_if(release < oldest)
     yield make("packages", need.key, message, _way_out(config, host, [need]))
 
 
@@ -158,8 +165,12 @@ def _extra_for(config: Config, need: Need) -> str:
     torch comes in two builds. vLLM's for CPUs is a package of its own, which no extra has.
     """
     if not uses_no_gpu(config.layout):
-        return "gpu" if need.extra == "cpu" else need.extra
-    return "" if need.package == _VLLM else need.extra
+        if need.extra == "cpu":
+            return "gpu"
+        return need.extra
+    if need.package == _VLLM:
+        return ""
+    return need.extra
 
 
 def _uses_torch(config: Config, job: JobName) -> bool:
@@ -193,7 +204,7 @@ def _sends_by_vllm(config: Config, _: Host, job: JobName) -> bool:
     The trainer's end of NCCL is vLLM's, whatever the servers are started with.
     """
     is_sent = config.engine.kind is not EngineKind.embedded and not uses_no_gpu(config.layout)
-    return job is JobName.train and is_sent and config.trainer.weight_sync is WeightSync.nccl
+    return job in TRAININGS and is_sent and config.trainer.weight_sync is WeightSync.nccl
 
 
 def _uses_containers(config: Config, _: Host, job: JobName) -> bool:
@@ -216,10 +227,14 @@ def _fetches_images(config: Config, _: Host, job: JobName) -> bool:
 
 def _data_sets(config: Config, job: JobName) -> list[str]:
     env = config.env
-    if env.name in ("bugs", "verifiers") or job not in _READS:
+    if env.name in ("bugs", "openenv", "verifiers") or job not in _READS:
         return []
     evaluated = env.eval_dataset or env.dataset
-    return [evaluated] if job is JobName.eval else [env.dataset] if job is JobName.rollout else [env.dataset, evaluated]
+    if job is JobName.eval:
+        return [evaluated]
+    if job is JobName.rollout:
+        return [env.dataset]
+    return [env.dataset, evaluated]
 
 
 def _hub_data(config: Config, host: Host, job: JobName) -> bool:

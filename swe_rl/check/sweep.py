@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.findings import Finding, error, warning
 from swe_rl.config.choices import JobName, RuntimeKind
-from swe_rl.config.compose import Composed, config_hash, flatten_config
+from swe_rl.config.compose import Composed
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.launcher import is_slurm, slurm_settings, starts_processes
 from swe_rl.config.parts import asked_config

@@ -11,8 +11,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,7 @@ from swe_rl.check.check import check_config
 from swe_rl.check.findings import Finding, Host, error, forbids_start
 from swe_rl.check.packages import require_here
 from swe_rl.check.sweep import check_sweep, list_numbers
-from swe_rl.config.choices import JobName, OutputFormat
+from swe_rl.config.choices import TRAININGS, JobName, OutputFormat
 from swe_rl.config.compose import Composed, from_tree, given_overrides, resolved_yaml
 from swe_rl.config.launcher import is_slurm
 from swe_rl.config.ranges import replace_out_of_range
@@ -40,7 +40,7 @@ from swe_rl.host.terminal import status_after_output
 from swe_rl.job.export import with_model_folder
 from swe_rl.logger.failure import print_finding, report_failure
 from swe_rl.run.which_folder import WRITTEN_FIRST, choose_folder, earlier_of, folder_of_ended, remove_untouched
-from swe_rl.submission.freeze import code_of, other_packages, verify_frozen
+from swe_rl.submission.freeze import code_of, other_packages, restore_times, verify_frozen
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -80,7 +80,7 @@ def _is_figure(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-_WITH_FOLDER = {JobName.train, JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime}
+_WITH_FOLDER = TRAININGS | {JobName.rollout, JobName.eval, JobName.sft, JobName.serve, JobName.runtime}
 FOLDERLESS = frozenset(JobName) - _WITH_FOLDER
 
 
@@ -121,7 +121,9 @@ def guard_all(jobs: Sequence[Composed]) -> bool:
             said.setdefault(key, []).append(number)
             findings_by_key.setdefault(key, finding)
     for key, numbers in said.items():
-        where = "" if len(numbers) == len(jobs) else f"job {list_numbers(numbers, 8)}: "
+        where = ""
+        if len(numbers) != len(jobs):
+            where = f"job {list_numbers(numbers, 8)}: "
         print_finding(findings_by_key[key], sys.stderr, where)
     whole = check_sweep(jobs)
     for finding in whole:
@@ -203,23 +205,43 @@ def run_in_folder(tree: "DictConfig", *, again: bool = True) -> Ended:
     hydra: Any = HydraConfig.instance().cfg
     folder = Path(hydra.hydra.runtime.output_dir)
     was_empty = not any(folder.iterdir())
+    # The next job of a local sweep runs in this process, too.
+    with _environment_of_before():
+        try:
+            return _run_composed(tree, hydra, folder, again=again)
+        except Exception as error:
+            status = report_failure(error, folder)
+            if status == UserError.exit_status and was_empty:
+                remove_untouched(folder)
+                with suppress(OSError):
+                    folder.parent.rmdir()
+            return Ended(status)
+
+
+def _run_composed(tree: "DictConfig", hydra: Any, folder: Path, *, again: bool) -> Ended:
+    number = _job_number(hydra)
+    restore_times(folder, number, tree)
+    composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
+    verify_frozen(folder, number, composed)
+    _print_findings(other_packages(folder, number))
+    os.environ.update(composed.config.hardware.env_vars)
+    use_code(code_of(folder, number, composed.config.job.code))
+    if not may_start(composed, again=again):
+        return Ended(2)
+    status, config = _start_job(composed, folder, tree, hydra)
+    return Ended(status, None if status else read_objective(config, folder))
+
+
+@contextmanager
+def _environment_of_before() -> Iterator[None]:
+    """Gives the variables of this process back when the block ends."""
+    before = dict(os.environ)
     try:
-        composed = from_tree(tree, hydra.hydra, given_overrides(hydra.hydra.overrides.task))
-        verify_frozen(folder, _job_number(hydra), composed)
-        _print_findings(other_packages(folder, _job_number(hydra)))
-        os.environ.update(composed.config.hardware.env_vars)
-        use_code(code_of(folder, _job_number(hydra), composed.config.job.code))
-        if not may_start(composed, again=again):
-            return Ended(2)
-        status, config = _start_job(composed, folder, tree, hydra)
-        return Ended(status, None if status else read_objective(config, folder))
-    except Exception as error:
-        status = report_failure(error, folder)
-        if status == UserError.exit_status and was_empty:
-            remove_untouched(folder)
-            with suppress(OSError):
-                folder.parent.rmdir()
-        return Ended(status)
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _job_number(hydra: "DictConfig") -> int | None:
@@ -262,7 +284,10 @@ def _start_job(composed: Composed, folder: Path, tree: "DictConfig", hydra: "Dic
 
 def _refuse_foreign(folder: Path) -> None:
     """Raises UserError if the folder has somebody's own files of the names that a start writes."""
-    theirs = [] if (folder / ".hydra").is_dir() else [name for name in WRITTEN_FIRST if (folder / name).exists()]
+    if (folder / ".hydra").is_dir():
+        theirs = []
+    else:
+        theirs = [name for name in WRITTEN_FIRST if (folder / name).exists()]
     if theirs:
         raise UserError(
             f"{folder} has a {min(theirs)} that is no run's, and a run would write its own over it. Take another "
@@ -271,7 +296,8 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _job_module(name: JobName) -> Any:
-    return import_module(f"swe_rl.job.{name}")
+    """Returns the module of a job. Trainings have one loop: their algorithm makes the difference."""
+    return import_module(f"swe_rl.job.{JobName.train if name in TRAININGS else name}")
 
 
 def _write_hydra_folder(folder: Path, given: list[str], tree: "DictConfig", hydra: "DictConfig") -> None:

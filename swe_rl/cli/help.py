@@ -1,7 +1,7 @@
-"""This module prints `python -m swe_rl --help`: jobs, groups with their options, three examples.
+"""This module prints `python -m swe_rl --help`: jobs, groups with their options, examples.
 
 Invariants:
-- The text is read from conf/ itself, so that it cannot go stale.
+- Jobs, groups and options are read from conf/ itself, so that they cannot go stale.
 - Standard library only; Hydra is not imported.
 - No line is longer than the columns that are asked for, unless a word is.
 """

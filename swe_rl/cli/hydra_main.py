@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swe_rl.cli.dispatch import JobFailed, run_in_folder
+from swe_rl.config.composition.sweeps import offer_sweeps
 from swe_rl.config.explain import ConfigError, explain_errors
-from swe_rl.config.folders import conf_dir
+from swe_rl.config.folders import conf_dir, sweeps_dir
 from swe_rl.config.foreign_keys import describe_unit, our_key
 from swe_rl.config.hydra_internals import arguments_parser
 from swe_rl.config.keys import is_legal, nearest_keys
@@ -73,8 +74,11 @@ def through_hydra(
     argv = [sys.argv[0], *(text for text in arguments if text not in given), *overrides]
     if conf is not None and config_dir is not None:
         argv[1:1] = ["--config-dir", str(config_dir)]
-    checked = overrides if checked is None else checked
-    with _set_argv(argv), _set_variable("HYDRA_FULL_ERROR", "1"), explain_errors(checked, config_dir):
+    if checked is None:
+        checked = overrides
+    # Frozen sweeps are beside the frozen conf/.
+    sweeps = offer_sweeps(conf.parent / sweeps_dir().name if conf else sweeps_dir())
+    with _set_argv(argv), _set_variable("HYDRA_FULL_ERROR", "1"), sweeps, explain_errors(checked, config_dir):
         hydra.main(config_path=str(conf or conf_dir()), config_name="config", version_base="1.3")(task)()
 
 
@@ -84,7 +88,9 @@ class _Parser(argparse.ArgumentParser):
         known = {flag: key for flag, _, _ in flags if (key := _key_of(flag))}
         meant = [f"{known[flag]}={value or 'VALUE'}" for flag, _, value in flags if flag in known]
         units = "".join(describe_unit(key) for flag, key in known.items() if our_key(flag))
-        hint = f" Did you mean {' '.join(meant)}?{units}" if meant else ""
+        hint = ""
+        if meant:
+            hint = f" Did you mean {' '.join(meant)}?{units}"
         raise ConfigError(f"{message[0].upper()}{message[1:]}.{hint} `python -m swe_rl --help` lists what there is.")
 
 

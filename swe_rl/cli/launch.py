@@ -29,18 +29,20 @@ from swe_rl.cli.dispatch import (
 from swe_rl.cli.hydra_main import no_task, parse_arguments, run_jobs, through_hydra
 from swe_rl.cli.trials import BASIC, SWEEPERS, refuse_unfit, run_trials
 from swe_rl.config import yaml_text
-from swe_rl.config.choices import JobName
+from swe_rl.config.choices import TRAININGS, JobName
 from swe_rl.config.compose import Composed, compose, compose_all, compose_fixed, expand_sweep
 from swe_rl.config.environment import read_dotenv
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import LAUNCHERS
 from swe_rl.config.launcher import is_slurm, quote_value, starts_processes
-from swe_rl.config.secrets import MASK, hide_secrets, mask_text, mask_tree
+from swe_rl.config.secrets import hide_secrets, mask_text, mask_tree
 from swe_rl.facts.sizes import gpus_needed
+from swe_rl.files.redactor import MASK
 from swe_rl.logger.failure import INTERRUPTED, report_failure
 from swe_rl.submission.freeze import FOLDER as FROZEN
 from swe_rl.submission.freeze import Frozen, freeze_jobs, use_frozen_code
 
+_HARDWARE = "hardware"
 # A dry run that names no launcher takes this one.
 _SLURM = "submitit_slurm"
 _NO_DETACH = (
@@ -48,7 +50,7 @@ _NO_DETACH = (
     "hydra/launcher=submitit_slurm, or leave job.detach out."
 )
 # `--multirun` compares these at its end.
-COMPARED = frozenset({JobName.train, JobName.rollout, JobName.eval})
+COMPARED = TRAININGS | {JobName.rollout, JobName.eval}
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -95,7 +97,7 @@ def _run_several(flags: argparse.Namespace, overrides: list[str], config_dir: Pa
         jobs = _compose_jobs(overrides, config_dir)
     if _checks_a_start(jobs[0]):
         if is_slurm(jobs[0].launcher_settings):
-            overrides, jobs = _without_this_machine(overrides, jobs, config_dir)
+            jobs = _without_this_machine(jobs, config_dir)
         elif jobs[0].config.job.detach:
             raise ConfigError(_NO_DETACH.format(jobs[0].launcher))
     if all(job.config.job.name in FOLDERLESS for job in jobs):
@@ -137,24 +139,23 @@ def _checks_a_start(composed: Composed) -> bool:
     return (job.of if job.name is JobName.check else job.name) not in FOLDERLESS
 
 
-def _without_this_machine(
-    overrides: list[str], jobs: list[Composed], config_dir: Path | None
-) -> tuple[list[str], list[Composed]]:
-    """Replaces hardware=auto, which would ask for this machine's cores and memory, as SLURM's jobs run elsewhere.
+def _without_this_machine(jobs: list[Composed], config_dir: Path | None) -> list[Composed]:
+    """Returns the jobs, with other hardware for those that have hardware=auto: it would ask for this machine's
+    cores and memory, and SLURM's jobs run elsewhere.
 
     Jobs without GPUs ask for what the tiny model needs. Raises ConfigError if GPUs are wanted: nobody said which.
     """
-    if not any(job.choices.get("hardware") == AUTO for job in jobs):
-        return overrides, jobs
-    wanting = next((job for job in jobs if job.choices.get("hardware") == AUTO and gpus_needed(job.config)), None)
+    numbers = [number for number, job in enumerate(jobs) if job.choices.get(_HARDWARE) == AUTO]
+    wanting = next((jobs[number].config for number in numbers if gpus_needed(jobs[number].config)), None)
     if wanting is not None:
         raise ConfigError(
             f"hardware=auto describes this machine, and SLURM starts the jobs elsewhere: layout="
-            f"{wanting.config.layout.name} needs {gpus_needed(wanting.config)} GPUs there. Say what the cluster has: "
+            f"{wanting.layout.name} needs {gpus_needed(wanting)} GPUs there. Say what the cluster has: "
             "hardware=h100x8, or another option of conf/hardware/, with hardware.partition=NAME."
         )
-    overrides = [*overrides, f"hardware={WITHOUT_GPUS}"]
-    return overrides, _compose_jobs(overrides, config_dir)
+    elsewhere = [[*jobs[number].overrides, f"{_HARDWARE}={WITHOUT_GPUS}"] for number in numbers]
+    replaced = dict(zip(numbers, compose_all(elsewhere, config_dir), strict=True))
+    return [replaced.get(number, job) for number, job in enumerate(jobs)]
 
 
 def _compose_jobs(overrides: list[str], config_dir: Path | None) -> list[Composed]:
@@ -207,7 +208,10 @@ def start_submitted(folder: Path, number: int, slurm_id: str) -> int:
     try:
         submission = read_submission(folder)
         job = submission.jobs[number]
-        config_dir = None if submission.config_dir is None else folder / submission.config_dir
+        if submission.config_dir is None:
+            config_dir = None
+        else:
+            config_dir = folder / submission.config_dir
         more = _of_sweep(folder / job.folder, number, slurm_id)
         return run_jobs([], [*job.overrides, *more], config_dir, folder / FROZEN / "conf")
     except (KeyboardInterrupt, Exception) as error:
@@ -283,7 +287,10 @@ def _show_config(flags: argparse.Namespace, run_hydra: Callable[[], None]) -> in
         with redirect_stdout(printed):
             run_hydra()
     except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, int):
+            status = ended.code
+        else:
+            status = int(ended.code is not None)
     text = printed.getvalue()
     sys.stdout.write(_masked_yaml(text, flags.package) if flags.cfg else mask_text(text))
     sys.stdout.flush()

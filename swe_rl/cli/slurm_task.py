@@ -35,7 +35,9 @@ def job_id(environ: "os._Environ[str] | dict[str, str]") -> str:
     from swe_rl.hardware.slurm.jobs import current_allocation
 
     here = current_allocation(environ)
-    return here.job_id if here is not None else ""
+    if here is None:
+        return ""
+    return here.job_id
 
 
 def show_markers() -> None:

@@ -56,7 +56,7 @@ def refuse_unfit(fixed: Composed) -> None:
     said = f"{SWEEPERS}={fixed.choices.get(SWEEPERS)} chooses the next trials by what came of the last ones"
     job = asked_config(fixed.config).job
     if job.name in FOLDERLESS:
-        raise ConfigError(f"{said}, and job={job.name} measures nothing: job=train, rollout or eval does.")
+        raise ConfigError(f"{said}, and job={job.name} measures nothing: job=train, rft, rollout or eval does.")
     if job.objective is None:
         raise ConfigError(f"{said}. Say which figure of summary.json counts: job.objective=resolved_rate_after.")
     if is_slurm(fixed.launcher_settings) or job.dry_run:
@@ -144,7 +144,9 @@ def read_trials(folder: Path) -> list[Trial]:
 
 
 def _trial_line(trial: Trial) -> str:
-    came_of = "failed" if trial.objective is None else f"{trial.objective:.6g}"
+    came_of = "failed"
+    if trial.objective is not None:
+        came_of = f"{trial.objective:.6g}"
     return f"trial {trial.number:<4}{came_of:<14}{' '.join(trial.overrides)}"
 
 

@@ -37,8 +37,9 @@ class ExtensionKind(StrEnum):
     sandbox = "sandbox"
 
 
-# What `job=new` writes: a package of any ExtensionKind, or a task: a record of a change of your own repository.
-NewKind = StrEnum("NewKind", [*ExtensionKind, "task", "tiny_model"])  # type: ignore[misc]  # mypy wants its members literally
+# What `job=new` writes: a package with a class of any ExtensionKind, a package with five of them, a task (a record of a
+# change of your own repository), or a tiny model.
+NewKind = StrEnum("NewKind", [*ExtensionKind, "package", "task", "tiny_model"])  # type: ignore[misc]  # mypy wants its members literally
 
 
 class RoutingReplay(StrEnum):
@@ -64,6 +65,7 @@ class JobName(StrEnum):
     rollout = "rollout"
     eval = "eval"
     sft = "sft"
+    rft = "rft"
     check = "check"
     plan = "plan"
     simulate = "simulate"
@@ -80,6 +82,10 @@ class JobName(StrEnum):
     status = "status"
     logs = "logs"
     view = "view"
+
+
+# These jobs sample attempts, learn from them and evaluate: in one loop, with the same records.
+TRAININGS = frozenset({JobName.train, JobName.rft})
 
 
 class Objective(StrEnum):
@@ -107,6 +113,12 @@ class ImagesAction(StrEnum):
 class OutputFormat(StrEnum):
     table = "table"
     json = "json"
+
+
+class CompareFigures(StrEnum):
+    auto = "auto"  # learning where a run trains, throughput elsewhere
+    learning = "learning"  # reward and held-out rate
+    throughput = "throughput"  # tokens per second
 
 
 class ExportType(StrEnum):
@@ -210,6 +222,15 @@ class Capture(StrEnum):
     retokenize = "retokenize"
 
 
+class CompactionKind(StrEnum):
+    """Says what becomes of a conversation that nearly fills its context."""
+
+    none = "none"  # it goes on until it is full, and ends as context_overflow
+    summary = "summary"  # the policy writes a summary, which takes the place of the older messages
+    drop_observations = "drop_observations"  # a line with their length takes the place of older observations
+    window = "window"  # the newest messages alone stay
+
+
 class InstanceChoice(StrEnum):
     uniform = "uniform"  # each once an epoch
     informative = "informative"  # those that are solved about half the time more often
@@ -229,12 +250,10 @@ class OutcomeReward(StrEnum):
 
 
 class TrickPolicy(StrEnum):
-    """Says what a trick brings. `zero`: the reward of a failed test run; `mask`: no reward, not trained; `count`: as
-    the tests say, counted."""
+    """Says what a trick brings. `zero`: the reward of a failed test run; `mask`: no reward, not trained."""
 
     zero = "zero"
     mask = "mask"
-    count = "count"  # type: ignore[assignment]  # hides a method of strings that nobody asks of it
 
 
 class AdvantageKind(StrEnum):
@@ -245,9 +264,12 @@ class AdvantageKind(StrEnum):
     reinforce_pp_baseline = "reinforce_pp_baseline"  # ... less the group's mean first
     gae = "gae"  # PPO: of each token, by a critic
     teacher = "teacher"  # distillation: of each token, by another model
+    kept = "kept"  # rejection sampling: 1 for attempts that are kept, all others are not trained
 
 
 FOUND_BY_TRAINER = frozenset({AdvantageKind.gae, AdvantageKind.teacher})
+# With these an attempt teaches whatever the others of its group did.
+COMPARES_NOTHING = FOUND_BY_TRAINER | {AdvantageKind.reinforce_pp, AdvantageKind.kept}
 
 
 class PolicyLoss(StrEnum):
@@ -255,6 +277,7 @@ class PolicyLoss(StrEnum):
     gspo = "gspo"  # the clipped ratio of the whole trajectory, by the token
     gspo_token = "gspo_token"  # ... with each token's own correction
     cispo = "cispo"  # the clipped ratio as a constant weight of the log-probability
+    nll = "nll"  # the log-probability alone, which imitates
 
 
 class KlPlace(StrEnum):
@@ -263,7 +286,10 @@ class KlPlace(StrEnum):
 
 
 class KlEstimator(StrEnum):
-    """Estimates KL(policy || reference) by the token that was sampled; docs/loss.md says what each descends."""
+    """Estimates KL(policy || reference) by the token that was sampled.
+
+    docs/engineering/loss.md says what each descends.
+    """
 
     k1 = "k1"
     k2 = "k2"
@@ -323,18 +349,23 @@ class LoraServing(StrEnum):
 
 
 class WeightSync(StrEnum):
-    auto = "auto"  # the fastest way that this layout and engine allow: docs/weights.md
+    auto = "auto"  # the fastest way that this layout and engine allow: docs/engineering/weights.md
     nccl = "nccl"  # vLLM's own weight transfer; without GPUs over gloo
     ipc = "ipc"  # through memory of a GPU that engine and trainer share
     disk = "disk"
 
 
 class Verbosity(StrEnum):
-    """Says what a run prints on the console; `run.log` has the lines of `normal` in any case."""
+    """Says what a run prints on the console; `run.log` has the lines of `verbose` in any case."""
 
     quiet = "quiet"  # how it begins and ends, and warnings
     normal = "normal"  # and a line for each step and evaluation, and what is under way
+    verbose = "verbose"  # and all figures of a step; what check and plan say of themselves, too
     debug = "debug"  # and a line for each trajectory
+
+    @property
+    def has_details(self) -> bool:
+        return self in (Verbosity.verbose, Verbosity.debug)
 
 
 class WandbMode(StrEnum):

@@ -6,77 +6,45 @@ Invariants:
 - No folder is created and nothing is started.
 """
 
-import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.config.choices import ExtensionKind, SandboxKind
+from swe_rl.config.composition.omegaconf_internals import plain_values
 from swe_rl.config.composition.trees import choices_of, compose_tree, ready_hydra
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.explain import ConfigError, explain_errors, groups_of
 from swe_rl.config.folders import find_offered, option_names
 from swe_rl.config.hydra_internals import decides_as_it_goes, sets_tables, sweep_jobs
 from swe_rl.config.launcher import is_slurm, misspelled_keys, no_such_setting
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.config.secrets import hide_secrets, mask_value
+from swe_rl.config.secrets import hide_secrets
 from swe_rl.config.store import freeze_tree, from_home, other_kind
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig, ListConfig
 
-# These keys do not change the result of a run, or are paths: two runs that differ in nothing else are the same run.
-_UNHASHED_GROUPS = ("job", "mine", "paths", "logger", "runtime", "hardware")
 _JOBS_PER_WORKER = 32  # To start a process costs about as much as to compose ten jobs of the same options.
-_HASHED_TABLE = "hardware.env_vars."  # What the run's processes read may change what they compute.
-_UNHASHED_KEYS = (
-    "name",
-    "trainer.resume",
-    "sft.output",
-    "layout.name",
-    "layout.trainer_gpus",  # The sums are the same in another order: a run goes on with more or fewer ranks.
-    "layout.trainer_ranks",
-    "layout.sequence_parallel",
-    "layout.expert_parallel",
-    "layout.shard_ranks",
-    "trainer.max_tokens_per_micro_batch",  # A run that ran out of memory goes on with these.
-    "trainer.activation_checkpointing",
-    "trainer.offload_optimizer",
-    "trainer.collective_timeout_s",
-    "trainer.max_restarts",
-    "trainer.keep_checkpoints",  # A run that filled its disk goes on with fewer.
-    "trainer.weight_sync",  # The weights are the same by another way.
-    "rollout.max_wait_s",  # This is patience, as is the next.
-    "engine.max_away_s",
-    "engine.key",  # A key may be replaced, and an evaluation that spent its budget goes on with a larger one.
-    "engine.budget",
-    "engine.budget_tokens",
-    "engine.price_in",
-    "engine.price_out",
-    "engine.price_cached",
-    "engine.call_timeout_s",
-    "rollout.typical_trajectory_tokens",  # This is for estimates, as is the workload.
-    "rollout.typical_trajectory_s",
-)
 PATHS = {  # These may begin with `~`; a test knows that no other text of the schema is a path.
     "paths": ("outputs", "scratch", "cache", "sync_to"),
     "job": ("runs", "output", "baseline", "candidate", "workload_from", "checkpoint", "statement", "repository"),
     "runtime": ("shared_dir",),
     "model": ("path",),
-    "env": ("dataset", "eval_dataset", "instances", "probe", "proofs", "siblings"),
+    "env": ("dataset", "eval_dataset", "instances", "scripts", "issues", "probe", "proofs", "siblings"),
     "agent": ("predictions",),
     "algo": ("teacher",),
     "trainer": ("resume",),
-    "sft": ("start", "output"),
+    "sft": ("start", "output", "tools"),
     "mine": ("repository", "lock"),
 }
-_UNHASHED_TABLE = "rollout.workload."
 
 
 @dataclass(frozen=True)
@@ -93,6 +61,7 @@ class Composed:
     launcher_settings: dict[str, Any] = field(default_factory=dict)
     sweep_subdir: str = ""
     sweep_dir: str = ""  # It is resolved: a time in it is that of this composition.
+    times: dict[str, str] = field(default_factory=dict)  # Maps forms to what `${now:FORM}` was in the values.
 
 
 def compose(overrides: Sequence[str] = (), config_dir: Path | None = None) -> Composed:
@@ -150,8 +119,10 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
     choices = {**_find_several(overrides, keys), **choices}
     sources = [str(source.path) for source in hydra.runtime.config_sources if source.schema == "file"]
     values = {key: _resolve_tree(tree, key) for key in keys}
+    times = {form: text for (form,), text in OmegaConf.get_cache(tree).get("now", {}).items()}
     for group, names in PATHS.items():
-        values[group] |= {name: from_home(path) for name in names if (path := values[group][name])}
+        for table in (values[group], *_mix_parts(group, values[group])):
+            table |= {name: from_home(path) for name in names if (path := table[name])}
     _name_extensions(values, choices)
     launcher = _as_table(OmegaConf.to_container(hydra.launcher, resolve=False) if hydra.launcher else {})
     sweep = _as_table(OmegaConf.to_container(hydra.sweep, resolve=False))
@@ -167,6 +138,7 @@ def from_tree(tree: "DictConfig", hydra: "DictConfig", overrides: Sequence[str])
         launcher_settings=launcher,
         sweep_subdir=str(sweep["subdir"]),
         sweep_dir=_folder_of_sweeps(hydra, sweep),
+        times=times,
     )
 
 
@@ -202,13 +174,41 @@ def _name_extensions(values: dict[str, Any], choices: dict[str, str]) -> None:
                 f"{kind}={choices[kind]} names {len(theirs)} options that are not part of swe_rl. A run has one {kind} "
                 f"of your own: write one that calls the others, or choose one of {', '.join(theirs)}."
             )
-        if isinstance(group, dict) and isinstance(target := group.get("_target_"), str):
-            name = str(group.get("name"))
-            if not name or (name in (*shipped[kind], "default") and not target.startswith("swe_rl.")):
-                group["name"] = theirs[0] if theirs else target.rpartition(".")[2]
+        if isinstance(group, dict):
+            _name_own_class(group, theirs, shipped[kind])
+    of_env = shipped[ExtensionKind.env]
+    for name, part in _named_parts(values[ExtensionKind.env]).items():
+        option = choices.get(f"env@env.mix.{name}", "")
+        _name_own_class(part, [option] if option and option not in of_env else [], of_env)
     sandbox = values[ExtensionKind.sandbox]
     if isinstance(sandbox, dict) and sandbox.get("kind") == SandboxKind.process and _is_own(sandbox):
         sandbox["kind"] = SandboxKind.custom
+
+
+def _name_own_class(group: dict[str, Any], theirs: Sequence[str], shipped: Sequence[str]) -> None:
+    """Names a user's class after `theirs`, the chosen options of the user's own, or else after itself."""
+    if not isinstance(target := group.get("_target_"), str):
+        return
+    name = str(group.get("name"))
+    if not name or (name in (*shipped, "default") and not target.startswith("swe_rl.")):
+        if theirs:
+            group["name"] = theirs[0]
+        else:
+            group["name"] = target.rpartition(".")[2]
+
+
+def _mix_parts(group: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the parts of a mix, each of which has the keys of an environment; of another group nothing."""
+    if group != "env":
+        return []
+    return list(_named_parts(values).values())
+
+
+def _named_parts(values: Any) -> dict[str, dict[str, Any]]:
+    """Returns the parts of the mix in the values of `env`."""
+    if not isinstance(values, dict) or not isinstance(values["mix"], dict):
+        return {}
+    return {name: part for name, part in values["mix"].items() if isinstance(part, dict)}
 
 
 def _is_own(sandbox: dict[str, Any]) -> bool:
@@ -217,7 +217,7 @@ def _is_own(sandbox: dict[str, Any]) -> bool:
 
 def _resolve_tree(tree: "DictConfig", key: str) -> Any:
     """Returns plain values. A copy of the tree without Hydra's own part would cost as much as all the rest."""
-    from omegaconf import Container, OmegaConf
+    from omegaconf import Container
     from omegaconf.errors import InterpolationValidationError
 
     try:
@@ -227,7 +227,7 @@ def _resolve_tree(tree: "DictConfig", key: str) -> Any:
     else:
         if not isinstance(node, Container):
             return node
-        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        return plain_values(node)
     raise ValueError(refused)  # In the handler OmegaConf's own words would be its cause.
 
 
@@ -300,38 +300,6 @@ def given_overrides(node: "ListConfig") -> list[str]:
     texts = OmegaConf.to_container(node, resolve=False)
     assert isinstance(texts, list)
     return [str(text) for text in texts]
-
-
-def flatten_config(config: Config) -> dict[str, Any]:
-    """Maps full keys to values in order of declaration, with secrets masked. Enum members become their names, tuples
-    lists."""
-    return dict(_flat_items(config, ""))
-
-
-def _flat_items(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if is_dataclass(node):
-        node = {item.name: getattr(node, item.name) for item in fields(node)}
-    if isinstance(node, dict) and (node or not key):
-        for name, value in node.items():
-            yield from _flat_items(value, f"{key}.{name}" if key else name)
-    elif isinstance(node, tuple):
-        yield key, [mask_value(key, item) for item in node]  # JSON writes tuples inside of it as lists
-    else:
-        value = mask_value(key, node)
-        yield key, str(value) if isinstance(value, str) else value
-
-
-def config_hash(config: Config) -> str:
-    """Returns sixteen hex digits, the same for two runs that would compute the same; see `_UNHASHED_KEYS`."""
-    values = {
-        key: value
-        for key, value in flatten_config(config).items()
-        if key not in _UNHASHED_KEYS
-        and not key.startswith(_UNHASHED_TABLE)
-        and (key.partition(".")[0] not in _UNHASHED_GROUPS or key.startswith(_HASHED_TABLE))
-    }
-    text = json.dumps(values, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def resolved_yaml(composed: Composed) -> str:

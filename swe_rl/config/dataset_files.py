@@ -8,6 +8,8 @@ Invariants:
 import re
 from collections.abc import Sequence
 
+from swe_rl.errors import count_noun
+
 ENDINGS = (".jsonl", ".json", ".parquet")
 # `save_to_disk` of the library datasets writes these files, and such a folder is not a set of files of splits.
 SAVED = ("dataset_dict.json", "dataset_info.json")
@@ -50,7 +52,9 @@ def no_such_instances(missing: Sequence[str], known: Sequence[str]) -> str:
     shown = ", ".join(missing[:_SHOWN_IDS])
     if len(missing) > _SHOWN_IDS:
         shown = f"{shown} and {len(missing) - _SHOWN_IDS} more"
-    verb = "are" if len(missing) > 1 else "is"
+    verb = "is"
+    if len(missing) > 1:
+        verb = "are"
     examples = " and ".join(known[:2])
-    instances = f"{len(known)} instance{'' if len(known) == 1 else 's'}"
+    instances = count_noun(len(known), "instance")
     return f"{shown or 'none'} {verb} {'not ' if missing else ''}among the {instances} (such as {examples})"

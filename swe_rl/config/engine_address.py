@@ -46,14 +46,18 @@ def usual_sockets(kind: SandboxKind, environment: Mapping[str, str]) -> list[str
     if kind is SandboxKind.podman:
         rootless = f"{runtime}/podman/podman.sock"
         system = "/run/podman/podman.sock"
-        return [system, rootless] if os.getuid() == 0 else [rootless, system]
+        if os.getuid() == 0:
+            return [system, rootless]
+        return [rootless, system]
     return [f"{runtime}/docker.sock", "/var/run/docker.sock", f"{home}/.docker/run/docker.sock"]
 
 
 def given_address(config: SandboxConfig, environment: Mapping[str, str]) -> str:
     """Returns the address that the configuration or the environment names, or an empty text if only the usual sockets
     are left."""
-    names = ("CONTAINER_HOST", "DOCKER_HOST") if config.kind is SandboxKind.podman else ("DOCKER_HOST",)
+    names = ["DOCKER_HOST"]
+    if config.kind is SandboxKind.podman:
+        names.insert(0, "CONTAINER_HOST")
     return config.host or next((environment[name] for name in names if environment.get(name)), "")
 
 

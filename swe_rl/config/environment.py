@@ -12,8 +12,9 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.secrets import MASK, is_secret_key, mask_text
+from swe_rl.config.secrets import is_secret_key, mask_text
 from swe_rl.errors import UserError
+from swe_rl.files.redactor import MASK
 from swe_rl.host.gpus import visible_devices
 
 # Says for each variable what it decides.
@@ -50,7 +51,8 @@ def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = Non
 
     Raises UserError for a file that cannot be read.
     """
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     path = folder / ".env"
     if not path.is_file():
         return []
@@ -69,7 +71,8 @@ def read_dotenv(folder: Path, environment: MutableMapping[str, str] | None = Non
 
 def origin_of(name: str, environment: Mapping[str, str] | None = None) -> str:
     """Returns `environment` or `.env`, or an empty text if the variable is not set."""
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     if not environment.get(name):
         return ""
     if name in environment.get(_FROM_FILE, "").split(","):
@@ -92,16 +95,25 @@ def key_of(environment: Mapping[str, str], *names: str) -> str | None:
 def describe_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Describes each honoured variable: its value or `***`, where it came from and what it decides; or that it is not
     set."""
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     rows = {}
     for name, purpose in HONOURED.items():
         origin = origin_of(name, environment)
-        value = MASK if is_secret_key(f"env_vars.{name}") else mask_text(environment.get(name, ""))
-        rows[name] = f"{value} (from: {origin}) -> {purpose}" if origin else f"not set -> {purpose}"
+        if is_secret_key(f"env_vars.{name}"):
+            value = MASK
+        else:
+            value = mask_text(environment.get(name, ""))
+        if origin:
+            rows[name] = f"{value} (from: {origin}) -> {purpose}"
+        else:
+            rows[name] = f"not set -> {purpose}"
     return rows
 
 
 def visible_gpus(environment: Mapping[str, str]) -> int | None:
     """Returns how many GPUs CUDA_VISIBLE_DEVICES lets this process see, or None if it says nothing."""
     entries = visible_devices(environment.get("CUDA_VISIBLE_DEVICES"))
-    return None if entries is None else len(entries)
+    if entries is None:
+        return None
+    return len(entries)

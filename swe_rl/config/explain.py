@@ -39,6 +39,8 @@ _OPTIONAL = ("experiment", "sweep")
 _LONGEST_OPTION = 200
 _FLAGS = ("help", "version")
 _NULL_AS_TEXT = " null is no text, unless it has quotes of its own: 'KEY=\"null\"'."
+# A part of a mix has tables of its own, to which the command line may add.
+_IN_PART_TABLE = re.compile(r"env\.mix\.\w+\.(params|columns|eval_columns)\b")
 _ROWS = "The command line changes rows that there are; new ones belong into a file of conf/."
 
 
@@ -74,6 +76,8 @@ def explain_error(error: BaseException, overrides: Sequence[str], config_dir: Pa
     if several := re.match(r"Ambiguous value for argument '(.*?)' 1\. ", text):
         return f"{several.group(1)} lists several values: add --multirun to run each, or write a list as KEY=[a,b]."
     if absent := re.match(r"Could not override '(.*?)'\. (To append|No match)", text):
+        if absent.group(1).partition("=")[0] == "env.mix":
+            return "env.mix: its parts are added one by one: +env@env.mix.NAME=OPTION, then env.mix.NAME.KEY=VALUE."
         if table := row_table(absent.group(1)):
             return f"{absent.group(1)}: {table} has no such row. {_ROWS}"
         if absent.group(1).startswith("hydra.launcher."):
@@ -108,7 +112,7 @@ def _explain_foreign(overrides: Sequence[str]) -> str:
         said = f"{said} As they are: {' '.join(taken)}."
     if others:
         said = f"{said} In another unit or form, or under another meaning: {', '.join(others)}."
-    return f"{said} docs/migration.md has the tables."
+    return f"{said} docs/migration.md says more."
 
 
 def _bad_grammar(override: str, message: str) -> str:
@@ -127,7 +131,10 @@ def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | Non
     if not group:
         return f"There is no file or group {missing!r} in conf/.{_did_you_mean(nearest_words(missing, groups))}"
     named = any(_split_override(text)[0] == group for text in overrides)
-    where = f"{group}={option}" if named else f"{missing} in a defaults list"
+    if named:
+        where = f"{group}={option}"
+    else:
+        where = f"{missing} in a defaults list"
     if not known and group not in groups and group != "hydra/launcher":
         return f"{where}: there is no group {group!r}.{_did_you_mean(nearest_words(group, groups))}"
     return (
@@ -153,6 +160,10 @@ def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
             return _unknown_key(key, override, groups)
         return _explain_word(override, key, groups)
     optional = key in _OPTIONAL
+    if key in groups and (package := placed_at(override)):
+        if sign == "+":
+            return _bad_option(key, override.partition("=")[2].strip(), groups[key])
+        return _no_place(override, key, package)
     if key in groups:
         if optional and not sign:
             return f"{override}: the group {key} is not part of the default composition; write +{override}."
@@ -165,7 +176,9 @@ def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
         return ""
     if not is_legal(key):
         return _unknown_key(key, f"command line: {override}", groups)
-    if sign == "+" and (table := row_table(key)):
+    if sign == "+" and (table := row_table(key)) == "env.mix" and not _IN_PART_TABLE.match(key):
+        return f"{override}: a part of a mix is added with an option of env: +env@env.mix.NAME=OPTION."
+    if sign == "+" and table not in ("", "env.mix"):
         return f"{override}: rows cannot be added to {table} here. {_ROWS}"
     if sign == "~" and key in key_types():
         return (
@@ -174,9 +187,26 @@ def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
     return ""
 
 
+def placed_at(override: str) -> str:
+    """Returns the keys that an option is put at: `env.mix.bugs` of `+env@env.mix.bugs=bugs`; else an empty text."""
+    return override.partition("=")[0].partition("@")[2]
+
+
+def _no_place(override: str, group: str, package: str) -> str:
+    """Answers an option for a place that the composition does not have without a `+`."""
+    if re.fullmatch(r"env\.mix\.\w+", package) and group == "env":
+        return f"{override}: a part is added to a mix; write +{override.lstrip('~')}."
+    return (
+        f"{override}: nothing of the composition is at {package}. Parts of a mix are added by +env@env.mix.NAME=OPTION."
+    )
+
+
 def _bad_option(group: str, value: str, known: Sequence[str]) -> str:
     """Finds what Hydra fails on: a list with something else than names, a table, a name that no file can have."""
-    listed = [name.strip("'\" ") for name in value.strip("[]").split(",")] if value.startswith("[") else []
+    if value.startswith("["):
+        listed = [name.strip("'\" ") for name in value.strip("[]").split(",")]
+    else:
+        listed = []
     if all(name in known for name in listed) and not value.startswith("{") and len(value) < _LONGEST_OPTION:
         return ""
     return f"{group}={value:.60} names no option of the group {group}. Options: {', '.join(known)}."
@@ -193,8 +223,14 @@ def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
         for name in groups.get(group, ())
     }
     known = key not in spelled and (key in groups or is_legal(key))
-    near = [key] if key in spelled else nearest_words(key, spelled, 1)
-    meant = [f"{key}=VALUE"] if known else [f"`python -m swe_rl {spelled[name]}`" for name in near]
+    if key in spelled:
+        near = [key]
+    else:
+        near = nearest_words(key, spelled, 1)
+    if known:
+        meant = [f"{key}=VALUE"]
+    else:
+        meant = [f"`python -m swe_rl {spelled[name]}`" for name in near]
     return f"{override} has no value: an override is KEY=VALUE.{_did_you_mean(meant)} `--help` lists what there is."
 
 
@@ -224,12 +260,19 @@ def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
     if isinstance(cause, KeyValidationError):
         table, _, name = key.rpartition(".")
         return f'{table} has names that are text, and {name} there is none ({where}). Write it in quotes: "{name}".'
-    hint = item_type(type_of(whole_key)) if is_item else type_of(key)
+    if is_item:
+        hint = item_type(type_of(whole_key))
+    else:
+        hint = type_of(key)
     if not key or hint is None or hint is Any:
         return ""
     given = re.search(r"Value '(.*?)' of type", reason) or re.search(r"Invalid value '(.*?)'", reason)
-    value = f", not {given.group(1)!r}" if given else ""
-    quoted = _NULL_AS_TEXT if is_text(hint) and re.search(r"\bNone|Optional", reason) else ""
+    value = ""
+    if given:
+        value = f", not {given.group(1)!r}"
+    quoted = ""
+    if is_text(hint) and re.search(r"\bNone|Optional", reason):
+        quoted = _NULL_AS_TEXT
     return f"{key} must be {describe_type(hint)}{value} ({where}).{quoted}{_near_member(hint, given)}"
 
 
@@ -262,17 +305,20 @@ def _find_override(error: BaseException, key: str, overrides: Sequence[str]) -> 
         # `env=jsonl env.instances=[a]`: the key itself is at fault and not the option before it.
         return f"command line: {named[max(near, key=len)]}"
     file = re.search(r"In '([^']+)'", str(error))
-    return f"conf/{file.group(1)}.yaml" if file else "a file of conf/"
+    if file:
+        return f"conf/{file.group(1)}.yaml"
+    return "a file of conf/"
 
 
 def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     parent = key.partition(".")[0]
-    more = (
-        f" `job=describe job.topic={parent}` lists the keys of {parent}."
-        if parent in key_types() and "." in key
-        else ""
-    )
-    candidates = nearest_keys(key) if "." in key else [*nearest_words(key, groups), *nearest_keys(key)]
+    more = ""
+    if parent in key_types() and "." in key:
+        more = f" `job=describe job.topic={parent}` lists the keys of {parent}."
+    if "." in key:
+        candidates = nearest_keys(key)
+    else:
+        candidates = [*nearest_words(key, groups), *nearest_keys(key)]
     unit = ""
     if known := our_key(key):
         candidates = [known]
@@ -307,7 +353,9 @@ def _split_override(override: str) -> tuple[str, str]:
 
 
 def _did_you_mean(names: Sequence[str]) -> str:
-    return f" Did you mean {' or '.join(names)}?" if names else ""
+    if names:
+        return f" Did you mean {' or '.join(names)}?"
+    return ""
 
 
 def _one_line(text: str) -> str:

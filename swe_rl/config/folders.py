@@ -6,6 +6,8 @@ Invariants:
 - Standard library only: `--help` is answered from here before Hydra is imported.
 """
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from swe_rl.host.entry_points import Offered, offered_by_packages
 
 PACKAGE = Path(__file__).resolve().parent.parent
 LAUNCHERS = "hydra/launcher"
+_OPTION = ".yaml"
 
 
 class InstallationError(UserError):
@@ -104,6 +107,61 @@ def own_options(folder: Path) -> dict[str, list[Option]]:
     return {name: members for name, members in groups.items() if members}
 
 
+def option_files(root: Path, *, skipped: Path | None = None) -> list["os.DirEntry[str]"]:
+    """Returns the files below `root`, a folder of groups, that Hydra may read, in the order of their paths.
+
+    They are called `*.yaml`, and a group's folder is called as one of ours, or has such a file at most one folder
+    deeper. What else there is may be large, as where `root` is the folder of a whole project. `skipped` is a folder
+    that is not looked into.
+    """
+    groups = {"sweep", *(folder.name for folder in conf_dir().iterdir())}
+    around = [_inode(folder) for folder in (root, skipped) if folder is not None]
+    files: list[os.DirEntry[str]] = []
+    for entry in _entries_of(root):
+        if not entry.is_dir():
+            files += [entry] if _is_option(entry) else []
+        elif entry.name in groups or _has_option(entry.path, depth=1):
+            files += _files_below(entry.path, around)
+    return files
+
+
+def _is_option(entry: "os.DirEntry[str]") -> bool:
+    return entry.name.endswith(_OPTION) and entry.is_file()
+
+
+def _has_option(folder: str, depth: int) -> bool:
+    entries = _entries_of(folder)
+    if any(map(_is_option, entries)):
+        return True
+    return depth > 0 and any(_has_option(entry.path, depth - 1) for entry in entries if entry.is_dir())
+
+
+def _files_below(folder: str, around: list[tuple[int, int]]) -> Iterator["os.DirEntry[str]"]:
+    """Yields the options below `folder`. `around` are the folders that it is in: a link may lead back to one."""
+    inode = _inode(folder)
+    if inode in around:
+        return
+    for entry in _entries_of(folder):
+        if entry.is_dir():
+            yield from _files_below(entry.path, [*around, inode])
+        elif _is_option(entry):
+            yield entry
+
+
+def _inode(folder: Path | str) -> tuple[int, int]:
+    facts = Path(folder).stat()
+    return facts.st_dev, facts.st_ino
+
+
+def _entries_of(folder: Path | str) -> list["os.DirEntry[str]"]:
+    """Returns what is in a folder and not hidden, by name; nothing if nobody may look into it."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+    except PermissionError:
+        return []
+
+
 def is_ours(option: Option) -> bool:
     return any(option.path.is_relative_to(folder) for folder in (conf_dir(), sweeps_dir()))
 
@@ -117,7 +175,10 @@ def describe_clash(option: Option) -> str:
     ours = (sweeps_dir() if swept else conf_dir() / option.group) / f"{option.name}.yaml"
     if not ours.is_file():
         return ""
-    label = f"sweeps/{ours.name}" if swept else f"conf/{option.group}/{ours.name}"
+    if swept:
+        label = f"sweeps/{ours.name}"
+    else:
+        label = f"conf/{option.group}/{ours.name}"
     if swept:
         return f"(read instead of {label})"
     return f"(never read: {label} has the name)"

@@ -344,10 +344,14 @@ def our_key(key: str) -> str | None:
         return None
     # Several groups have a key of the same name: who types `sft.learning_rate` means that of `sft`.
     in_same_group = f"{group}.{known.rpartition('.')[2]}"
-    return in_same_group if is_legal(in_same_group) else known
+    if is_legal(in_same_group):
+        return in_same_group
+    return known
 
 
 def describe_unit(key: str) -> str:
     """Returns what a key of ours counts, in brackets, as its documentation says it; nothing for a group."""
     comment = comment_of(key)
-    return f" ({key}: {comment}.)" if comment else ""
+    if comment:
+        return f" ({key}: {comment}.)"
+    return ""

@@ -7,24 +7,26 @@ Invariants:
 
 import argparse
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy, deepcopy
 from dataclasses import is_dataclass
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.config.folders import sweeps_dir
+from swe_rl.config.composition.sweeps import SWEEPS, sweep_file
 from swe_rl.config.keys import is_text, item_type, type_below, type_of
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-# This provider has the options of the group `sweep`, which Hydra does not read from files itself.
-SWEEPS = "sweeps"
 # The target of the sweeper that lists its jobs before the first starts ends so.
 BASIC_SWEEPER = ".BasicSweeper"
+# Tells references to what no file holds, such as `${oc.env:NAME}`, from those to a choice, such as `${router}`.
+_RESOLVER = re.compile(r"\$\{[^{}:]+:")
 
 
 def speed_up_hydra() -> None:
@@ -32,8 +34,10 @@ def speed_up_hydra() -> None:
 
     - Hydra deep-copies its store with each search path, and only reads the copy (its `load` copies what it hands out).
     - Hydra makes a table of what is chosen for each file, and reads it only where a defaults list has a `${...}`.
+    - Hydra asks for each file whether a version that is asked for is at least 1.2, and parses that number each time.
     - What OmegaConf is spared, its own module says.
     """
+    from hydra import version
     from hydra._internal import defaults_list
     from hydra.core.config_store import ConfigStore
 
@@ -41,15 +45,22 @@ def speed_up_hydra() -> None:
 
     if "__deepcopy__" not in vars(ConfigStore):
         ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+        version._get_version = lru_cache(version._get_version)
         defaults_list._create_interpolation_map = _choices_if_read(defaults_list._create_interpolation_map)
         quicken_omegaconf()
 
 
 def _choices_if_read(make: Any) -> Any:
+    from swe_rl.config.composition.merged import kept_merges
+
     @wraps(make)
     def choices(overrides: Any, defaults: Any, self_added: bool) -> Any:
-        read = any(entry.is_interpolation() for entry in defaults)
-        return make(overrides, defaults, self_added) if read else None
+        references = [entry.get_config_path() for entry in defaults if entry.is_interpolation()]
+        if not references:
+            return None
+        if kept_merges() is not None and any(map(_RESOLVER.search, references)):
+            raise ValueError(f"{references} may choose other files the next time, so this cannot be kept")
+        return make(overrides, defaults, self_added)
 
     return choices
 
@@ -124,7 +135,10 @@ def _names_to(override: "Override") -> str:
     from hydra.core.object_type import ObjectType
 
     loader = override.config_loader
-    names = loader.get_group_options(override.key_or_group, ObjectType.CONFIG) if loader is not None else []
+    if loader is not None:
+        names = loader.get_group_options(override.key_or_group, ObjectType.CONFIG)
+    else:
+        names = []
     if names:
         return f": {override.key_or_group} has {', '.join(names[:_NAMED])}{' and more' if len(names) > _NAMED else ''}."
     return ". Write a range, a pattern or a list with at least one value."
@@ -272,6 +286,90 @@ def type_of_override(key: str) -> Any:
     return hint
 
 
+def keep_merged_groups() -> None:
+    """Has Hydra merge the options of a group once for all compositions that are made inside of `keep_merges`."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from omegaconf import flag_override
+
+    from swe_rl.config.composition.merged import kept_merges
+
+    by_hydra = ConfigLoaderImpl._compose_config_from_defaults_list
+
+    @wraps(by_hydra)
+    def compose_from_defaults(loader: Any, defaults: Any, repo: Any) -> Any:
+        kept = kept_merges()
+        if kept is None:
+            return by_hydra(loader, defaults, repo)
+        # A merge changes nodes of the repository, which by_hydra has to find as they were read.
+        own_repo = copy(repo)
+        own_repo.cache = deepcopy(repo.cache)
+
+        def merge(tree: Any, entries: Sequence[Any]) -> None:
+            with flag_override(tree, "no_deepcopy_set_nodes", True):
+                for entry in entries:
+                    tree.merge_with(loader._load_single_config(default=entry, repo=own_repo).config)
+
+        with suppress(Exception):  # Hydra's own merge raises the error again, with its own words.
+            tree = kept.compose(defaults, merge)
+            _strip_defaults(tree)
+            return tree
+        return by_hydra(loader, defaults, repo)
+
+    ConfigLoaderImpl._compose_config_from_defaults_list = compose_from_defaults  # type: ignore[assignment, method-assign]
+
+
+def read_defaults_once() -> None:
+    """Has Hydra read each file once for all lists of defaults that are made inside of `keep_merges`. It only reads what
+    it is given for these lists; for its merges it loads the files itself, as it changes them then."""
+    from hydra._internal import config_loader_impl
+
+    from swe_rl.config.composition.answered import with_answered_options
+    from swe_rl.config.composition.merged import kept_merges
+
+    by_hydra = config_loader_impl.create_defaults_list  # type: ignore[attr-defined]
+
+    @wraps(by_hydra)
+    def create_list(repo: Any, *arguments: Any, **named: Any) -> Any:
+        kept = kept_merges()
+        if kept is not None:
+            repo = copy(repo)
+            repo.cache = kept.read
+        return by_hydra(with_answered_options(repo), *arguments, **named)
+
+    config_loader_impl.create_defaults_list = create_list  # type: ignore[attr-defined]
+
+
+def answer_for_other_jobs() -> None:
+    """Has Hydra choose what the job brings that `check` or `plan` answers for, whoever asks it to compose."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    from swe_rl.config.composition.answered import compose_as_answered
+
+    load = ConfigLoaderImpl.load_configuration
+
+    @wraps(load)
+    def load_as_answered(loader: Any, *arguments: Any, **named: Any) -> Any:
+        return compose_as_answered(lambda: load(loader, *arguments, **named))
+
+    ConfigLoaderImpl.load_configuration = load_as_answered  # type: ignore[assignment, method-assign]
+
+
+def _strip_defaults(node: Any) -> None:
+    """Removes the lists of defaults, as Hydra does after its merges. A node inherits the flag, but only from a node
+    above it, which lost it before."""
+    from omegaconf import DictConfig, flag_override
+
+    facts = vars(node)
+    if not isinstance(node, DictConfig) or not isinstance(facts["_content"], dict):
+        return
+    if (facts["_metadata"].flags or {}).get("HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"):
+        with flag_override(node, ["readonly", "struct"], False):
+            node._set_flag("HYDRA_REMOVE_TOP_LEVEL_DEFAULTS", None)
+            node.pop("defaults", None)
+    for below in facts["_content"].values():
+        _strip_defaults(below)
+
+
 def look_into_files(look: Callable[[dict[str, Any], Path, tuple[str, ...]], None]) -> None:
     """Has `look` called with what Hydra reads from a file for a composition: values, file, names of the table for it.
     If `look` raises, the composition ends."""
@@ -286,7 +384,7 @@ def look_into_files(look: Callable[[dict[str, Any], Path, tuple[str, ...]], None
         scheme, _, folder = str(loaded.path).partition("://")
         file = Path(folder, f"{default.config_path}.yaml")
         if loaded.provider == SWEEPS:
-            file = sweeps_dir() / file.name
+            file = sweep_file(file.name)
         if scheme == "file" or loaded.provider == SWEEPS:
             package = tuple(name for name in str(default.package or "").split(".") if name)
             values: Any = OmegaConf.to_container(loaded.config, resolve=False)

@@ -56,13 +56,18 @@ def type_below(hint: Any, name: str) -> Any:
         return fields_of(hint).get(name)
     if get_origin(hint) is dict:
         return get_args(hint)[1]
-    return hint if hint is Any else None  # Any: inside of a `params` table
+    # Any: inside of a `params` table
+    if hint is Any:
+        return hint
+    return None
 
 
 def item_type(hint: Any) -> Any:
     """Returns the type of a list's items. Any other type is returned itself, since options are chosen as one or as a
     list."""
-    return get_args(hint)[0] if get_origin(hint) in (tuple, list) else hint
+    if get_origin(hint) in (tuple, list):
+        return get_args(hint)[0]
+    return hint
 
 
 def is_text(hint: Any) -> bool:
@@ -102,7 +107,7 @@ def describe_type(hint: Any) -> str:
     if isinstance(hint, EnumMeta):
         return f"one of {', '.join(str(name) for name in hint.__members__)}"
     if get_origin(hint) in (Union, UnionType):
-        return f"{describe_type(get_args(hint)[0])} or null"
+        return " or ".join("null" if part is type(None) else describe_type(part) for part in get_args(hint))
     if get_origin(hint) is tuple:
         return f"a list, each item {describe_type(get_args(hint)[0])}"
     if is_dataclass(hint) or get_origin(hint) is dict:
@@ -138,7 +143,8 @@ def yaml_comments(path: Path) -> dict[str, str]:
     for line in lines_of(path.read_text(encoding="utf-8"), ends=False):
         if parent := re.match(r"^  - (\w+)$", line):
             file = path.with_name(f"{parent.group(1)}.yaml")
-            comments |= yaml_comments(file) if file.is_file() and file != path else {}
+            if file.is_file() and file != path:
+                comments |= yaml_comments(file)
         elif match := _YAML_LINE.match(line):
             comments[match.group(1)] = match.group(2)
     return comments
@@ -163,7 +169,10 @@ def schema_comments() -> dict[tuple[str, str], str]:
 
 def _classes_of(group: str) -> list[str]:
     """Returns the names of a group's dataclass and of those that it builds on."""
-    hint = key_types().get(group) if group else Config
+    if group:
+        hint = key_types().get(group)
+    else:
+        hint = Config
     return [base.__name__ for base in getattr(hint, "__mro__", ())]
 
 

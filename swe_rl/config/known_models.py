@@ -9,7 +9,7 @@ Invariants:
 import ast
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
@@ -56,7 +56,9 @@ _SAYS_WHERE = ("name", "path", "revision")
 def text_part(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns what a config.json says of the language model, which a multimodal one has in a table of its own."""
     inner = facts.get("text_config")
-    return {**facts, **inner} if isinstance(inner, dict) else facts
+    if isinstance(inner, dict):
+        return {**facts, **inner}
+    return facts
 
 
 def mixture_facts(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
@@ -97,13 +99,21 @@ def causal_architectures() -> frozenset[str]:
     Its table is read as text, because an import would load torch. Empty where transformers is not installed.
     """
     package = find_spec("transformers")
-    places = package.submodule_search_locations if package else None
-    text = _read_text(Path(places[0]) / "models/auto/modeling_auto.py") if places else None
+    places = None
+    if package:
+        places = package.submodule_search_locations
+    text = None
+    if places:
+        text = _read_text(Path(places[0]) / "models/auto/modeling_auto.py")
     for node in ast.parse(text or "").body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        target = None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
         if isinstance(target, ast.Name) and target.id == _CAUSAL_TABLE and isinstance(node, ast.Assign):
             call = node.value
-            return frozenset(dict(ast.literal_eval(call.args[0]))) if isinstance(call, ast.Call) else frozenset()
+            if isinstance(call, ast.Call):
+                return frozenset(dict(ast.literal_eval(call.args[0])))
+            return frozenset()
     return frozenset()
 
 
@@ -113,7 +123,8 @@ def parameters_b(model: ModelConfig, experts: int | None = None) -> float:
 
     `experts` says how many of each layer's are counted; None for all. A dense layer counts its MLP.
     """
-    experts = model.num_experts if experts is None else experts
+    if experts is None:
+        experts = model.num_experts
     queries = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * queries + 2 * keys) + 2 * model.head_dim
@@ -157,7 +168,9 @@ def folders_of(path: str, revision: str | None) -> list[Path]:
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{path.replace('/', '--')}"
     named = _read_text(hub / "refs" / (revision or "main")) or revision or ""
-    return [hub / "snapshots" / named.strip()] if named else []
+    if named:
+        return [hub / "snapshots" / named.strip()]
+    return []
 
 
 def _of_a_checkpoint(folder: Path) -> dict[str, Any]:
@@ -172,7 +185,8 @@ def _of_a_checkpoint(folder: Path) -> dict[str, Any]:
 def _of_a_folder(folder: Path) -> dict[str, Any]:
     """Returns the facts of a model's folder, or nothing if a number is missing or makes no sense: computing with it
     would fail."""
-    said = text_part(_read_table(folder / "config.json"))
+    whole = _read_table(folder / "config.json")
+    said = text_part(whole)
     facts = plain_facts(said)
     facts |= {key: value for key, (_, value) in mixture_facts(said).items()}
     facts["max_position_embeddings"] = said.get("max_position_embeddings", _DEFAULTS.max_position_embeddings)
@@ -196,17 +210,27 @@ def _of_a_folder(folder: Path) -> dict[str, Any]:
     }
     sizes = ModelConfig(**facts)
     stored = _stored_parameters(folder)
-    if stored is None and said.get("model_type") not in FAST_ARCHITECTURES:
+    families = [table.get("model_type") for table in (said, whole)]
+    if stored is None and families[0] not in FAST_ARCHITECTURES and _can_be_counted(families):
         counted = count_parameters(folder / "config.json")
-        stored = _StoredParameters(*counted) if counted else None
+        stored = None
+        if counted:
+            stored = _StoredParameters(*counted)
     if stored is None:
         params_b = parameters_b(sizes)
         active_b = parameters_b(sizes, sizes.active_experts)
     else:
         params_b = stored.all_b
-        share = sizes.active_experts / sizes.num_experts if sizes.num_experts else 1.0
+        share = 1.0
+        if sizes.num_experts:
+            share = sizes.active_experts / sizes.num_experts
         active_b = stored.all_b - stored.experts_b * (1.0 - share)
     return facts | {"params_b": round(params_b, 6), "active_params_b": round(active_b, 6)} | _chat_facts(folder)
+
+
+def _can_be_counted(families: Sequence[Any]) -> bool:
+    """Tells whether transformers can make a model of one of the families: a child that tries takes seconds."""
+    return any(isinstance(family, str) and family in causal_architectures() for family in families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +251,11 @@ def _stored_parameters(folder: Path) -> _StoredParameters | None:
             return None
         for name, shape in shapes.items():
             counted += prod(shape)
-            experts += prod(shape) if ".experts." in name else 0
-    return _StoredParameters(counted / 1e9, experts / 1e9) if counted else None
+            if ".experts." in name:
+                experts += prod(shape)
+    if counted:
+        return _StoredParameters(counted / 1e9, experts / 1e9)
+    return None
 
 
 def _shapes_in(path: Path) -> dict[str, list[int]] | None:
@@ -253,7 +280,10 @@ def _chat_facts(folder: Path) -> dict[str, Any]:
     texts = read_texts(folder)
     if texts is None:
         return {}
-    name = recognized(texts.text, read_tokens(folder).variables) if texts.with_tools is None else OWN
+    if texts.with_tools is None:
+        name = recognized(texts.text, read_tokens(folder).variables)
+    else:
+        name = OWN
     return {"chat_template": name, "tool_parser": OWN_PARSERS.get(name, OWN)}
 
 
@@ -262,7 +292,9 @@ def _read_table(path: Path) -> dict[str, Any]:
         content = json.loads(_read_text(path) or "{}")
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def _read_text(path: Path) -> str | None:

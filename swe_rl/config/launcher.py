@@ -40,14 +40,21 @@ def settings_of(target: str | None) -> frozenset[str]:
 def misspelled_keys(settings: Mapping[str, Any]) -> list[str]:
     """Returns keys that the launcher would not take: `+hydra.launcher.acount=...` composes all the same."""
     known = settings_of(str(settings.get("_target_")))
-    added = _ADDED if is_slurm(settings) else frozenset()
+    if is_slurm(settings):
+        added = _ADDED
+    else:
+        added = frozenset()
     return [key for key in settings if known and key not in known | added and not key.startswith("_")]
 
 
 def no_such_setting(key: str) -> str:
     near = [f"{_PREFIX}{name}" for name in nearest_words(key, settings_of(None), 1)]
-    elsewhere = "another hydra/launcher has it" if key in settings_of(None) else "no launcher has it"
-    hint = f" Did you mean {' or '.join(near)}?" if near and key not in settings_of(None) else ""
+    elsewhere = "no launcher has it"
+    if key in settings_of(None):
+        elsewhere = "another hydra/launcher has it"
+    hint = ""
+    if near and key not in settings_of(None):
+        hint = f" Did you mean {' or '.join(near)}?"
     return (
         f"Unknown key '{_PREFIX}{key}': {elsewhere}.{hint} What SLURM needs is in hardware, as in hardware.account; "
         f"flags of sbatch that have no key go into {_PREFIX}additional_parameters."

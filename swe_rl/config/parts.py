@@ -8,7 +8,7 @@ Invariants:
 from dataclasses import replace
 from enum import StrEnum
 
-from swe_rl.config.choices import JobName
+from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
 
 AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted", "predictions"})
@@ -24,6 +24,7 @@ class Part(StrEnum):
     evaluation = "evaluation"  # Rollouts are on the split that is held out.
     sandboxes = "sandboxes"
     data = "data"
+    writer = "writer"  # An endpoint writes the issues that rows lack.
     mining = "mining"  # Instances are made, not read.
     grading = "grading"
     runtime = "runtime"  # This is a sandbox server.
@@ -37,6 +38,7 @@ _ROLLOUTS = _SAMPLED | {
 }  # fmt: skip
 _OF_JOB: dict[JobName, frozenset[Part]] = {
     JobName.train: _ROLLOUTS | {Part.trainer, Part.steps, Part.evaluation},
+    JobName.rft: _ROLLOUTS | {Part.trainer, Part.steps, Part.evaluation},
     JobName.rollout: _ROLLOUTS | {Part.steps},
     JobName.eval: _ROLLOUTS | {Part.evaluation},
     JobName.sft: frozenset({Part.warm_start, Part.data, Part.outputs, Part.logger}),
@@ -60,6 +62,7 @@ _NOT_SUPERVISED = (
     "trainer.lr_final_fraction",
     "trainer.checkpoint_every_steps",
     "trainer.eval_every_steps",
+    "trainer.eval_from_step",
     "trainer.max_staleness_steps",
     "trainer.lora_serving",
     "trainer.weight_sync",
@@ -79,7 +82,7 @@ _READERS: dict[str, frozenset[Part]] = {
     "reward": frozenset({Part.rollouts}),
     "sft": frozenset({Part.warm_start}),
     "mine": frozenset({Part.mining}),
-    "engine": frozenset({Part.engines}),
+    "engine": frozenset({Part.engines, Part.writer}),
     "router": frozenset({Part.router}),
     "gateway": frozenset({Part.router}),
     "layout": frozenset({Part.engines, Part.trainer, Part.warm_start}),
@@ -104,9 +107,17 @@ def asked_config(config: Config) -> Config:
 def started_parts(config: Config) -> frozenset[Part]:
     """Returns the parts of this job. It has no engine, and so no router, if nobody asks a model."""
     parts = _OF_JOB.get(asked_config(config).job.name, frozenset())
+    if writes_issues(config):
+        return parts | {Part.writer}
     if Part.rollouts in parts and config.agent.name in AGENTS_WITHOUT_MODEL and Part.trainer not in parts:
         return parts - _SAMPLED
     return parts
+
+
+def writes_issues(config: Config) -> bool:
+    """Tells whether this job has an endpoint write the issues that rows lack."""
+    prepares = asked_config(config).job.name is JobName.prepare
+    return prepares and config.env.issues is not None and config.engine.kind is EngineKind.endpoint
 
 
 def starts_trainer(config: Config) -> bool:

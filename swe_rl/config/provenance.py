@@ -83,7 +83,11 @@ class Origins:
         return layers
 
     def _option_layers(self, group: str, option: str) -> list[_Layer]:
-        package = "" if group in _GLOBAL_GROUPS else group.replace("/", ".")
+        group, _, package = group.partition("@")
+        if group in _GLOBAL_GROUPS:
+            package = ""
+        elif not package:
+            package = group.replace("/", ".")
         layers: list[_Layer] = []
         for name in option.strip("[]").split(","):
             layers = self._file_layers(f"{group}/{name.strip()}", package) + layers
@@ -108,7 +112,9 @@ class Origins:
             if path.is_file():
                 return path
         path = sweeps_dir() / f"{name.removeprefix('sweep/')}.yaml"
-        return path if name.startswith("sweep/") and path.is_file() else None
+        if name.startswith("sweep/") and path.is_file():
+            return path
+        return None
 
 
 def _from_layer(label: str, value: Any) -> str:
@@ -118,7 +124,9 @@ def _from_layer(label: str, value: Any) -> str:
     for name in _VARIABLE.findall(value):
         if origin := origin_of(name):
             return f"{origin}: {name} ({label})"
-    return label if _VARIABLE.search(value) else f"{label}: {value}"
+    if _VARIABLE.search(value):
+        return label
+    return f"{label}: {value}"
 
 
 def _value_at(values: Any, key: str) -> Any:

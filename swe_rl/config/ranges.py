@@ -50,7 +50,9 @@ class Range:
         """Returns the end that a wrong value is beyond, or None if that end is no legal value, as for nan."""
         if self.least is not None and value < self.least:
             return self.least
-        return self.most if value > self.most and self.below is None else None
+        if value > self.most and self.below is None:
+            return self.most
+        return None
 
 
 Count = Annotated[int, Range(least=1)]
@@ -109,7 +111,9 @@ def wrong_numbers(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Range
     for item in fields(node):
         key = f"{prefix}{item.name}"
         value = getattr(node, item.name)
-        if item.name in allowed and value is not None and value not in allowed[item.name]:
+        # A rule of its own looks at the word that stands for a number (`auto`).
+        is_number = value is not None and not isinstance(value, str)
+        if is_number and item.name in allowed and value not in allowed[item.name]:
             yield key, value, allowed[item.name]
         for name, child in _child_tables(key, value).items():
             yield from wrong_numbers(child, f"{name}.")
@@ -122,7 +126,7 @@ def replace_out_of_range(node: T) -> T:
     allowed = ranges_of(schema)
     for item in fields(node):  # type: ignore[arg-type]
         value = getattr(node, item.name)
-        if item.name in allowed and value is not None and value not in allowed[item.name]:
+        if isinstance(value, int | float) and item.name in allowed and value not in allowed[item.name]:
             changed[item.name] = item.default
         elif is_dataclass(value):
             changed[item.name] = replace_out_of_range(value)
@@ -135,9 +139,14 @@ def replace_out_of_range(node: T) -> T:
 
 def _child_tables(key: str, value: Any) -> dict[str, Any]:
     """Returns the dataclasses inside a value, by their full key."""
-    rows = {f"{key}.{name}": row for name, row in value.items()} if isinstance(value, dict) else {key: value}
+    if isinstance(value, dict):
+        rows = {f"{key}.{name}": row for name, row in value.items()}
+    else:
+        rows = {key: value}
     return {name: row for name, row in rows.items() if is_dataclass(row)}
 
 
 def _format_number(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 1e5 else f"{number:g}"
+    if abs(number) >= 1e5:
+        return f"{number:,.0f}"
+    return f"{number:g}"

@@ -11,6 +11,8 @@ from typing import Any
 from swe_rl.config.choices import (
     AdvantageKind,
     Capture,
+    CompactionKind,
+    CompareFigures,
     Correction,
     DynamicSampling,
     EndpointDialect,
@@ -123,15 +125,17 @@ class JobConfig:
     candidate: str | None = None  # compare: the other one
     baseline_label: str | None = None  # compare: its name in the table; None: chosen from what differs
     candidate_label: str | None = None  # compare: the same of the other one
+    figures: CompareFigures = CompareFigures.auto  # compare: learning (reward, held-out), throughput, or what runs do
     runs: str | None = None  # compare, status, logs: of a multirun; None: the newest; view: of runs; export: a run's
     port: Port = 0  # view: where the page is on this machine; 0: any free one
     trajectories_per_step: Count = 396  # compare: of a log of SkyRL's, which does not say it
     output: str | None = None  # compare, export, new: where the result goes: a folder, a file; None: a default
     checkpoint: str | None = None  # export: a folder (RUN/checkpoints/step_000010), or a run's, whose newest is taken
+    push: str | None = None  # export: ORG/NAME on the Hugging Face hub, for the model; its attempts: NAME-trajectories
     dtype: ExportType = ExportType.model  # export: of the weights: model (as before training), bfloat16 or float32
     images_action: ImagesAction = ImagesAction.list  # images: list, check or pull
     topic: str | None = None  # describe: a key (rollout.n), a group (rollout) or an option (rollout/swe)
-    dry_run: bool = False  # write and print the batch scripts, submit nothing
+    dry_run: bool = False  # write and print the batch scripts, submit nothing; export: write what would be pushed
     detach: bool = False  # return once the jobs are submitted
     number: ZeroOrMore | None = None  # logs: of this job alone, counted from 0
     lines: ZeroOrMore = 20  # logs: the last so many of each job
@@ -141,7 +145,7 @@ class JobConfig:
     repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs all arms four times, in turn forwards and backwards
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
-    kind: NewKind = NewKind("agent")  # new: of what a package is written; task: a record of your repository; tiny_model
+    kind: NewKind = NewKind("agent")  # new: a class of this kind, a package of five, a task, a tiny model
     repository: str = "."  # new, kind=task: a folder with a git repository, or its address; no password in it
     commits: str | None = None  # new, kind=task: BASE..HEAD, or one commit; of a merge all that it brought
     statement: str | None = None  # new, kind=task: a file that says what is wrong; None: the commits' messages
@@ -216,8 +220,8 @@ class RouterConfig(Extensible):
 
 
 @dataclass(frozen=True)
-class EnvConfig(Extensible):
-    """Describes the instances: where they come from, how they are split, and how they are graded."""
+class InstancesConfig(Extensible):
+    """Describes instances: where they come from, how they are split, and how they are graded."""
 
     name: str = "bugs"  # of the option; decides how rows become instances
     dataset: str = "builtin:bugs"  # builtin:NAME, a .jsonl or .parquet file, or a hub id
@@ -226,6 +230,9 @@ class EnvConfig(Extensible):
     eval_dataset: str | None = None  # None: env.dataset
     columns: dict[str, str] = field(default_factory=dict)  # of rows with other names: {problem_statement: issue}
     eval_columns: dict[str, str] = field(default_factory=dict)  # the same of env.eval_dataset, if that is another one
+    scripts: str | None = None  # of SWE-bench Pro: the folder run_scripts of its repository
+    issues: str | None = None  # a file of written issues, for rows without one; job=prepare with an endpoint adds some
+    issue_words: ZeroOrMore = 0  # issues: a row's own text of fewer words is replaced; 0: only an empty one
     num_instances: ZeroOrMore = 0  # of the split that is trained on; 0: known only when it is read
     instances: str | None = None  # a file with one instance id a line, or a pattern (django__django-*)
     instance_ids: tuple[str, ...] = ()  # the instances themselves, [a, b]; none: all that env.instances leaves
@@ -247,6 +254,20 @@ class EnvConfig(Extensible):
     mutants_cpu_s: Seconds = 60.0  # job=validate: after so much CPU no further wrong patch of an instance is graded
     siblings: str | None = None  # job=validate: a folder of earlier runs; patches that failed there are graded as well
     cache_verdicts: bool = False  # same instance and same patch: same verdict; for deterministic suites only
+
+
+@dataclass(frozen=True)
+class MixPartConfig(InstancesConfig):
+    """Describes one part of a mix: an environment, and how often groups are of its instances."""
+
+    weight: NotNegative = 1.0  # of the groups, as a share of all weights; 0: the part is evaluated and never trained
+
+
+@dataclass(frozen=True)
+class EnvConfig(InstancesConfig):
+    """Describes the environment of a run: one, or a mix of several."""
+
+    mix: dict[str, MixPartConfig] = field(default_factory=dict)  # env=mix: its environments, by names that you give
 
 
 @dataclass(frozen=True)
@@ -448,6 +469,15 @@ class TurnRewardsConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """Changes keys of `rollout` over the steps of a training: {"1": 4, "50": 8} is 4, and from step 50 on 8."""
+
+    max_turns: dict[str, int] = field(default_factory=dict)  # each at most rollout.max_turns
+    max_trajectory_tokens: dict[str, int] = field(default_factory=dict)  # each at most rollout.max_trajectory_tokens
+    temperature: dict[str, float] = field(default_factory=dict)  # of sampling for training
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """Says how trajectories are sampled, limited, repeated and graded."""
 
@@ -460,16 +490,27 @@ class RolloutConfig:
     max_prompt_tokens: Count = 512  # the first prompt
     max_trajectory_tokens: Count = 1024  # the first prompt and everything after it
     max_turn_tokens: Count = 96  # sampled in one turn
+    max_total_tokens: ZeroOrMore = 0  # of one attempt over all its segments, docs/long_horizons.md; 0: no limit
+    compaction: CompactionKind = CompactionKind.none  # of a full conversation: summary, drop_observations, window
+    compaction_trigger: BelowOne = 0.75  # share of max_trajectory_tokens from which on a conversation is compacted
+    compaction_keep_messages: Count = 4  # so many of the newest messages stay as they are
+    compaction_request: str = (  # of compaction=summary: these words ask the policy for the summary
+        "The context is nearly full. Sum up for yourself what you found out, what you changed and what is left to do. "
+        "Your summary takes the place of the messages above."
+    )
+    continue_attempts: bool = True  # after a kill, at their last turn, where the agent can: docs/long_horizons.md
     temperature: NotNegative = 1.0  # of sampling for training
     top_p: OfAll = 1.0  # 1: no truncation
     top_k: ZeroOrMore = 0  # 0: off
     min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's; 0: off
-    concurrency: Count = 64  # trajectories under way at once
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    # auto: feels for the number that the engines carry best, while the run lasts.
+    concurrency: Count | str = 64  # trajectories under way at once, or auto
     capture: Capture = Capture.traced  # traced: ids as sampled; retokenize: the old way, to be measured against
     filter_token_mismatch: bool = False  # retokenize: a trajectory that differs from what was sampled is not trained
     agent_timeout_s: Seconds = 120.0  # the agent's own time; booting and waiting do not eat it
     max_wait_s: Seconds = 7200.0  # for which a trajectory's calls may wait in all; then it is an engine_error
-    command_timeout_s: Seconds = 10.0  # of one command of the agent
+    command_timeout_s: Seconds = 10.0  # of one command of the agent; a program in the sandbox has its own limits
     grade_timeout_s: Seconds = 60.0  # of the tests of one trajectory
     infra_retries: ZeroOrMore = 2  # of the infrastructure failures in rollout.outcomes
     max_infra_failure_rate: Share = 0.2  # of a step; beyond it the run stops and names the instances
@@ -478,7 +519,7 @@ class RolloutConfig:
     typical_trajectory_tokens: Count = 512  # estimates only: mean length of a trajectory under way
     typical_trajectory_s: Seconds | None = None  # estimates only: a trajectory's mean time; None: from workload
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    tricks: TrickPolicy = TrickPolicy.zero  # what could have changed a verdict: zero, mask or count
+    tricks: TrickPolicy = TrickPolicy.zero  # what a test brings that passed whose twin passed too: zero or mask
     turn_rewards: TurnRewardsConfig = field(default_factory=TurnRewardsConfig)
     outcomes: dict[str, OutcomeConfig] = field(default_factory=dict)  # what becomes of each status
 
@@ -490,6 +531,8 @@ class AlgoConfig:
     name: str = "grpo"  # of the option; in tables and labels
     advantage: AdvantageKind = AdvantageKind.grpo  # how rewards become advantages
     normalize_std: bool = True  # advantages are divided by the standard deviation of their group or batch
+    keep_reward: Reward = 1.0  # of advantage=kept: attempts with this reward or more are imitated
+    keep_shortest: Count | None = None  # of advantage=kept: so many of them for each instance, the shortest; null: all
     discount: OfAll = 1.0  # of a later turn's reward (rollout.turn_rewards), of a later token's with advantage=gae
     gae_lambda: Share = 1.0  # of advantage=gae, as the four below; 1: returns less values
     critic_lr: Positive = 1e-3  # the critic warms up and decays as the policy does
@@ -498,7 +541,7 @@ class AlgoConfig:
     value_clip: NotNegative = 0.2  # how far a value moves in a step before the loss stops pulling; 0: off
     teacher: str | None = None  # of advantage=teacher: a model folder, or a name as model.path has them
     teacher_params_b: Positive | None = None  # estimates only; null: as the policy's
-    policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token or cispo
+    policy_loss: PolicyLoss = PolicyLoss.clip  # clip, gspo, gspo_token, cispo or nll
     clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
     clip_high: NotNegative = 0.28  # the ratio is clipped at 1 plus this
     clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
@@ -516,7 +559,7 @@ class AlgoConfig:
     max_staleness_steps: ZeroOrMore | None = None  # rows of weights older than so many steps are not trained
     mask_level: MaskLevel = MaskLevel.token  # token, geometric (mean over the trajectory) or sequence (product)
     mask_low: NotNegative | None = None  # trainer-to-engine ratios outside [mask_low, mask_high] are not trained
-    mask_high: NotNegative | None = None  # tokens whose ratio of engine and trainer is above this are not trained
+    mask_high: NotNegative | None = None  # tokens whose ratio of trainer to engine is above this are not trained
     dynamic_sampling: DynamicSampling = DynamicSampling.none  # filter: leaves out equal groups; resample: replaces
     max_resample_rounds: ZeroOrMore = 3  # of dynamic_sampling=resample, in one step; what is missing then stays missing
     overlong_filter: bool = False  # DAPO: trajectories that a limit cut short are not trained
@@ -557,28 +600,37 @@ class TrainerConfig:
     keep_checkpoints: Count = 2  # so many of the newest
     max_restarts: ZeroOrMore = 0  # of ranks after one was lost, from the newest checkpoint; 0: that ends the run
     eval_every_steps: ZeroOrMore = 0  # 0: before the first and after the last step only
+    eval_from_step: ZeroOrMore = 0  # weights of earlier steps are not evaluated; 0: also those before the first step
     resume: str = "none"  # auto, none, or a run folder
     seed: Seed = 0  # of the order of instances, of sampling and of the trainer
 
 
 @dataclass(frozen=True)
 class SftConfig:
-    """Describes the warm start on scripted demonstrations (`job=sft`): first the skill, then a beginner's careless
-    habits."""
+    """Describes imitation (`job=sft`): of recorded conversations, or of scripted demonstrations (the warm start)."""
 
-    steps: Count = 5000  # updates on right demonstrations
-    lr: Positive = 2e-3  # peak learning rate of these
-    warmup_steps: ZeroOrMore = 50  # updates in which the learning rate rises linearly
+    data: tuple[str, ...] = ()  # files, folders and runs that are imitated; []: scripted demonstrations
+    epochs: Count = 3  # data: passes over it, unless sft.steps is given
+    examples_per_batch: Count = 8  # data: conversations of one update
+    max_tokens: Count = 32768  # data: longer conversations are left out, and those that the model cannot read
+    min_reward: Reward | None = 1.0  # data: what tells a lower reward is left out; null: nothing is
+    max_per_instance: Count | None = None  # data: so many conversations of each instance, the shortest; null: all
+    mask_errors: bool = False  # data: replies whose command failed are read and not learned
+    heldout_share: BelowOne = 0.05  # data: of the conversations, by instance; their loss is measured after each pass
+    tools: str | None = None  # data: a JSON file of tools, for conversations that call tools and list none
+    steps: Count | None = None  # updates; null: 5000 on right demonstrations, or sft.epochs passes over data
+    lr: Positive | None = None  # peak learning rate; null: 2e-3, of data 1e-5, and 2e-4 of an adapter (LoRA)
+    warmup_steps: ZeroOrMore | None = None  # updates in which it rises linearly; null: a tenth of all, at most 50
     lr_schedule: LrSchedule = LrSchedule.cosine  # of each of the two parts: constant, linear or cosine
     lr_final_fraction: Share = 0.0  # linear, cosine: where the learning rate ends, as a share of its peak
-    tokens_per_batch: Count = 4096  # of one update
-    beginner_steps: ZeroOrMore = 150  # updates after these, on a beginner that makes mistakes and mends them
+    tokens_per_batch: Count = 4096  # demonstrations: of one update
+    beginner_steps: ZeroOrMore = 150  # demonstrations: updates on a beginner that makes mistakes and mends them
     beginner_lr: Positive = 3e-4  # learning rate of these
     right_fraction: Share = 0.5  # of the beginner's demonstrations
-    start: str | None = None  # a model to begin with, as model.path; a dense one's MLPs become experts; null: nothing
+    start: str | None = None  # a model to begin with, as model.path; null: model.path for data, else random weights
     device: str = "cpu"  # cpu: half an hour on two cores; cuda: two minutes on one GPU; of a layout without ranks
-    checkpoint_every_steps: ZeroOrMore = 500  # updates; the last one is saved in any case
-    seed: Seed = 0  # of weights and demonstrations
+    checkpoint_every_steps: ZeroOrMore | None = None  # updates; the last is saved; null: 500, or each pass over data
+    seed: Seed = 0  # of weights, demonstrations and the order of data
     output: str = "${paths.outputs}/sft/${model.name}"  # the folder that the model is written to
 
 
@@ -586,9 +638,9 @@ class SftConfig:
 class MineConfig:
     """Says where `job=mine` looks for tasks, and which it wants. What is proven goes to the file env.dataset."""
 
-    projects: tuple[str, ...] = ()  # names of distributions of the package index: [xmltodict, tomli]
+    projects: tuple[str, ...] = ()  # names of distributions: [xmltodict]; with mine.lock: of the list only these
     repository: str | None = None  # in their place a folder with a git repository, or its address; no password in it
-    lock: str | None = None  # in their place a list that job=mine wrote: its file, or the name of a shipped one (small)
+    lock: str | None = None  # a list that job=mine wrote, made again: its file, or the name of a shipped one (small)
     tasks: MinedTasks = MinedTasks.changes  # one of each change; hunks: split by tests; bugs: put into newest releases
     newest: Count = 5  # pairs of neighbouring releases of each project, or commits, the newest first; or bugs of each
     licences: tuple[str, ...] = ("MIT", "BSD", "Apache", "ISC", "PSF")  # of releases, words of their names; []: any
@@ -610,7 +662,9 @@ class LoggerConfig(Extensible):
     mlflow: bool = False  # mlflow.db in the run's folder, or what MLFLOW_TRACKING_URI names
     trackio: bool = False  # below TRACKIO_DIR, or in the Hugging Face cache as Trackio has it
     otel: str | None = None  # spans: `file` (in the run's folder), or the address of an OTLP receiver; None: none
-    verbosity: Verbosity = Verbosity.normal  # of the console: quiet, normal, or debug with a line for each trajectory
+    mllog: bool = False  # MLPerf's lines, in mllog.txt of the run's folder
+    mllog_target: Share = 0.69  # mllog: the share of solved tasks above which the log ends
+    verbosity: Verbosity = Verbosity.normal  # of the console: quiet, normal, verbose (figures), debug (trajectories)
     project: str = "swe_rl"  # of Weights & Biases and Trackio; the experiment of MLflow
 
 

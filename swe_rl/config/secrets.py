@@ -9,18 +9,14 @@ Invariants:
 
 import os
 import re
+import zlib
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from swe_rl.errors import UserError
-
-MASK = "***"
-# Shorter values, in characters, are words that occur by chance.
-_SHORTEST_SECRET = 8
+from swe_rl.files.redactor import MASK, Redactor, could_be_secret, is_secret_variable
 
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"key|token|secret|password|passwd|credential", re.IGNORECASE)
-_USER_INFO = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 # Finds what a line of a shell assigns to a name.
 _ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=[\"']?([^\s\"';&|,\]]+)")
 _IN_BRACES = re.compile(r"[{,]\s*['\"]?([A-Za-z0-9_.-]+)['\"]?\s*:")
@@ -33,7 +29,7 @@ class SecretError(UserError):
 def is_secret_key(key: str) -> bool:
     """Tells whether a full key, such as `hardware.env_vars.WANDB_API_KEY`, holds a secret."""
     if ".env_vars." in f".{key}":
-        return bool(_SECRET_VARIABLE.search(key.rsplit(".env_vars.", 1)[-1]))
+        return is_secret_variable(key.rsplit(".env_vars.", 1)[-1])
     return bool(_SECRET_KEY.search(key.rsplit(".", 1)[-1]))
 
 
@@ -45,24 +41,25 @@ def mask_value(key: str, value: Any) -> Any:
         return MASK
     if key.endswith(".setup") and type(value) is str and spelled_secrets(value):
         return MASK
-    return mask_text(value) if type(value) is str else value
+    if type(value) is str:
+        return mask_text(value)
+    return value
 
 
 def mask_text(text: str) -> str:
     """Returns the text without users and passwords of addresses, and without any secret of this process's
     environment."""
-    for name, value in os.environ.items():
-        if len(value) >= _SHORTEST_SECRET and value in text and is_secret_key(f"env_vars.{name}"):
-            text = text.replace(value, MASK)
-    return _USER_INFO.sub(MASK, text)
+    return Redactor.from_environ().text(text)
 
 
 def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str] | None = None) -> list[str]:
     """Replaces each secret value of the overrides by `${oc.env:...}`, and moves the value to `environment`.
 
-    Raises SecretError for a secret inside a `{...}` literal, whose parts cannot be replaced.
+    A value with a reference stays, as does one that cannot be a secret. Raises SecretError for a secret inside of a
+    table or a list, whose parts cannot be replaced.
     """
-    environment = os.environ if environment is None else environment
+    if environment is None:
+        environment = os.environ
     return [_hide_secret(override, environment) for override in overrides]
 
 
@@ -80,24 +77,38 @@ def _hide_secret(override: str, environment: MutableMapping[str, str]) -> str:
     key, equals, value = override.partition("=")
     plain = key.lstrip("+~").partition("@")[0]
     # The sweeper escapes references, so they come in two forms.
-    if not equals or not value or value.startswith(("${", "$\\{")):
-        return override
-    if value.lstrip().startswith("{"):
-        _refuse_inside(plain, value)
+    if not equals or not value or "${" in value or "$\\{" in value:
         return override
     if plain.endswith(".setup") and (names := spelled_secrets(value)):
         raise SecretError(
             f"A line of {plain} spells out {names[0]}, and the batch script that it goes into is a file. Export "
             f"{names[0]} where you submit, or read it there: {names[0]}=$(cat ~/FILE)."
         )
+    if "{" in value and not value.lstrip().startswith(("'", '"')):
+        _refuse_in_braces(plain, value)
+        return override
     if not is_secret_key(plain):
         return override
-    variable = "SWE_RL_SECRET_" + re.sub(r"\W", "_", plain).upper()
-    environment[variable] = _strip_quotes(value)
+    if value.lstrip().startswith("["):
+        _refuse_in_list(plain, value)
+        return override
+    # `null` empties a key, and a short number is a number.
+    secret = _strip_quotes(value)
+    if not could_be_secret(secret):
+        return override
+    variable = _variable_of(plain)
+    environment[variable] = secret
     return f"{key}=${{oc.env:{variable}}}"
 
 
-def _refuse_inside(key: str, value: str) -> None:
+def _variable_of(key: str) -> str:
+    """Returns the name of the variable that a secret moves to. Two keys never share one."""
+    name = "SWE_RL_SECRET_" + re.sub(r"\W", "_", key).upper()
+    # The upper-cased name is the same for `a.b`, `a_b` and `A.B`.
+    return f"{name}_{zlib.crc32(key.encode()):08X}"
+
+
+def _refuse_in_braces(key: str, value: str) -> None:
     for name in _IN_BRACES.findall(value):
         if is_secret_key(f"{key}.{name}"):
             raise SecretError(
@@ -106,9 +117,19 @@ def _refuse_inside(key: str, value: str) -> None:
             )
 
 
+def _refuse_in_list(key: str, value: str) -> None:
+    items = value.strip().removeprefix("[").removesuffix("]").split(",")
+    if any(could_be_secret(_strip_quotes(item.strip())) for item in items):
+        raise SecretError(
+            f"The override of {key} holds secrets in a list, where they cannot be kept out of files. Set a variable in "
+            f"the environment for each, and refer to it: {key}=[${{oc.env:NAME}}]."
+        )
+
+
 def _strip_quotes(value: str) -> str:
+    """Returns a value as Hydra reads it: without its quotes, and with the quotes inside of it that were escaped."""
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1]
+        return value[1:-1].replace(f"\\{value[0]}", value[0])
     return value
 
 

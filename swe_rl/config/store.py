@@ -18,37 +18,44 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from swe_rl.config.folders import extension_names, sweeps_dir
+from swe_rl.config.composition.sweeps import refuse_broken_sweeps
+from swe_rl.config.folders import extension_names
 from swe_rl.config.hydra_internals import (
-    SWEEPS,
+    answer_for_other_jobs,
+    keep_merged_groups,
     keep_typed_text,
     look_into_files,
+    read_defaults_once,
     speed_up_hydra,
     sweep_as_single_runs_do,
     type_of_override,
 )
 from swe_rl.config.keys import fields_of, is_text, item_type, type_below
 from swe_rl.config.schema import Config
-from swe_rl.config.secrets import MASK, mask_value
+from swe_rl.config.secrets import mask_value
 from swe_rl.config.yaml_text import LOADER
+from swe_rl.files.redactor import MASK
 
 T = TypeVar("T")
 
 
 @cache
 def register_schema() -> None:
-    """Puts the schema, the sweeps and the resolvers into Hydra's store, once a process."""
+    """Puts the schema and the resolvers into Hydra's store, once a process."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     from swe_rl.config.environment import read_variable
     from swe_rl.config.known_hardware import value_here
     from swe_rl.config.known_models import resolve_fact
-    from swe_rl.config.yaml_text import read_yaml
 
     speed_up_hydra()
     keep_typed_text()
     look_into_files(refuse_changed_text)
+    keep_merged_groups()
+    read_defaults_once()
+    answer_for_other_jobs()
+    refuse_broken_sweeps()
     sweep_as_single_runs_do()
     OmegaConf.register_new_resolver("swe_rl.words", split_words, replace=True)
     OmegaConf.register_new_resolver("swe_rl.here", value_here, replace=True)
@@ -62,9 +69,6 @@ def register_schema() -> None:
     for kind, names in extension_names().items():
         for name in names:
             store.store(group=kind, name=name, node={"name": name}, provider="entry_points")
-    for path in sorted(sweeps_dir().glob("*.yaml")):
-        node = read_yaml(path)
-        store.store(group="sweep", name=path.stem, node=node, package="_global_", provider=SWEEPS)
 
 
 def split_words(text: str) -> list[str]:
@@ -75,14 +79,18 @@ def split_words(text: str) -> list[str]:
 
 def if_equal(value: Any, known: Any, then: Any, otherwise: Any) -> Any:
     """Resolves `${swe_rl.if_equal:...}` in conf/: what suits the published value, or what suits any other."""
-    return then if value == known else otherwise
+    if value == known:
+        return then
+    return otherwise
 
 
 def from_home(path: str) -> str:
     """Resolves `${swe_rl.from_home:...}` in conf/: a path that begins with `~`, as a shell reads it; quotes keep it."""
     # There may be no such user.
     with suppress(RuntimeError):
-        return str(Path(path).expanduser()) if path.startswith("~") else path
+        if path.startswith("~"):
+            return str(Path(path).expanduser())
+        return path
     return path
 
 
@@ -120,9 +128,32 @@ def freeze_tree(schema: type[T], tree: dict[str, Any], prefix: str = "") -> T:
 
     Raises ValueError for a reference to something of another kind, which OmegaConf lets through.
     """
-    hints: dict[str, Any] = fields_of(schema)  # type: ignore[arg-type]
-    names = [field.name for field in _schema_fields(schema)]
-    return schema(**{name: _freeze_value(hints[name], tree[name], f"{prefix}{name}") for name in names})
+    values: dict[str, Any] = {}
+    for name, hint, is_single in _field_hints(schema):  # type: ignore[arg-type]
+        value = tree[name]
+        if is_single and value is not None and not isinstance(value, dict | list):
+            values[name] = value
+        else:
+            values[name] = _freeze_value(hint, value, f"{prefix}{name}")
+    return schema(**values)
+
+
+@cache
+def _field_hints(schema: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Returns each field's name and type, and whether its value is a single one, or None, and so is kept as it is."""
+    rows: list[tuple[str, Any, bool]] = []
+    hints: dict[str, Any] = fields_of(schema)
+    for field in _schema_fields(schema):
+        hint = hints[field.name]
+        parts = [hint]
+        if get_origin(hint) in (Union, types.UnionType):
+            parts = list(get_args(hint))
+        rows.append((field.name, hint, all(isinstance(part, type) and not _has_parts(part) for part in parts)))
+    return tuple(rows)
+
+
+def _has_parts(hint: Any) -> bool:
+    return hint is Any or dataclasses.is_dataclass(hint) or get_origin(hint) is not None
 
 
 def _freeze_value(hint: Any, value: Any, key: str) -> Any:
@@ -130,7 +161,9 @@ def _freeze_value(hint: Any, value: Any, key: str) -> Any:
         return _plain_value(value)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return None if value is None else _freeze_value(get_args(hint)[0], value, key)
+        if value is None:
+            return None
+        return _freeze_value(get_args(hint)[0], value, key)
     wanted: type | None = None
     if dataclasses.is_dataclass(hint) or origin is dict:
         wanted = dict
@@ -151,7 +184,9 @@ def _plain_value(value: Any) -> Any:
     """Returns what a `params` table holds: values of any kind, lists as tuples."""
     if isinstance(value, dict):
         return {str(name): _plain_value(item) for name, item in value.items()}
-    return tuple(map(_plain_value, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_plain_value, value))
+    return value
 
 
 def other_kind(key: str, value: Any) -> str:
@@ -179,16 +214,18 @@ def refuse_changed_text(content: dict[str, Any], file: Path, package: tuple[str,
         if isinstance(value, str) or value is None or not _is_text((*package, *names)):
             continue
         node = _node_at(yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER), names)
-        written = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-        if written != str(value):
+        # Where nothing has that name, the name itself is no text (`yes: 5`), and OmegaConf refuses it.
+        if isinstance(node, yaml.ScalarNode) and node.value != str(value):
             raise ConfigError(_type_problem(file, node, ".".join((*package, *names)), value))
 
 
 def _type_problem(file: Path, node: Any, key: str, value: Any) -> str:
-    known = isinstance(node, yaml.ScalarNode)
-    place = f"{file}, line {node.start_mark.line + 1}" if known else str(file)
-    kind = "true or false" if isinstance(value, bool) else f"the number {value}"
-    if not known or mask_value(key, value) == MASK:
+    place = f"{file}, line {node.start_mark.line + 1}"
+    if isinstance(value, bool):
+        kind = "true or false"
+    else:
+        kind = f"the number {value}"
+    if mask_value(key, value) == MASK:
         return f"{place}: {key} is text, and YAML reads what stands there as a number. Write it in quotes."
     return f'{place}: {key} is text, and YAML reads {node.value} as {kind}. Write it in quotes: "{node.value}".'
 
@@ -212,7 +249,10 @@ def _is_text(names: tuple[str, ...]) -> bool:
     hint = type_of_override(names[0])
     for name in names[1:]:
         below = type_below(hint, name)
-        hint = item_type(hint) if below is None and name.isdecimal() else below
+        if below is None and name.isdecimal():
+            hint = item_type(hint)
+        else:
+            hint = below
     return is_text(hint)
 
 
@@ -227,6 +267,11 @@ def _node_at(node: Any, names: tuple[str, ...]) -> Any:
 
 
 def _node_below(node: Any, name: str) -> Any:
+    """Returns the node of a value in a mapping, or in one that it merges (`<<`): the first of several counts."""
     pairs = {key.value: value for key, value in node.value}
+    if name in pairs:
+        return pairs[name]
     merged = pairs.get("<<")
-    return pairs.get(name) or (_node_below(merged, name) if isinstance(merged, yaml.MappingNode) else None)
+    tables = merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
+    nodes = (_node_below(table, name) for table in tables if isinstance(table, yaml.MappingNode))
+    return next((below for below in nodes if below is not None), None)

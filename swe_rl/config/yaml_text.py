@@ -21,7 +21,9 @@ def parse_yaml(text: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a file, or an empty one for an empty file."""
     content = parse_yaml(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def render_yaml(values: Any) -> str:

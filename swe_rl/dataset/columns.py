@@ -60,7 +60,9 @@ def columns_for(env: EnvConfig, *, evaluated: bool) -> Mapping[str, str]:
 
     With `evaluated` they are those of `env.eval_dataset`, where that is another data set.
     """
-    return env.eval_columns if evaluated else env.columns
+    if evaluated:
+        return env.eval_columns
+    return env.columns
 
 
 def unknown_names(columns: Mapping[str, str], env_name: str) -> Iterator[ColumnProblem]:
@@ -105,7 +107,9 @@ def _column_value(record: Record, value: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    return "" if value is None else str(value)
+    if value is None:
+        return ""
+    return str(value)
 
 
 def _has_column(record: Record, column: str) -> bool:

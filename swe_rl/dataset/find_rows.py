@@ -119,7 +119,10 @@ def _from_saved(folder: Path, dataset: str, split: Split, key: str) -> LoadedRow
     datasets = _import_datasets(dataset)
     try:
         saved = datasets.load_from_disk(str(folder))
-        records = saved[split.name] if isinstance(saved, Mapping) else saved
+        if isinstance(saved, Mapping):
+            records = saved[split.name]
+        else:
+            records = saved
     except (OSError, ValueError, KeyError) as error:
         raise InstanceError(
             f"{key}={dataset}: {split.name} cannot be read from what save_to_disk wrote: {error}"

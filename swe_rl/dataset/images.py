@@ -28,4 +28,6 @@ def full_name(name: str) -> str:
     elif not ("." in first or ":" in first or first == "localhost"):
         name = f"{HUB}/{name}"
     tagged = "@" in name or ":" in name.rpartition("/")[2]
-    return name if tagged else f"{name}:latest"
+    if tagged:
+        return name
+    return f"{name}:latest"

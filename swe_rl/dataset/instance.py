@@ -23,6 +23,7 @@ _OPTIONAL = (
     "difficulty",
     "setup_script",
     "hide_script",
+    "workdir",
 )
 
 
@@ -156,6 +157,8 @@ def _refuse_keys(given: Mapping[str, Any], where: str) -> None:
 _SECRET = re.compile(r"https?://[^/]*@|\w+://[^/@]*:[^/@]*@")
 _VERSION = re.compile(r"\d+\.\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
+# SWE-smith calls its mirror of a repository `owner__name.commit`.
+_MIRROR = re.compile(r".*?__(.*)\.[0-9a-f]+")
 _AS = {"python": "3.9", "until": "2020-05-04"}
 
 
@@ -165,30 +168,39 @@ def _are_words(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    instance_id: str
-    repo: str
-    base_commit: str
-    problem_statement: str
+    """Holds one issue with its tests: a row of a data set, with SWE-bench's columns."""
+
+    instance_id: str  # The name of the instance, which also names folders and files.
+    repo: str  # The repository, as OWNER/NAME.
+    base_commit: str  # The agent begins at this commit.
+    problem_statement: str  # The text of the issue.
     patch: str  # The gold patch is never shown to an agent.
     test_patch: str  # The test patch adds the FAIL_TO_PASS tests; only the grader applies it.
-    fail_to_pass: tuple[str, ...]
-    pass_to_pass: tuple[str, ...]
-    version: str = ""
+    fail_to_pass: tuple[str, ...]  # These tests fail before the fix and pass after it.
+    pass_to_pass: tuple[str, ...]  # These tests pass before the fix and after it.
+    version: str = ""  # The release of the repository's package.
     # The image holds the repository at its base commit. If it is empty, env.image_template names the image.
     image: str = ""
     eval_script: str = ""  # This is the data set's own test script, as the official harness wants it.
     log_parser: str = ""  # The official harness calls the reader of that script's log so.
-    eval_type: str = ""
-    environment_setup_commit: str = ""
-    hints_text: str = ""
-    created_at: str = ""
-    difficulty: str = ""
+    eval_type: str = ""  # How the official harness counts tests, as `pass_and_fail`.
+    environment_setup_commit: str = ""  # SWE-bench built the environment at this commit.
+    hints_text: str = ""  # Comments on the issue, which no agent sees.
+    created_at: str = ""  # The date of the change, which orders releases.
+    difficulty: str = ""  # The data set's own estimate.
     setup_script: str = ""  # This bash makes the base tree in a fresh container of the image, as root.
     hide_script: str = ""  # This bash takes the tests out of an agent's container; it is never run before grading.
+    workdir: str = ""  # The image holds the repository in this folder; if it is empty, in /testbed.
     source: Source | None = None  # The source says how workspace and image are made without a registry.
 
     def __post_init__(self) -> None:
         check_id(self.instance_id, f"an instance of {self.repo!r:.80}")
+
+    @property
+    def project(self) -> str:
+        """The repository's name without its owner, also of R2E-Gym's `sympy` and of SWE-smith's mirrors."""
+        name = self.repo.rpartition("/")[2].lower()
+        return _MIRROR.sub(r"\1", name) if self.repo.startswith("swesmith/") else name
 
     @property
     def is_unmeasured(self) -> bool:

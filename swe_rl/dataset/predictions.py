@@ -11,11 +11,13 @@ Invariants:
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.schema import Config
+from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 
 # Messages name this option, because its value is the path of the file.
@@ -71,7 +73,10 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "it is not UTF-8 text"
         raise PredictionsError(f"{KEY}={path} cannot be read: {reason}. Give a predictions file.") from error
 
 
@@ -132,3 +137,38 @@ def _text_of(record: Mapping[str, Any], column: str, place: str, *, may_be_null:
         return value
     columns = ", ".join(map(str, record)) or "none"
     raise PredictionsError(f"{place}: {column} has to be text. The record has these columns: {columns}")
+
+
+def find_predicted(
+    config: Config, predictions: Predictions, instances: Sequence[Instance]
+) -> tuple[list[Instance], str]:
+    """Returns the instances with a patch, and a warning of patches without an instance, which may be empty.
+
+    Raises UserError where no instance has a patch.
+    """
+    split = config.env.eval_split
+    patches = predictions.patches
+    predicted = [instance for instance in instances if instance.instance_id in patches]
+    if not predicted:
+        raise UserError(
+            f"agent.predictions={config.agent.predictions} has no patch for any of the {len(instances)} instances of "
+            f"env.eval_split={split}: it has {_name_two(list(patches))}, the split has "
+            f"{_name_two([instance.instance_id for instance in instances])}. Choose the data set that the patches were "
+            "made for, with env, env.dataset and env.eval_split."
+        )
+    known = {instance.instance_id for instance in instances}
+    unknown = [name for name in patches if name not in known]
+    if not unknown:
+        return predicted, ""
+    return predicted, (
+        f"agent.predictions: {len(unknown)} of {len(patches)} patches are for no instance of env.eval_split={split} "
+        f"and are not graded: {_name_two(unknown)}"
+    )
+
+
+def _name_two(names: Sequence[str]) -> str:
+    """Returns the first two ids as text, and says how many more there are."""
+    shown = " and ".join(names[:2]) or "none"
+    if len(names) <= 2:
+        return shown
+    return f"{', '.join(names[:2])} and {len(names) - 2} more"

@@ -99,7 +99,9 @@ def narrow_instances(
 
 
 def _no_such(listing: str | Sequence[str], missing: Sequence[str], known: Sequence[str]) -> str:
-    key = f"env.instances={listing}" if isinstance(listing, str) else "env.instance_ids"
+    key = "env.instance_ids"
+    if isinstance(listing, str):
+        key = f"env.instances={listing}"
     return f"{key}: {no_such_instances(missing, known)}; correct it, or choose another env.split"
 
 
@@ -127,7 +129,10 @@ def refuse_duplicates(placed_ids: Iterable[tuple[str, str]]) -> None:
         first_id, first_where = seen.setdefault(instance_id.casefold(), (instance_id, where))
         if (first_id, first_where) == (instance_id, where):
             continue
-        how = "is there twice" if first_id == instance_id else f"differs from {first_id!r} in case alone"
+        if first_id == instance_id:
+            how = "is there twice"
+        else:
+            how = f"differs from {first_id!r} in case alone"
         raise InstanceError(
             f"{where}: instance {instance_id!r} {how}; the first is in {first_where}. Every id must be unique: remove "
             "one of the two rows, or change its id"
@@ -154,7 +159,10 @@ def _json_rows(path: Path) -> list[PlacedRecord]:
         content = json.loads("\n".join(_read_lines(path, "env.dataset")))
     except ValueError as error:
         raise InstanceError(f"{path}: not JSON: {error}; one record a line is the ending .jsonl") from error
-    records = list(content.values()) if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        records = list(content.values())
+    else:
+        records = content
     if not isinstance(records, list):
         raise InstanceError(f"{path}: a list of records is needed, not {type(content).__name__}")
     return [_make_row(record, f"{path}, record {number}") for number, record in enumerate(records, start=1)]
@@ -189,5 +197,8 @@ def _read_lines(path: Path, key: str) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        if isinstance(error, OSError):
+            reason = error.strerror
+        else:
+            reason = "not UTF-8 text"
         raise InstanceError(f"{key}={path} cannot be read ({reason}); give the path of an existing file") from error

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import LossTeller
+from swe_rl.engine.engine import LossTeller
 from swe_rl.engine.server.client import ConnectionLostError, HttpClient, SilentError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Patience, needs_of_run

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.engine.endpoint.make import make_endpoint
+from swe_rl.engine.engine import Engine, EngineError, EngineState, LossTeller, Record
 from swe_rl.engine.external import external_engines
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, LossTeller, Record
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions, command_of
 from swe_rl.engine.vllm.engines import EngineFolders, vllm_engines, weight_folders
@@ -63,13 +63,16 @@ def make_engines(
     `model` is engine.kind=embedded's; `say` and `record` are told of starts and restarts of servers. `restarts` has
     those so far of servers that the run had up before.
     """
-    environ = os.environ if environ is None else environ
+    if environ is None:
+        environ = os.environ
     if not asks_model(config):
         return [ScriptedEngine(_nobody_asks, name="engine0")]
     if config.engine.kind is EngineKind.vllm:
         return vllm_engines(config, folders, say, environ, options or options_of(config.engine), record, restarts)
     if config.engine.kind is EngineKind.external:
-        weights = weight_folders(config, folders.weights) if read_elsewhere(config) else None
+        weights = None
+        if read_elsewhere(config):
+            weights = weight_folders(config, folders.weights)
         external = external_engines(config, environ, weights, say)
         for engine in external:
             engine.teller = LossTeller(engine.name, say, record or (lambda *_: None))

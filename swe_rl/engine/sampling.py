@@ -98,10 +98,15 @@ def sample_tokens(logits: torch.Tensor, batch: SamplingBatch) -> tuple[list[int]
     greedy = batch.temperature < _GREEDY
     temperature = torch.from_numpy(np.where(greedy, np.float32(1.0), batch.temperature))
     scaled = logits / temperature[:, None]
-    tokens = logits.argmax(-1) if greedy.any() else None
+    tokens = None
+    if greedy.any():
+        tokens = logits.argmax(-1)
     if tokens is None or not greedy.all():
         drawn = _draw_tokens(scaled, batch)
-        tokens = drawn if tokens is None else torch.where(torch.from_numpy(greedy), tokens, drawn)
+        if tokens is None:
+            tokens = drawn
+        else:
+            tokens = torch.where(torch.from_numpy(greedy), tokens, drawn)
     # None of these is above 0: the sum that a log-softmax takes the logarithm of has the largest term, which is 1.
     chosen = scaled.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
     if not bool(torch.isfinite(chosen).all()):
@@ -119,7 +124,10 @@ def _draw_tokens(scaled: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         rows = torch.from_numpy(np.flatnonzero(limited))
         top_p = torch.from_numpy(batch.top_p)[rows]
         top_k = torch.from_numpy(batch.top_k)[rows]
-        min_p = None if batch.min_p is None else torch.from_numpy(batch.min_p)[rows]
+        if batch.min_p is None:
+            min_p = None
+        else:
+            min_p = torch.from_numpy(batch.min_p)[rows]
         probs[rows] = _truncate_probs(probs[rows], top_p, top_k, min_p)
     drawn = _inverse_cdf(probs, torch.from_numpy(draw_uniforms(batch.seed, batch.draw)))
     # Only rows of NaN reach the last; `sample_tokens` refuses those.

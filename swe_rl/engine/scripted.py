@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.engine.protocol import (
+from swe_rl.engine.engine import (
     Completion,
     ContextOverflowError,
     Engine,
@@ -119,7 +119,10 @@ class ScriptedEngine(Engine):
         sampled = len(versions)
         kept = tuple(ids[:sampled])
         stopped = bool(kept) and kept[-1] in params.stop_token_ids
-        finish_reason: FinishReason = "stop" if stopped else "length"
+        if stopped:
+            finish_reason: FinishReason = "stop"
+        else:
+            finish_reason = "length"
         if sampled < len(ids):
             finish_reason = "abort"
         return Completion(

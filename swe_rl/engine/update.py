@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError, worth_asking
+from swe_rl.engine.engine import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
 from swe_rl.engine.transfer.direct import Reading, StagedTransfer, Transfer
-from swe_rl.engine.transfer.protocol import SendsWeights
+from swe_rl.engine.transfer.sent_weights import SendsWeights
 from swe_rl.facts.sizes import shares_gpus
 from swe_rl.facts.weight_sync import GLOO, IPC, transfer_kind
 
@@ -40,7 +40,10 @@ def make_transfer(
         return None
     # Without a GPU the servers of vllm_engines have an output layer of their own.
     untied = config.model.tie_word_embeddings and kind == GLOO and config.engine.kind is EngineKind.vllm
-    twice = {HEAD: EMBEDDING} if untied else {}
+    if untied:
+        twice = {HEAD: EMBEDDING}
+    else:
+        twice = {}
     if kind == IPC:
         made: Transfer = StagedTransfer(engines, sender, twice)
     else:
@@ -75,7 +78,7 @@ async def update_engines(engines: Sequence[Engine], weights: "Mapping[str, torch
         raise WeightSyncError.of(failures, len(engines), version) from next(iter(failures.values()))
 
 
-class Turns:
+class EngineTurns:
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines
         self._sleep_s: float | None = None
@@ -100,8 +103,8 @@ class Turns:
         return {"sleep_s": self._sleep_s, "wake_s": max((engine.wake_s for engine in self._engines), default=0.0)}
 
 
-def make_turns(config: Config, engines: Sequence[Engine]) -> Turns:
-    return Turns(engines if shares_gpus(config) else [])
+def make_turns(config: Config, engines: Sequence[Engine]) -> EngineTurns:
+    return EngineTurns(engines if shares_gpus(config) else [])
 
 
 async def _ask_each(engines: Sequence[Engine], step: Callable[[Engine], Awaitable[None]]) -> None:

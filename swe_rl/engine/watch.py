@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, Record
+from swe_rl.engine.engine import Engine, EngineError, EngineState, Record
 from swe_rl.engine.server.monitor import TICK_S
 
 SHORTEST_S = 0.25
@@ -81,7 +81,9 @@ def load_of(engine: Engine) -> dict[str, float]:
     `preemptions` so far.
     """
     stats = engine.stats()
-    share = stats.kv_used_tokens / stats.kv_capacity_tokens if stats.kv_capacity_tokens else 0.0
+    share = 0.0
+    if stats.kv_capacity_tokens:
+        share = stats.kv_used_tokens / stats.kv_capacity_tokens
     return {
         "running": stats.running,
         "waiting": stats.waiting,

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import refuse_duplicates
+from swe_rl.env.env import Env, Grade
 from swe_rl.env.grading.foreign import GRACE_S, await_grade
-from swe_rl.env.protocol import Env, Grade
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import LONGEST_S, describe_failure, limit_time
-from swe_rl.sandbox.protocol import SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxError, SandboxProvider, Workspace
 
 
 class ForeignEnv:

@@ -10,7 +10,7 @@ Invariants:
 import shlex
 
 from swe_rl.files.lines import lines_of
-from swe_rl.sandbox.protocol import Sandbox, SandboxError
+from swe_rl.sandbox.sandbox import Sandbox, SandboxError
 
 # The script's last line begins so; it tells the answer apart from what git prints.
 _HIDDEN = "swe_rl hidden "

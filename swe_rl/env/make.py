@@ -5,12 +5,14 @@ from pathlib import Path
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.env import Env
 from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import make_grader
-from swe_rl.env.protocol import Env
+from swe_rl.env.mix import MixedEnv, make_part
 from swe_rl.env.swe.env import SweEnv
 from swe_rl.extension.find import find_foreign
 from swe_rl.extension.make import make_extension
+from swe_rl.facts.mix import is_mix, part_envs
 
 # Names that are not in this table are data sets of real repositories, which SweEnv reads.
 _OTHERS = {
@@ -30,8 +32,15 @@ def make_env(
     """Returns the environment that `config` names.
 
     `cache` holds prepared workspaces; `sandbox` decides whether an instance's workspace is a folder or an image. A name
-    of ours that is not in the table is a data set of real repositories. A user's own environment grades by itself.
+    of ours that is not in the table is a data set of real repositories. A user's own environment grades by itself. The
+    parts of a mix are made as environments of their own.
     """
+    if is_mix(config):
+        parts = [
+            make_part(config, name, part, make_env(part, cache, sandbox, grader))
+            for name, part in part_envs(config).items()
+        ]
+        return MixedEnv(config, parts)
     judge = make_grader(grader, config)
     given = {"config": config, "cache": cache, "sandbox": sandbox}
     if config.name not in _OTHERS and find_foreign(ExtensionKind.env, config) is None:

@@ -5,9 +5,9 @@ Invariants:
 - The patch is relative to the instance's base commit, whatever the agent committed since.
 - The patch is text in UTF-8, so that every file that holds it holds the same. A file whose change is no such text
   is in it as git's binary patch, which is ASCII.
-- A file is taken byte by byte as the agent left it. Line ends are converted only where a checkout converts them as well
-  (eol=crlf): a file that nobody touched is never in the patch. If a changed one has other line ends than a checkout
-  makes, the patch has it in binary.
+- A file is taken byte by byte as the agent left it. Bytes are converted only where a checkout converts them as well
+  (eol=crlf, ident): a file that nobody touched is never in the patch. If a changed one is not what a checkout makes, or
+  if the agent changed attributes, the patch has it in binary. A file that became what the commit has is no change.
 - Only the objects of the agent's repository are used: its configuration, index, hooks, filters, attributes outside of
   the tree, excludes, locks and flags play no part, so breaking them breaks nothing.
 - A named pipe or a device in the place of a file, or a link to one that git would read, is removed first by GNU find:
@@ -26,7 +26,7 @@ from swe_rl.env.patch_files import NOOP_PATCH as NOOP_PATCH
 from swe_rl.env.patch_files import bytes_of, readable_text, split_patch, text_of
 from swe_rl.env.patch_script import FROM_FILE, FROM_TREE, PATCH_SCRIPT
 from swe_rl.sandbox.base import MAX_COMMAND_BYTES
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, Sandbox, SandboxError, put_files, run_whole
+from swe_rl.sandbox.sandbox import USED_TOO_MUCH, ExecResult, Sandbox, SandboxError, put_files, run_whole
 
 # New files are left out of a larger patch until it has at most so many bytes.
 MAX_PATCH_BYTES = 1_000_000

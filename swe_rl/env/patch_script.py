@@ -64,6 +64,18 @@ exit 0
 # This part puts the agent's working tree into the index. The `.git` of a nested repository is moved away, because git
 # would not look into the repository otherwise.
 FROM_TREE = r"""
+# What a checkout of the base commit writes, where attributes of this commit make it other than the commit has it.
+mkdir "$own/empty"; here=$PWD; cd "$own/empty"
+converted() { git ls-files -z -- ':(top,attr:eol=crlf)' ':(top,attr:ident)'; }
+GIT_WORK_TREE=$PWD converted > "$own/before"
+if [ -s "$own/before" ]; then
+  attributes ''
+  GIT_WORK_TREE=$PWD git checkout-index -z --stdin --prefix="$own/base/" < "$own/before" || failed
+  attributes '* -text -ident'
+  GIT_WORK_TREE=$PWD git checkout-index -z --stdin --prefix="$own/raw/" < "$own/before" || failed
+  attributes '* -text'
+fi
+cd "$here"
 git ls-files -s -z | sed -z -n 's/^160000 [^\t]*\t//p' > "$own/submodules"
 find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' n; do
   d=${n%%/.git}; d=${d#./}
@@ -88,26 +100,43 @@ git add --all --ignore-errors . || {
   while IFS= read -r -d '' n; do batch+=("$n"); [ ${#batch[@]} -lt 16 ] || add_batch; done < "$own/changed"; add_batch
 }
 git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s | forget
-# A checkout makes CRLF of the LF of these, so that is undone as git does it. Where the commit has a CR as well, git
-# would undo more than a checkout did: such a file is unchanged if it is what a checkout writes, else its bytes count.
-# Where the agent left other line ends than a checkout makes, a patch in text would be applied with a checkout's.
-git ls-files -z -- ':(attr:eol=crlf)' > "$own/crlf"
-if [ -s "$own/crlf" ]; then
+# A checkout makes CRLF of the LF of some files, or writes an object's name into them. That is undone as git does it.
+# Where the commit has a CR as well, git would undo more than a checkout did, so the file's bytes count. A patch in text
+# would be applied to other bytes where the agent changed the attributes, or left other bytes than a checkout makes of
+# what git took: then the patch is in binary.
+converted | sort -zu - "$own/before" > "$own/converted"
+if [ -s "$own/converted" ]; then
   attributes ''
-  xargs -0 -r git --literal-pathspecs add --renormalize -- < "$own/crlf" || failed
+  git ls-files -z -- ':(attr:eol=crlf)' ':(attr:ident)' |
+    xargs -0 -r git --literal-pathspecs add --renormalize -- || failed
+  rules=$(git diff --cached --name-only "$base^{tree}" -- ':(top,glob)**/.gitattributes')
+  sums() { (cd "$1" && xargs -0 -r sha1sum -z -- < "$own/before" | sort -z) > "$own/$2"; }
+  names() { sed -z 's/^[^ ]* .//' | sort -z; }
+  mkdir -p "$own/base" "$own/raw"; sums "$own/base" of_base; sums "$own/raw" of_raw; sums "$here" of_here
+  comm -z -23 "$own/of_base" "$own/of_raw" | names > "$own/other_than_raw"
+  comm -z -12 "$own/of_base" "$own/of_here" | names > "$own/untouched"
+  [ -z "$rules" ] || xargs -0 -r git ls-tree -r -z "$base" -- < "$own/untouched" | git update-index -z --index-info
   changed() { xargs -0 -r git --literal-pathspecs diff --cached --name-only --diff-filter=AM -z "$base^{tree}" --; }
-  changed < "$own/crlf" | while IFS= read -r -d '' n; do
+  changed < "$own/converted" > "$own/candidates"
+  # The rules for a new file are the old or the new ones, whichever git applies first.
+  [ -z "$rules" ] || git diff --cached --name-only --diff-filter=A -z "$base^{tree}" >> "$own/candidates"
+  # In a tree that a checkout made, other line ends alone are a change of the agent's, too. Trees that no checkout made
+  # have none of its bytes.
+  comm -z -12 "$own/other_than_raw" "$own/untouched" > "$own/as_checked_out"
+  [ ! -s "$own/as_checked_out" ] || comm -z -23 "$own/other_than_raw" "$own/untouched" >> "$own/candidates"
+  sort -zu "$own/candidates" | while IFS= read -r -d '' n; do
     [ -f "$n" ] && [ ! -L "$n" ] || continue
-    if ! git cat-file blob "$base:$n" | grep -q $'\r'; then
-      git cat-file --filters ":$n" | cmp -s - "$n" && continue
-      printf '%%s\0' "$n" >> "$own/exact"
-    fi
-    if git cat-file --filters "$base:$n" | cmp -s - "$n"; then
+    if [ -f "$own/base/$n" ]; then cp "$own/base/$n" "$own/old"; else git cat-file blob "$base:$n" > "$own/old"; fi
+    has_cr=no; ! git cat-file blob "$base:$n" | grep -q $'\r' || has_cr=yes
+    if cmp -s "$own/old" "$n" && git cat-file -e "$base:$n"; then
       git --literal-pathspecs ls-tree -z "$base" -- "$n" | git update-index -z --index-info
-    else
-      entry=$(git --literal-pathspecs ls-files -s -z -- "$n" | tr '\0' '\n' | head -c 6)
-      git update-index --cacheinfo "$entry,$(git hash-object -w --no-filters -- "$n"),$n"
+      continue
     fi
+    if [ $has_cr$rules = no ] && git cat-file --filters ":$n" | cmp -s - "$n"; then continue; fi
+    ident=$(git check-attr ident -- "$n" | sed 's/.*: //')
+    [ $has_cr = yes ] && [ -z "$rules" ] && [ "$ident" != set ] || printf '%%s\0' "$n" >> "$own/exact"
+    entry=$(git --literal-pathspecs ls-files -s -z -- "$n" | tr '\0' '\n' | head -c 6)
+    git update-index --cacheinfo "$entry,$(git hash-object -w --no-filters -- "$n"),$n"
   done
   attributes '* -text'
 fi

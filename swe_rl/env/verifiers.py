@@ -26,12 +26,12 @@ from typing import Any
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.folder import commit_of, folder_of
-from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.swe.splits import choose_evaluated, choose_instances
 from swe_rl.env.verifiers_tasksets import LoadedTaskset, load_taskset
 from swe_rl.errors import UserError, one_line
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 _FILES = {"README": "The sandbox of a verifiers environment. Nothing uses it.\n"}
 _SPLIT = re.compile(r"(train|eval)(?:\[(\d*):(\d*)\])?")

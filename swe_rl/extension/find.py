@@ -115,7 +115,9 @@ def find_problems(chosen: Foreign, group: Extensible, code: Sequence[str]) -> It
 
 
 def _about_text(sketch: Outline) -> str:
-    return f" ({sketch.about})" if sketch.about else ""
+    if not sketch.about:
+        return ""
+    return f" ({sketch.about})"
 
 
 def _of_methods(chosen: Foreign, sketch: Outline) -> Iterator[Problem]:
@@ -163,8 +165,13 @@ def _of_params(kind: ExtensionKind, parameters: Sequence[Parameter], group: Exte
             yield Problem(key, f"{who} gets {name} from swe_rl, wherever its signature names it", f"leave {key} out")
         else:
             near = nearest_words(name, mine) or list(mine)
-            known = f"it takes {', '.join(mine)}" if mine else "it takes none"
-            fix = f"{kind}.params.{near[0]}={mask_value(key, value)}, or leave it out" if near else f"leave {key} out"
+            known = "it takes none"
+            if mine:
+                known = f"it takes {', '.join(mine)}"
+            if near:
+                fix = f"{kind}.params.{near[0]}={mask_value(key, value)}, or leave it out"
+            else:
+                fix = f"leave {key} out"
             yield Problem(key, f"{who} takes no {name}: {known}", fix)
     missing = [name for name, parameter in mine.items() if parameter.required and name not in group.params]
     for name in missing:

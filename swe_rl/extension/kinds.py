@@ -38,7 +38,7 @@ class Contract:
 # This table says for each kind what it is given, which methods it must have, and what it may declare.
 CONTRACTS: Mapping[ExtensionKind, Contract] = {
     ExtensionKind.agent: Contract(
-        ("config", "client", "max_turns", "command_timeout_s", "api_key", "patches"),
+        ("config", "client", "max_turns", "command_timeout_s", "api_key", "patches", "compaction"),
         {"run": ("work",)},
         {"needs_door": False},
     ),

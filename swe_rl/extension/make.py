@@ -111,7 +111,9 @@ def _bind_arguments(
         inspect.signature(factory).bind(**arguments)
     except TypeError as error:
         first = (inspect.getdoc(factory) or "").partition("\n")[0]
-        about = f" ({first.rstrip('.')})" if first else ""
+        about = ""
+        if first:
+            about = f" ({first.rstrip('.')})"
         raise ExtensionError(
             f"{chosen}{about} cannot be made: {error}. {chosen.kind}.params holds what its signature names, and swe_rl "
             f"gives {', '.join(CONTRACTS[chosen.kind].given) or 'nothing'} where it is named."
@@ -175,7 +177,9 @@ def _told_of(chosen: Foreign, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError)
-        way_out = "pip install it for this Python" if missing else "try it with `python -c` or its own tests"
+        way_out = "try it with `python -c` or its own tests"
+        if missing:
+            way_out = "pip install it for this Python"
         raise ExtensionError(
             f"{chosen}: {what} raised {type(error).__name__}: {one_line(error)}. {way_out[:1].upper()}{way_out[1:]}."
         ) from error

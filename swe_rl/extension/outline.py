@@ -106,7 +106,10 @@ def _outline_target(target: str, path: tuple[str, ...], depth: int) -> Outline:
     if isinstance(node, Function):
         parameters = None if node.decorator_list else _read_parameters(node.args, skip=0)
         return Outline(target, ast.get_docstring(node) or "", parameters, is_class=False, complete=False)
-    elsewhere = _imported_names(tree, module, file).get(name) if isinstance(node, ast.Import | ast.ImportFrom) else None
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        elsewhere = _imported_names(tree, module, file).get(name)
+    else:
+        elsewhere = None
     if elsewhere is not None and depth:
         return _outline_target(elsewhere, path, depth - 1)
     if node is not None or _has_star(tree) or _makes_names(tree):

@@ -20,6 +20,7 @@ from swe_rl.config.choices import Correction, EngineKind, ExtensionKind, Logprob
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config, RolloutConfig
 from swe_rl.extension.find import declared_attribute
+from swe_rl.facts.schedule import scaled_temperature
 
 UNTRUNCATED = "rollout.top_p=1.0 rollout.top_k=0 rollout.min_p=0.0"
 COUNTS_TRUNCATION = (
@@ -75,7 +76,7 @@ def _own_loss_compares(config: Config) -> bool:
 def accepted_modes(config: Config) -> frozenset[LogprobsMode]:
     """Returns what a server may report without the run being refused at its start."""
     accepted = set(LogprobsMode)
-    if config.rollout.temperature != 1.0 and config.engine.logprobs_mode is not LogprobsMode.raw:
+    if scaled_temperature(config.rollout) != 1.0 and config.engine.logprobs_mode is not LogprobsMode.raw:
         accepted.remove(LogprobsMode.raw)
     if trains_truncated(config) and weighs_trajectories(config):
         accepted.remove(LogprobsMode.processed)
@@ -87,7 +88,9 @@ def served_mode(config: Config) -> LogprobsMode:
     mode = config.engine.logprobs_mode
     if mode is not LogprobsMode.whole:
         return mode
-    return LogprobsMode.raw if truncates_vocabulary(config.rollout) else LogprobsMode.processed
+    if truncates_vocabulary(config.rollout):
+        return LogprobsMode.raw
+    return LogprobsMode.processed
 
 
 def scales_raw(config: Config) -> bool:
@@ -95,11 +98,11 @@ def scales_raw(config: Config) -> bool:
     `raw`."""
     rollout = config.rollout
     wanted = config.engine.kind is EngineKind.vllm and config.engine.logprobs_mode is LogprobsMode.whole
-    return wanted and truncates_vocabulary(rollout) and rollout.temperature != 1.0
+    return wanted and truncates_vocabulary(rollout) and scaled_temperature(rollout) != 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ProbeQuestion:
     """Asks for the likeliest tokens after a prompt. They are sampled with `top_k=1`, so that truncation keeps one of
     them each."""
 
@@ -108,32 +111,36 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """Has tokens, and their log-probabilities in nats."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
 
 
-def find_mode(accepted: Collection[LogprobsMode], temperature: float) -> Generator[Question, Answer, LogprobsMode]:
+def find_mode(
+    accepted: Collection[LogprobsMode], temperature: float
+) -> Generator[ProbeQuestion, ProbeAnswer, LogprobsMode]:
     """Asks a server what it reports. Whoever iterates sends the answers. `temperature` is that of the rollouts.
 
     A model that is sure of each token reports 0 in every mode, so that nothing is refused for one prompt alone.
     """
     prompt_ids = PROMPT_IDS
-    plain = yield Question(prompt_ids, 1.0)
+    plain = yield ProbeQuestion(prompt_ids, 1.0)
     if _after_truncation(plain) and LogprobsMode.processed not in accepted:
         prompt_ids = _OTHER_PROMPT_IDS
-        plain = yield Question(prompt_ids, 1.0)
+        plain = yield ProbeQuestion(prompt_ids, 1.0)
     if _after_truncation(plain):
         return LogprobsMode.processed
     if temperature == 1.0:
         return LogprobsMode.raw
-    scaled = yield Question(prompt_ids, temperature)
-    return LogprobsMode.raw if _answers_agree(plain, scaled) else LogprobsMode.whole
+    scaled = yield ProbeQuestion(prompt_ids, temperature)
+    if _answers_agree(plain, scaled):
+        return LogprobsMode.raw
+    return LogprobsMode.whole
 
 
-def _after_truncation(answer: Answer) -> bool:
+def _after_truncation(answer: ProbeAnswer) -> bool:
     """Tells whether truncation explains all log-probabilities.
 
     One token is left, or a few equally likely ones, as bfloat16 logits often tie: each log-probability is minus the
@@ -143,11 +150,13 @@ def _after_truncation(answer: Answer) -> bool:
 
 
 def _of_ties(logprob: float) -> bool:
-    tied = round(math.exp(-logprob)) if logprob > -math.log(_MOST_TIES + 1) else 0
+    tied = 0
+    if logprob > -math.log(_MOST_TIES + 1):
+        tied = round(math.exp(-logprob))
     return 1 <= tied <= _MOST_TIES and abs(logprob + math.log(tied)) <= _TIE_NATS
 
 
-def _answers_agree(answer: Answer, other: Answer) -> bool:
+def _answers_agree(answer: ProbeAnswer, other: ProbeAnswer) -> bool:
     """Tells whether both answers agree as far as they have the same past: up to the first token that differs, as
     equally likely ones may."""
     apart = (at for at, (token, its) in enumerate(zip(answer.token_ids, other.token_ids, strict=True)) if token != its)
@@ -161,12 +170,16 @@ def _answers_agree(answer: Answer, other: Answer) -> bool:
 def describe_refusal(reported: LogprobsMode, temperature: float, truncated: bool) -> tuple[str, str]:
     """Says what is wrong with a server that reports so, in words that follow its name, and the way out."""
     if reported is LogprobsMode.processed:
-        started = "start it with --logprobs-mode raw_logprobs, or " if temperature == 1.0 else ""
+        started = ""
+        if temperature == 1.0:
+            started = "start it with --logprobs-mode raw_logprobs, or "
         words = (
             "reports log-probabilities of the tokens that truncation kept, and the weight or mask of a trajectory "
             "would multiply the kept probability of each token"
         )
         return words, f"{started}sample with {UNTRUNCATED}"
-    started = "" if truncated else "start it with --logprobs-mode processed_logprobs, or "
+    started = "start it with --logprobs-mode processed_logprobs, or "
+    if truncated:
+        started = ""
     words = f"reports log-probabilities at temperature 1, and tokens are sampled at {temperature:g}"
     return words, f"{started}sample with rollout.temperature=1.0"

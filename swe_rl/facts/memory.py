@@ -10,19 +10,8 @@ Invariants:
 
 from swe_rl.config.choices import AdvantageKind, EngineKind, OptimizerState, RolloutMode
 from swe_rl.config.schema import Config, ModelConfig
-from swe_rl.facts.sizes import (
-    CACHE,
-    WEIGHTS,
-    WEIGHTS_CONFIG,
-    Argument,
-    num_replicas,
-    replica_ranks,
-    server_arguments,
-    serves_adapter,
-    settings_of,
-    trajectories_per_mini_batch,
-    uses_no_gpu,
-)
+from swe_rl.facts.server_arguments import CACHE, WEIGHTS, WEIGHTS_CONFIG, Argument, server_arguments, settings_of
+from swe_rl.facts.sizes import num_replicas, replica_ranks, serves_adapter, trajectories_per_mini_batch, uses_no_gpu
 
 # Engines compute in bfloat16.
 ENGINE_BYTES = 2
@@ -76,7 +65,9 @@ def bytes_per_weight(config: Config) -> float:
     experts may have a method of their own: `experts_int8` leaves them as they are, and a configuration says it of
     both."""
     given = server_arguments(config, {})
-    method = given[WEIGHTS].value if WEIGHTS in given else ""
+    method = ""
+    if WEIGHTS in given:
+        method = given[WEIGHTS].value
     said = {part: str(name) for part, name in settings_of(given, WEIGHTS_CONFIG).items()}
     experts = _bytes_of(said.get("moe") or method)
     others = _bytes_of(said.get("linear") or ("" if method == "experts_int8" else method))
@@ -92,7 +83,9 @@ def _bytes_of(method: str) -> float:
     name = method.lower()
     if "fp4" in name:
         return 0.5
-    return 1.0 if "fp8" in name or "int8" in name else ENGINE_BYTES
+    if "fp8" in name or "int8" in name:
+        return 1.0
+    return ENGINE_BYTES
 
 
 def engine_gb_per_gpu(config: Config) -> float:
@@ -114,7 +107,9 @@ def kv_tokens_per_engine(config: Config) -> int:
     engine_gb = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     free_gb_per_gpu = engine_gb - CUDA_GB - engine_weights_gb(config)
     fits = max(0, int(free_gb_per_gpu * 1e9 * _kv_shares(config) / cached_token_bytes(config)))
-    return min(fits, config.engine.kv_cache_tokens) if config.engine.kv_cache_tokens > 0 else fits
+    if config.engine.kv_cache_tokens > 0:
+        return min(fits, config.engine.kv_cache_tokens)
+    return fits
 
 
 def _kv_shares(config: Config) -> int:
@@ -130,7 +125,10 @@ def lora_params_b(config: Config) -> float:
     queries = model.num_heads * model.head_dim
     keys = model.num_kv_heads * model.head_dim
     attention = 2 * (model.hidden_size + queries) + 2 * (model.hidden_size + keys)
-    mlp = 0 if model.num_experts else 3 * (model.hidden_size + model.intermediate_size)
+    if model.num_experts:
+        mlp = 0
+    else:
+        mlp = 3 * (model.hidden_size + model.intermediate_size)
     return config.trainer.lora_rank * model.num_layers * (attention + mlp) / 1e9
 
 
@@ -145,38 +143,59 @@ def trainer_gb(config: Config) -> float:
     """Returns the states of the ranks of a replica together: weights, gradients, Adam moments, all of them twice with a
     critic; a reference model on top if KL needs it, and a teacher.
 
-    With an offloaded optimizer these rest in the host's memory, too.
+    With LoRA only the adapter has gradients and moments. With an offloaded optimizer the reference and the teacher
+    rest in the host's memory, too.
     """
     model = config.model
-    full = CPU_BYTES + CPU_BYTES + moment_bytes(config)
+    full = CPU_BYTES + GRADIENT_BYTES + moment_bytes(config)
     if config.trainer.lora_rank > 0:
-        states = weights_gb(model) + lora_params_b(config) * full
+        states = weights_gb(model, _frozen_bytes(config)) + lora_params_b(config) * full
     elif config.trainer.offload_optimizer:
         states = model.params_b * (ENGINE_BYTES + ENGINE_BYTES)
     else:
         states = model.params_b * full
-    copies = 2 if config.algo.advantage is AdvantageKind.gae else 1  # A critic is a second copy of the policy.
-    return states * copies if config.trainer.offload_optimizer else states * copies + _frozen_gb(config)
+    # A critic is a second copy of the policy.
+    copies = 1
+    if config.algo.advantage is AdvantageKind.gae:
+        copies = 2
+    if config.trainer.offload_optimizer:
+        return states * copies
+    return states * copies + _frozen_gb(config)
 
 
 def _frozen_gb(config: Config) -> float:
     """Returns a reference and a teacher, in the type that is computed in; an adapter's base is its own reference."""
     algo = config.algo
-    reference_b = config.model.params_b if algo.kl_coef > 0 and config.trainer.lora_rank == 0 else 0.0
-    teacher_b = algo.teacher_params_b or config.model.params_b if algo.advantage is AdvantageKind.teacher else 0.0
-    return (reference_b + teacher_b) * ENGINE_BYTES
+    reference_b = 0.0
+    if algo.kl_coef > 0 and config.trainer.lora_rank == 0:
+        reference_b = config.model.params_b
+    teacher_b = 0.0
+    if algo.advantage is AdvantageKind.teacher:
+        teacher_b = algo.teacher_params_b or config.model.params_b
+    return (reference_b + teacher_b) * _frozen_bytes(config)
+
+
+def _frozen_bytes(config: Config) -> int:
+    """Returns the bytes of a weight that is not trained: those of the type that is computed in."""
+    if uses_no_gpu(config.layout):
+        return CPU_BYTES
+    return ENGINE_BYTES
 
 
 def offloaded_gb(config: Config) -> float:
-    """Returns master weights, their gradients and moments in the nodes' memory, and the reference's weights, of all
-    replicas.
+    """Returns master weights, their gradients and moments in the nodes' memory, and the weights of a reference and of a
+    teacher, of all replicas. With LoRA the base and the adapter's states stay on the GPU.
 
     With float32 moments it is 16 bytes a parameter: 14 billion on one GPU need 236 GB, and the kernel ended that rank
     on a host of 264 GB, where the engine and the files of the model took the rest.
     """
-    if not config.trainer.offload_optimizer or config.trainer.lora_rank > 0:
+    if not config.trainer.offload_optimizer:
         return 0.0
-    copies = 2 if config.algo.advantage is AdvantageKind.gae else 1
+    copies = 1
+    if config.algo.advantage is AdvantageKind.gae:
+        copies = 2
+    if config.trainer.lora_rank > 0:
+        copies = 0
     bytes_per_parameter = CPU_BYTES + GRADIENT_BYTES + moment_bytes(config)
     return (copies * config.model.params_b * bytes_per_parameter + _frozen_gb(config)) * num_replicas(config.layout)
 
@@ -204,7 +223,9 @@ def activations_gb(config: Config) -> float:
     model = config.model
     tokens = tokens_per_gpu(config)
     intermediate = model.expert_intermediate_size * model.active_experts or model.intermediate_size
-    times = 8 if config.layout.expert_parallel > 1 else 4
+    times = 4
+    if config.layout.expert_parallel > 1:
+        times = 8
     copies = times * model.active_experts * model.hidden_size
     layer = tokens * (10 * model.hidden_size + copies + 4 * intermediate) * 2
     layers = model.num_layers * tokens * model.hidden_size * 2 + layer
@@ -251,7 +272,10 @@ def resting_gb_per_gpu(config: Config) -> float:
 def checkpoint_gb(config: Config) -> float:
     """Returns the size of a checkpoint: float32 weights, and Adam moments as they are kept, a critic's too; with LoRA
     those of the adapter."""
-    params = lora_params_b(config) if config.trainer.lora_rank > 0 else config.model.params_b
+    if config.trainer.lora_rank > 0:
+        params = lora_params_b(config)
+    else:
+        params = config.model.params_b
     return params * (CPU_BYTES + moment_bytes(config)) * (2 if config.algo.advantage is AdvantageKind.gae else 1)
 
 

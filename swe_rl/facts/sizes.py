@@ -1,5 +1,5 @@
 """This module has numbers that follow from a configuration: GPUs, ranks, nodes and the way of new weights between them;
-trajectories, tokens, instances, images. It also reads what the command line of our own servers asks for.
+trajectories, tokens, instances, images.
 
 Invariants:
 - Pure arithmetic over the schema; rules, plan and placement share it, so that they cannot disagree.
@@ -11,15 +11,11 @@ Invariants:
   facts/weight_sync says.
 """
 
-import json
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from itertools import pairwise
 from math import isqrt
-from typing import NamedTuple
 
 from swe_rl.config.choices import (
+    CompactionKind,
     EngineKind,
     LoraServing,
     RolloutMode,
@@ -29,7 +25,10 @@ from swe_rl.config.choices import (
     WeightSync,
 )
 from swe_rl.config.parts import Part, started_parts, starts_trainer
-from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, SandboxConfig
+from swe_rl.config.schema import Config, EnvConfig, HardwareConfig, LayoutConfig, RolloutConfig, SandboxConfig
+from swe_rl.facts.concurrency import most_concurrent
+from swe_rl.facts.mix import is_mix, is_trained, part_envs
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.files.lines import lines_of
 
 ReadText = Callable[[str], str | None]
@@ -41,7 +40,9 @@ _BY_REPOSITORY = {"swe_smith": 128}
 def engine_gpus(layout: LayoutConfig) -> int:
     """Returns the GPUs of all engines; a layout without trainer GPUs and with one colocated engine of width one uses
     none."""
-    return 0 if uses_no_gpu(layout) else layout.engines * layout.engine_tp
+    if uses_no_gpu(layout):
+        return 0
+    return layout.engines * layout.engine_tp
 
 
 def uses_no_gpu(layout: LayoutConfig) -> bool:
@@ -95,8 +96,12 @@ def gpus_needed(config: Config) -> int:
     layout = config.layout
     are_ours = Part.engines in started_parts(config) and not is_elsewhere(config.engine.kind)
     engines = engine_gpus(layout) if are_ours else 0
-    trainer = layout.trainer_gpus if starts_trainer(config) else 0
-    return max(engines, trainer) if layout.colocated else engines + trainer
+    trainer = 0
+    if starts_trainer(config):
+        trainer = layout.trainer_gpus
+    if layout.colocated:
+        return max(engines, trainer)
+    return engines + trainer
 
 
 def gpus_there(hardware: HardwareConfig) -> int:
@@ -112,7 +117,10 @@ def asks_ray(config: Config) -> bool:
 def trainer_leaves_node(layout: LayoutConfig, gpus_per_node: int, *, after_engines: bool = True) -> bool:
     """Tells whether the trainer's ranks are on more than one node. GPUs of its own come after the engines', if there
     are engines."""
-    before = 0 if layout.colocated or not after_engines else engine_gpus(layout) % gpus_per_node
+    if layout.colocated or not after_engines:
+        before = 0
+    else:
+        before = engine_gpus(layout) % gpus_per_node
     return before + layout.trainer_gpus > gpus_per_node
 
 
@@ -123,9 +131,10 @@ def engines_leave_home(layout: LayoutConfig, gpus_per_node: int, *, with_trainer
     """
     if uses_no_gpu(layout) or gpus_per_node < 1:
         return False
-    beside_trainer = (
-        0 if layout.colocated or not (layout.trainer_gpus and with_trainer) else engine_gpus(layout) // gpus_per_node
-    )
+    if layout.colocated or not (layout.trainer_gpus and with_trainer):
+        beside_trainer = 0
+    else:
+        beside_trainer = engine_gpus(layout) // gpus_per_node
     return (engine_gpus(layout) - 1) // gpus_per_node > 0 or beside_trainer > 0
 
 
@@ -157,9 +166,19 @@ def optimizer_steps_per_step(config: Config) -> int:
     return -(-config.rollout.prompts_per_step // max(1, config.trainer.prompts_per_mini_batch))
 
 
-def max_tokens_per_step(config: Config) -> int:
-    """Returns the upper bound: every trajectory as long as it may be."""
-    return trajectories_per_step(config) * config.rollout.max_trajectory_tokens
+def max_tokens_per_step(config: Config) -> int | None:
+    """Returns the upper bound: every trajectory as long as it may be; None if nothing bounds its segments."""
+    longest = config.rollout.max_trajectory_tokens
+    if config.rollout.compaction is not CompactionKind.none:
+        longest = config.rollout.max_total_tokens
+    if longest == 0:
+        return None
+    return trajectories_per_step(config) * longest
+
+
+def compaction_tokens(rollout: RolloutConfig) -> int:
+    """Returns from how many tokens on a conversation is compacted."""
+    return int(rollout.compaction_trigger * rollout.max_trajectory_tokens)
 
 
 def divisors_of(number: int) -> list[int]:
@@ -170,7 +189,9 @@ def divisors_of(number: int) -> list[int]:
 def nearest_multiples(value: int, step: int) -> str:
     """Returns words such as `96 or 112` for 99 and 16."""
     low = value // step * step
-    return f"{low} or {low + step}" if low else str(low + step)
+    if low:
+        return f"{low} or {low + step}"
+    return str(low + step)
 
 
 def holds_container(config: Config) -> bool:
@@ -198,8 +219,14 @@ def server_slots(config: Config) -> int:
 
 
 def _count_slots(sandbox: SandboxConfig, cpus: int, memory_gb: float) -> int:
-    by_cpus = int(cpus / sandbox.cpus + 1e-9) if sandbox.cpus > 0 else sandbox.concurrency
-    by_memory = int(memory_gb / sandbox.memory_gb + 1e-9) if sandbox.memory_gb > 0 else sandbox.concurrency
+    if sandbox.cpus > 0:
+        by_cpus = int(cpus / sandbox.cpus + 1e-9)
+    else:
+        by_cpus = sandbox.concurrency
+    if sandbox.memory_gb > 0:
+        by_memory = int(memory_gb / sandbox.memory_gb + 1e-9)
+    else:
+        by_memory = sandbox.concurrency
     return max(0, min(by_cpus, by_memory))
 
 
@@ -208,9 +235,14 @@ def trajectories_at_once(config: Config) -> int:
     return max(1, min(trajectories_under_way(config), trajectories_per_step(config)))
 
 
+def most_at_once(config: Config) -> int:
+    """Returns how many trajectories `rollout.concurrency` allows, or the most that its `auto` may grow to."""
+    return most_concurrent(config, of_steps=Part.steps in started_parts(config))
+
+
 def trajectories_under_way(config: Config) -> int:
     """Returns how many trajectories are under way at most, of however many steps."""
-    at_once = config.rollout.concurrency
+    at_once = most_at_once(config)
     return max(1, min(at_once, config.sandbox.concurrency) if holds_container(config) else at_once)
 
 
@@ -231,14 +263,30 @@ def listed_ids(env: EnvConfig, read_text: ReadText) -> tuple[str, ...] | None:
 
 
 def trained_instances(env: EnvConfig, read_text: ReadText) -> int:
-    """Returns how many instances the split that is trained on has at most."""
+    """Returns how many instances the split that is trained on has at most; 0 where it is not known."""
+    if is_mix(env):
+        counts = [trained_instances(part, read_text) for part in _trained_envs(env)]
+        return sum(counts) if all(counts) else 0
     listed = listed_ids(env, read_text)
-    return env.num_instances if listed is None else len(listed)
+    if listed is None:
+        return env.num_instances
+    return len(listed)
 
 
-def trained_images(config: Config, read_text: ReadText) -> int:
+def _trained_envs(env: EnvConfig) -> list[EnvConfig]:
+    """Returns the environments that are trained: those of a mix whose part has a weight."""
+    return [part for name, part in part_envs(env).items() if is_trained(env, name)]
+
+
+def trained_images_gb(env: EnvConfig, read_text: ReadText) -> float:
+    """Returns the size of the images that the split that is trained on needs at most, before shared layers."""
+    return sum(trained_images(part, read_text) * part.image_gb for part in _trained_envs(env))
+
+
+def trained_images(env: EnvConfig, read_text: ReadText) -> int:
     """Returns how many images the split that is trained on needs at most."""
-    env = config.env
+    if is_mix(env):
+        return sum(trained_images(part, read_text) for part in _trained_envs(env))
     if env.image_template is not None and "{" not in env.image_template:
         return 1
     listed = listed_ids(env, read_text)
@@ -249,12 +297,6 @@ def trained_images(config: Config, read_text: ReadText) -> int:
     return len({name.rpartition(".")[0] for name in listed})
 
 
-# This variable starts servers of another environment.
-VLLM_COMMAND = "SWE_RL_VLLM_COMMAND"
-WEIGHTS = "--quantization"
-WEIGHTS_CONFIG = "--quantization-config"
-CACHE = "--kv-cache-dtype"
-_SHORT = {"-sc": "--speculative-config", "-q": WEIGHTS}
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -266,10 +308,14 @@ def wanted_sync(config: Config, environment: Mapping[str, str]) -> WeightSync:
     if serves_adapter(config):
         return WeightSync.disk
     if shares_gpus(config):
-        return WeightSync.disk if unshareable_allocator(environment) or leaves_host(config) else WeightSync.ipc
+        if unshareable_allocator(environment) or leaves_host(config):
+            return WeightSync.disk
+        return WeightSync.ipc
     slices = config.hardware.mig or "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", "")
     others = bool(config.engine.command or environment.get(VLLM_COMMAND, "").strip())
-    return WeightSync.nccl if _own_gpus_of_one_host(config) and not slices and not others else WeightSync.disk
+    if _own_gpus_of_one_host(config) and not slices and not others:
+        return WeightSync.nccl
+    return WeightSync.disk
 
 
 # vLLM 0.32 takes these as --max-lora-rank.
@@ -334,60 +380,3 @@ def _own_gpus_of_one_host(config: Config) -> bool:
     if hardware.ray_address or samples_ahead(config):
         return False
     return hardware.gpus_per_node > 0 and not leaves_host(config)
-
-
-class Argument(NamedTuple):
-    value: str
-    # Names the key of the configuration where the argument is written.
-    key: str
-
-
-def server_arguments(config: Config, environment: Mapping[str, str]) -> dict[str, Argument]:
-    """Maps each flag of our own servers' command lines, by its long name, to its value, `--speculative-config.method`
-    too.
-
-    The value is empty if none follows.
-    """
-    engine = config.engine
-    if engine.kind is not EngineKind.vllm:
-        return {}
-    try:
-        command = shlex.split(engine.command or environment.get(VLLM_COMMAND, ""))
-    except ValueError:
-        # No server can be started with it, which is said elsewhere.
-        command = []
-    servers = [index for index, word in enumerate(command) if word == "serve" or word.startswith("vllm.")]
-    # The words before it are flags of what starts it: `srun -q QOS`.
-    command = command[servers[-1] + 1 :] if servers else []
-    words = [Argument(word, "engine.command") for word in command]
-    words += [Argument(word, "engine.extra_arguments") for word in engine.extra_arguments]
-    flags = {}
-    for (word, key), (following, _) in pairwise([*words, Argument("", "")]):
-        name, equals, value = word.partition("=")
-        if not equals and not following.startswith("-"):
-            value = following
-        if name.startswith("-"):
-            flags[_long_flag(name)] = Argument(value, key)
-    return flags
-
-
-def with_command(config: Config, environment: Mapping[str, str]) -> Config:
-    """Returns the configuration with the command that starts its servers, whoever names it."""
-    command = config.engine.command or environment.get(VLLM_COMMAND)
-    return replace(config, engine=replace(config.engine, command=command))
-
-
-def settings_of(given: Mapping[str, Argument], flag: str) -> dict[str, object]:
-    """Returns what a flag's JSON says, or `FLAG.name` beside it. JSON with which vLLM does not start says nothing."""
-    try:
-        written = json.loads(given[flag].value) if flag in given else {}
-    except (ValueError, RecursionError):
-        written = {}
-    inside = {name.partition(".")[2]: given[name].value for name in given if name.startswith(f"{flag}.")}
-    return (written if isinstance(written, dict) else {}) | inside
-
-
-def _long_flag(name: str) -> str:
-    flag, dot, inside = name.partition(".")
-    flag = flag.replace("_", "-")
-    return f"{_SHORT.get(flag, flag)}{dot}{inside}"

@@ -33,11 +33,19 @@ def vocabulary_problem(student: Callable[[str], str | None], teacher: Callable[[
 
 def _token_ids(tokenizer: dict[str, Any]) -> dict[str, int]:
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    ids = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    if isinstance(vocabulary, dict):
+        ids = dict(vocabulary)
+    else:
+        ids = {}
     return ids | {added["content"]: added["id"] for added in tokenizer.get("added_tokens", ())}
 
 
 def _read_json(side: Callable[[str], str | None], name: str) -> dict[str, Any]:
     text = side(name)
-    content = json.loads(text) if text else {}
-    return content if isinstance(content, dict) else {}
+    if text:
+        content = json.loads(text)
+    else:
+        content = {}
+    if isinstance(content, dict):
+        return content
+    return {}

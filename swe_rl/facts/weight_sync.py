@@ -27,7 +27,9 @@ def way_of(config: Config) -> WeightSync:
     vLLM."""
     way = wanted_sync(config, os.environ)
     by_itself = way is WeightSync.nccl and config.trainer.weight_sync is WeightSync.auto
-    return WeightSync.disk if by_itself and not _has_vllm() else way
+    if by_itself and not _has_vllm():
+        return WeightSync.disk
+    return way
 
 
 def transfer_kind(config: Config) -> str | None:
@@ -38,7 +40,9 @@ def transfer_kind(config: Config) -> str | None:
         return None
     if way is WeightSync.ipc:
         return IPC
-    return GLOO if uses_no_gpu(config.layout) else NCCL
+    if uses_no_gpu(config.layout):
+        return GLOO
+    return NCCL
 
 
 def require_wire(config: Config) -> None:

@@ -1,41 +1,31 @@
-"""Writes files whole or not at all and without secrets, and has one error for a disk that takes no more.
+"""Writes files whole or not at all, and has one error for a disk that takes no more.
 
 Invariants:
 - A file under its own name is always complete: text goes into a neighbour first, is flushed to the disk, then renamed.
 - A failed write leaves the old file as it was and no neighbour behind, but in a folder that takes no change any more:
   `remove_asides` removes it once the folder does.
-- JSON on disk is strict: NaN and infinities become null, lone surrogates become '?'.
-- A secret is the value of a variable whose name contains KEY, TOKEN, SECRET or PASSWORD. Left alone are values that
-  cannot be secrets and would tear holes into every line: switches ('false'), short numbers and existing paths.
-- Keys of a record are never touched, only its strings. What an agent wrote is data, and is never touched: a variable
-  SOME_TOKEN=return would be in every patch. No secret of ours is where agents are.
 """
 
 import errno
-import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
-
 from swe_rl.errors import RunError
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.files.kill_point import kill_point
 
 _log = logging.getLogger(__name__)
 # `write_bytes_atomic` names files so.
 _ASIDE = re.compile(r"\..+\.\d+\.[0-9a-f]{12}\.tmp")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
-_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _WAY_OUT = {
     errno.ENOSPC: "free some space or point {key} at another disk",
     errno.EDQUOT: "your quota is used up: free some space or point {key} at another disk",
@@ -91,7 +81,10 @@ def as_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        number = None if isinstance(error, OSError) else _OS_ERROR.search(str(error))
+        if isinstance(error, OSError):
+            number = None
+        else:
+            number = _OS_ERROR.search(str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
@@ -103,27 +96,6 @@ def free_mb(path: Path) -> str:
         with suppress(OSError):
             return str(shutil.disk_usage(folder).free // 1_000_000)
     return "?"
-
-
-def encode_json(obj: Any, *, indent: bool = False) -> bytes:
-    """Returns strict JSON of plain values, dataclasses, enums, paths and numpy scalars."""
-    option = _OPTIONS | (orjson.OPT_INDENT_2 if indent else 0)
-    try:
-        return orjson.dumps(obj, default=_plain_value, option=option)
-    # These are lone surrogates, or integers beyond 64 bits.
-    except TypeError:
-        return json.dumps(_clean_value(obj), indent=2 if indent else None, ensure_ascii=False).encode()
-
-
-def decode_json(data: bytes | str) -> Any:
-    """Returns a value; also reads the NaN and Infinity that other writers leave. Raises ValueError."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        try:
-            return json.loads(data)
-        except RecursionError as error:
-            raise ValueError("it is nested too deep") from error
 
 
 @contextmanager
@@ -150,7 +122,9 @@ def read_json(path: Path) -> dict[str, Any]:
         content = decode_json(read_file(path))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def write_text_atomic(path: Path, text: str) -> None:
@@ -205,7 +179,9 @@ def remove_asides(folder: Path) -> None:
 
 def _folder_mode(mode: int | None) -> int:
     """Returns the mode of a folder made for a file: whoever may read the file may enter."""
-    return 0o777 if mode is None else mode | (mode & 0o444) >> 2
+    if mode is None:
+        return 0o777
+    return mode | (mode & 0o444) >> 2
 
 
 def _fsync_folder(folder: Path) -> None:
@@ -216,81 +192,3 @@ def _fsync_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _plain_value(value: Any) -> Any:
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)
-    return str(value)
-
-
-def _clean_value(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, str):
-        return str(value).encode("utf-8", "replace").decode()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, Mapping):
-        return {str(_clean_value(key)): _clean_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean_value(item) for item in value]
-    return _clean_value(_plain_value(value))
-
-
-MASK = "***"
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
-_SWITCHES = frozenset({"true", "false", "none", "null", "auto", "default", "disabled", "enabled", "offline", "online"})
-# Shorter values are in too many words to be hidden: each line would have holes.
-_MIN_CHARS = 4
-# A number of fewer digits is a port or a count rather than a secret.
-_MIN_DIGITS = 8
-
-
-class Redactor:
-    """Replaces every secret by `***`."""
-
-    def __init__(self, secrets: frozenset[str]) -> None:
-        forms = secrets | {json.dumps(secret)[1:-1] for secret in secrets}
-        alternatives = "|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form)))
-        self._pattern = re.compile(alternatives) if alternatives else None
-        self._bytes_pattern = re.compile(alternatives.encode()) if alternatives else None
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> "Redactor":
-        variables = os.environ if environ is None else environ
-        return cls(frozenset(value for name, value in variables.items() if _is_secret(name, value)))
-
-    def text(self, text: str) -> str:
-        return self._pattern.sub(MASK, text) if self._pattern else text
-
-    def json(self, encoded: bytes, keys: frozenset[str] | None = None) -> bytes:
-        """Returns an encoded object without secrets; it costs one scan when there is nothing to hide.
-
-        `keys` are those below which to look; None: all.
-        """
-        if self._bytes_pattern is None or not self._bytes_pattern.search(encoded):
-            return encoded
-        record = decode_json(encoded)
-        if keys is None:
-            return encode_json(self._value(record))
-        return encode_json({key: self._value(value) if key in keys else value for key, value in record.items()})
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self._value(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self._value(item) for key, item in value.items()}
-        return value
-
-
-def _is_secret(name: str, value: str) -> bool:
-    if not _SECRET_NAME.search(name) or len(value) < _MIN_CHARS or value.lower() in _SWITCHES:
-        return False
-    if value.isdigit() and len(value) < _MIN_DIGITS:
-        return False
-    return not (value.startswith("/") and Path(value).exists())

@@ -22,4 +22,6 @@ def lines_of(text: str, ends: bool = True) -> list[str]:
 def printed_lines(text: str) -> list[str]:
     """Cuts what a program printed for people at each CR as well: with it a progress bar goes back to its start."""
     lines = _PRINTED_END.split(text)
-    return lines if lines[-1] else lines[:-1]
+    if lines[-1]:
+        return lines
+    return lines[:-1]

@@ -6,6 +6,8 @@ Invariants:
 - What was sampled is recorded, whatever the client sent with it: a reply that cannot be read is its own content.
 - An opened session's sampling parameters are its settings; the client can only ask for fewer tokens.
 - With a session's seed, the seed of a turn follows from it and the turn's number alone.
+- A call reserves what it may add to the total of its session, until it is recorded or failed. So calls at once have no
+  more together than one after another.
 - A reply is opened once its request was rendered and has room: what is wrong with the request was said by then.
 """
 
@@ -20,13 +22,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from swe_rl.engine.protocol import Completion, SamplingParams
+from swe_rl.engine.engine import Completion, SamplingParams
 from swe_rl.gateway import reply
+from swe_rl.gateway.chains.draft import Draft
+from swe_rl.gateway.chains.segment import ACTS, Purpose
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, internal_failure
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer, Opening
 from swe_rl.gateway.request import ChatRequest, too_deep
-from swe_rl.gateway.session import Draft, Recorded, Session, TurnPlan
+from swe_rl.gateway.sampling import recalled_reply
+from swe_rl.gateway.session import Recorded, Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
 from swe_rl.gateway.trace import known_routes
 from swe_rl.model.chat import ChatRenderer, PromptTooLongError
@@ -87,7 +92,8 @@ class Completer:
         started_s = self._clock()
         limit, key = self._limit(live)
         try:
-            plan = live.state.plan(*await self._rendered(live.state, request, limit - 1))
+            rendered = await self._rendered(live.state, request, limit - 1)
+            plan = live.state.plan(*rendered, purpose_of(live, request))
         except RecursionError as error:
             raise too_deep() from error
         except PromptTooLongError as error:
@@ -95,22 +101,31 @@ class Completer:
             live.refuse(refusal)
             raise refusal from None
         recorded = False
+        reserved_tokens = 0
         try:
             params = self._params(live, plan, request)
+            reserved_tokens = max(0, plan.added_tokens + params.max_tokens)
+            live.reserved_tokens += reserved_tokens
             params = replace(params, routes_from=known_routes(plan.base_tokens))
             opening = Opening(
                 f"{live.session_id}-{plan.number}", int(time.time()), self._model_name, len(plan.prompt_ids)
             )
             if opened is not None and not opened.done():
                 opened.set_result(opening)
-            sampled = await self._sampler.sample(live, plan, params, logprobs=request.logprobs)
+            recorded_turn = live.recall.take(plan.prompt_ids) if live.recall is not None else None
+            if recorded_turn is None:
+                sampled = await self._sampler.sample(live, plan, params, logprobs=request.logprobs)
+            else:
+                sampled = recalled_reply(recorded_turn)
             completion = sampled.completion
             message, turn = await self._recorded(live, plan, request, completion)
+            live.total_tokens += turn.added_tokens + len(completion.token_ids)
             recorded = True
         except Exception as error:
             live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
             raise
         finally:
+            live.reserved_tokens -= reserved_tokens
             if not recorded:
                 live.state.release(plan)
         live.count(turn, completion, sampled.held_s)
@@ -183,17 +198,23 @@ class Completer:
         if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
             raise call_limit(pinned.max_calls)
         tokens = len(plan.prompt_ids)
-        opening = pinned.max_prompt_tokens if pinned is not None and plan.first else None
+        opening = None
+        if pinned is not None and plan.first:
+            opening = pinned.max_prompt_tokens
         if opening is not None and tokens > opening:
             raise context_overflow(tokens, opening, "rollout.max_prompt_tokens")
         room = limit - tokens
         if room <= 0:
             raise context_overflow(tokens, limit, key)
+        room = room_in_total(live, plan.added_tokens, room)
         wanted = min(room, request.max_tokens or room)
         stops = self._renderer.stop_token_ids
         if pinned is None:
             return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, stops, request.seed)
-        seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
+        if pinned.seed is None:
+            seed = None
+        else:
+            seed = turn_seed(pinned.seed, plan.number)
         wanted = min(wanted, pinned.max_turn_tokens)
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p)
 
@@ -227,6 +248,25 @@ class Completer:
             usage=reply.usage_of(opening.prompt_tokens, completion),
             logprobs=reply.logprobs_of(self._renderer, completion) if request.logprobs else None,
         )
+
+
+def purpose_of(live: LiveSession, request: ChatRequest) -> Purpose:
+    """Returns what the call says that it is for, if its session's agent is believed."""
+    if live.settings is not None and live.settings.compacts:
+        return request.purpose
+    return ACTS
+
+
+def room_in_total(live: LiveSession, new_tokens: int, room: int) -> int:
+    """Returns how many of `room` tokens a session may still sample after `new_tokens` of a prompt, beside its calls in
+    flight. Raises ApiError if that is none."""
+    pinned = live.settings
+    if pinned is None or not pinned.max_total_tokens:
+        return room
+    used_tokens = live.total_tokens + live.reserved_tokens + new_tokens
+    if used_tokens >= pinned.max_total_tokens:
+        raise context_overflow(used_tokens, pinned.max_total_tokens, "rollout.max_total_tokens")
+    return min(room, pinned.max_total_tokens - used_tokens)
 
 
 def turn_seed(seed: int, number: int) -> int:

@@ -84,9 +84,9 @@ def extend_hash(prefix: Fingerprint, message: Message) -> Fingerprint:
         return _hash_parts(prefix, role.encode(), b"\0", _encode_text(text))
     said = _encode_text(text.strip())
     calls = message.get("tool_calls") or ()
-    called = (
-        dump_json([_call_parts(call) for call in calls], ensure_ascii=True, sort_keys=True).encode() if calls else b""
-    )
+    called = b""
+    if calls:
+        called = dump_json([_call_parts(call) for call in calls], ensure_ascii=True, sort_keys=True).encode()
     # Half a character that the model wrote comes back from a client as U+FFFD.
     if b"\\ud" in called:
         called = replace_lone_surrogates(called)
@@ -115,7 +115,9 @@ def _call_parts(call: Mapping[str, Any]) -> list[Any]:
 def _by_value(written: str | float) -> float | int:
     """Makes 1.0 and 1 the same number: if calls have values and no text, clients write the values in their own way."""
     value = float(written)
-    return int(value) if value.is_integer() else value
+    if value.is_integer():
+        return int(value)
+    return value
 
 
 def _by_values(arguments: Any) -> Any:
@@ -198,7 +200,10 @@ class SentBody:
         """Tells whether this conversation continues the other, apart from messages at the other's end that it may have
         rewritten."""
         count = len(other.ends)
-        same = count if count <= 2 * _REWRITTEN else count - _REWRITTEN
+        if count <= 2 * _REWRITTEN:
+            same = count
+        else:
+            same = count - _REWRITTEN
         return self.hashes[same : same + 1] == other.hashes[same : same + 1]
 
 
@@ -294,7 +299,10 @@ def _opened(raw: bytes) -> "re.Match[bytes] | None":
 
 def _read_body(raw: bytes, begin: int, ends: list[int], before: SentBody | None) -> Body | None:
     known = len(ends)
-    at = ends[-1] if ends else begin
+    if ends:
+        at = ends[-1]
+    else:
+        at = begin
     if len(raw) - at > _LONGEST_BYTES:
         return None
     end = _scan_array(raw, at, ends)
@@ -329,7 +337,9 @@ def _scan_array(raw: bytes, at: int, ends: list[int]) -> int | None:
             depth += 1
         elif character in b"}]":
             if not depth:
-                return token.start() if character in b"]" else None
+                if character in b"]":
+                    return token.start()
+                return None
             depth -= 1
         if not depth:
             ends.append(token.end())

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, LossTeller, SamplingParams, ServerLoss
+from swe_rl.engine.engine import Completion, Engine, EngineError, EngineState, LossTeller, SamplingParams, ServerLoss
 from swe_rl.router.core import EngineAdded, EngineDrained, EngineLost, Event
 
 # The first probe comes so long after the blame. Each later wait is twice as long.
@@ -212,7 +212,9 @@ class EngineHealth:
             if error.retry_after_s is not None and name in self._blames:
                 self._blames[name].probe_s = self._clock() + error.retry_after_s
             # An engine that refuses the probe for its content has read it, so it is well.
-            return "" if error.of_request else str(error)
+            if error.of_request:
+                return ""
+            return str(error)
         except Exception as error:
             # The fault is ours. Callers wait for the probe, so they are told, whatever it is.
             _log.exception("a probe of engine %s went wrong", name)

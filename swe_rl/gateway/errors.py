@@ -66,8 +66,12 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self, form: Form | None = None) -> web.Response:
-        headers = {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.status == 503:
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+        else:
+            headers = {}
+        if self.status == 401:
+            headers |= {"WWW-Authenticate": "Bearer"}
         data = orjson.dumps(form(self) if form is not None else self.body())
         return web.Response(body=data, status=self.status, headers=headers, content_type="application/json")
 
@@ -84,7 +88,10 @@ def context_overflow(prompt_tokens: int, limit: int, key: str, *, at_least: bool
     """Refuses a prompt that leaves no room to answer. The message is OpenAI's sentence, because clients recognize a
     full context by it; `key` is the setting that has the limit. With `at_least`, the prompt was not counted to its
     end."""
-    number = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
+    if at_least:
+        number = f"at least {prompt_tokens}"
+    else:
+        number = f"{prompt_tokens}"
     return ApiError(
         400,
         f"This model's maximum context length is {limit} tokens. However, you requested {number} tokens in the "

@@ -126,7 +126,9 @@ def _reachable_name(host: str) -> str:
     """Returns the name by which others reach this host if it listens on every address, else the host itself."""
     if host in ("", "0.0.0.0", "::"):
         return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host
 
 
 def _bind_failure(config: GatewayConfig, error: OSError) -> str:

@@ -44,7 +44,10 @@ def repair_json(raw: bytes) -> tuple[bytes, frozenset[str]] | None:
     sound = _as_orjson_reads_it(whole)
     if sound is None:
         return None
-    kinds = {"surrogates"} if whole != encoded else set()
+    if whole != encoded:
+        kinds = {"surrogates"}
+    else:
+        kinds = set()
     if sound != whole or encoded != raw:
         kinds.add("json")
     return sound, frozenset(kinds)
@@ -75,7 +78,9 @@ def read_json(raw: bytes) -> Any:
 def _as_utf8(raw: bytes) -> bytes:
     """Returns the JSON text in plain UTF-8, whichever encoding of Unicode it has, and without a byte order mark."""
     encoding = json.detect_encoding(raw)
-    return raw if encoding == "utf-8" else _recoded(raw, encoding)
+    if encoding == "utf-8":
+        return raw
+    return _recoded(raw, encoding)
 
 
 def _recoded(raw: bytes, encoding: str) -> bytes:
@@ -110,11 +115,15 @@ def _as_orjson_reads_it(raw: bytes) -> bytes | None:
 
 def _double_or_none(digits: str) -> float | None:
     value = float(digits)
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 def _int_or_none(digits: str) -> int | float | None:
     if len(digits) > _MOST_DIGITS:
         return None
     value = int(digits)
-    return value if -(2**63) <= value < 2**64 else _double_or_none(digits)
+    if -(2**63) <= value < 2**64:
+        return value
+    return _double_or_none(digits)

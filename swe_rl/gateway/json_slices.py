@@ -137,7 +137,9 @@ def _cut(raw: bytes, begin: int, end: int) -> int:
     cut = _before_character(raw, begin + SLICE_BYTES)
     while (earlier := _before_escape(raw, begin, cut)) != cut:
         cut = earlier
-    return cut if cut > begin else begin + SLICE_BYTES
+    if cut > begin:
+        return cut
+    return begin + SLICE_BYTES
 
 
 def _before_character(raw: bytes, cut: int) -> int:
@@ -159,7 +161,9 @@ def _before_escape(raw: bytes, begin: int, cut: int) -> int:
     divides_halves = (
         escape_end == cut and _FIRST_HALF.match(raw, place) is not None and _SECOND_HALF.match(raw, cut) is not None
     )
-    return place if escape_end > cut or divides_halves else cut
+    if escape_end > cut or divides_halves:
+        return place
+    return cut
 
 
 class _Sliced:
@@ -189,7 +193,9 @@ class _Sliced:
         if first == b'"':
             return self._text(begin, end)
         marks = self._marks_within(begin, end, depth)
-        return self._list(marks, begin, end, depth) if first == b"[" else self._object(marks, begin, end, depth)
+        if first == b"[":
+            return self._list(marks, begin, end, depth)
+        return self._object(marks, begin, end, depth)
 
     def _without_blanks(self, begin: int, end: int) -> tuple[int, int]:
         while begin < end:

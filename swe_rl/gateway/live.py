@@ -5,8 +5,7 @@ Invariants:
   secret the answer is that of an id that nobody knows.
 - A session that a client began by using it (implicit), where clients may, has no secret. It ends when its client closes
   it, when it was idle for long, or when too many are idle. A session with a call in flight is kept.
-- A closed session's id is refused from then on (the last `_REMEMBERED_CLOSED` of them): an agent that outlives its
-  trajectory cannot go on sampling.
+- The ids of the last `_REMEMBERED_CLOSED` closed sessions are refused: no agent that outlives its trajectory samples.
 """
 
 import asyncio
@@ -19,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swe_rl.config.schema import GatewayConfig
-from swe_rl.engine.protocol import Completion
-from swe_rl.gateway.conversation import Fingerprint, KnownBodies
+from swe_rl.engine.engine import Completion
+from swe_rl.gateway.chains.recall import Recall
+from swe_rl.gateway.conversation import KnownBodies
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.errors import (
     CALL_LIMIT,
@@ -32,6 +32,7 @@ from swe_rl.gateway.errors import (
     no_session,
     unavailable_error,
 )
+from swe_rl.gateway.forwarding.counted import CountedCalls
 from swe_rl.gateway.session import Recorded, Session, SessionSettings
 from swe_rl.gateway.trace import Break
 from swe_rl.gateway.waits import Waits
@@ -52,7 +53,9 @@ def new_secret() -> str:
 def body_name(session_id: str, secret: str) -> str:
     """Names a session for `KnownBodies`. Whoever does not know its secret learns nothing of what was sent, not even by
     the time that an answer takes."""
-    return f"{session_id}/{secret}" if secret else session_id
+    if secret:
+        return f"{session_id}/{secret}"
+    return session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class LiveSession:
     calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
     num_calls: int = 0
     sampled_tokens: int = 0
+    total_tokens: int = 0  # of all segments: their prompts, and all that came after but superseded replies
+    reserved_tokens: int = 0  # Calls in flight may still add so many tokens to the total.
     overflowed: bool = False
     had_all_calls: bool = False
     failed: str = ""
@@ -109,11 +114,11 @@ class LiveSession:
     notes: Counter[str] = field(default_factory=Counter)
     cut_replies: int = 0
     cut_last: bool = False
+    recall: Recall | None = None  # An earlier process recorded turns of it.
     waits: Waits = field(default_factory=Waits)
     breaks: Counter[Break] = field(default_factory=Counter)
     times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("queue", "prefill", "decode"), 0.0))
-    # An endpoint has counted these conversations: prompt and reply, by the fingerprint of both.
-    known_tokens: dict[Fingerprint, int] = field(default_factory=dict)
+    counted: CountedCalls = field(default_factory=CountedCalls)
 
     def count(self, recorded: Recorded, completion: Completion, held_s: float) -> None:
         if recorded.break_kind is not None:
@@ -243,9 +248,13 @@ class LiveSessions:
         if session_id in self:
             raise GatewayError(f"session {session_id} is already open; close it first, or take another id")
         self._closed.pop(session_id, None)
-        state = self._new_state(session_id)
-        secret = secret or new_secret()
-        self._opened[session_id] = LiveSession(session_id, state, settings, secret, waits=self._waits(session_id))
+        waits = self._waits(session_id)
+        known = secret or new_secret()
+        self._opened[session_id] = LiveSession(session_id, self._new_state(session_id), settings, known, waits=waits)
+
+    def recall_first(self, session_id: str, recall: Recall) -> None:
+        """Lets an opened session give recorded replies before it samples any."""
+        self._opened[session_id].recall = recall
 
     def secret(self, session_id: str) -> str:
         """Returns the secret of an opened session, or an empty text for any other."""
@@ -257,7 +266,10 @@ class LiveSessions:
         """Returns the session at an address, or None for one that a client may begin. Raises ApiError."""
         live = self._opened.get(session_id) or self._implicit.get(session_id)
         # Compared for every id, also one that nobody knows: who guesses learns nothing from the answer or its time.
-        expected = live.secret if live is not None else self._closed.get(session_id, "")
+        if live is not None:
+            expected = live.secret
+        else:
+            expected = self._closed.get(session_id, "")
         if not hmac.compare_digest(secret.encode(errors="surrogatepass"), expected.encode()):
             raise no_session(session_id)
         if live is None and session_id in self._closed:

@@ -174,7 +174,9 @@ class Mender:
         # A client sent one part in place of a list of parts.
         if isinstance(content, dict) and "type" in content:
             return self._part(content)
-        return "" if content is None else orjson.dumps(content).decode()
+        if content is None:
+            return ""
+        return orjson.dumps(content).decode()
 
     def _part(self, part: Any) -> str:
         if isinstance(part, str):
@@ -183,9 +185,12 @@ class Mender:
             return self.text(part)
         if not isinstance(part, dict):
             self.note("part")
-            return "" if part is None else orjson.dumps(part).decode()
+            if part is None:
+                return ""
+            return orjson.dumps(part).decode()
         kind = part.get("type")
-        kind = kind if isinstance(kind, str) else ""
+        if not isinstance(kind, str):
+            kind = ""
         if kind in _TEXTS:
             return self._text_in(part, _TEXTS[kind])
         source = part.get("source")
@@ -214,7 +219,10 @@ class Mender:
         """Returns the text that stands in place of a part that cannot be text."""
         self.note(_PARTS.get(kind, "part"))
         source = part.get("source")
-        places: list[Mapping[str, Any]] = [part, source] if isinstance(source, dict) else [part]
+        if isinstance(source, dict):
+            places: list[Mapping[str, Any]] = [part, source]
+        else:
+            places = [part]
         details = (place.get(name) for place in places for name in _DETAILS)
         detail = next((str(each)[:_LONGEST_DETAIL_CHARS] for each in details if each and isinstance(each, str)), "")
         shown = re.sub(r"[^\w.-]", "", kind)[:_LONGEST_DETAIL_CHARS] or "part"
@@ -250,13 +258,17 @@ class Mender:
         if isinstance(value, str | dict):
             return value
         self.note("arguments")
-        return "{}" if value is None else orjson.dumps(value).decode()
+        if value is None:
+            return "{}"
+        return orjson.dumps(value).decode()
 
     def role(self, value: Any, roles: Sequence[str]) -> str:
         if value in roles:
             return str(value)
         self.note("role")
-        return "tool" if value == "function" and "tool" in roles else "user"
+        if value == "function" and "tool" in roles:
+            return "tool"
+        return "user"
 
     def tools(self, sent: Any, read: Callable[[Any, str], dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the tools in the form of Chat Completions, without those that no client runs: `read` raises ApiError

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 # These objects are only read here. Whoever makes them uses these metrics.
 if TYPE_CHECKING:
-    from swe_rl.engine.protocol import Engine
+    from swe_rl.engine.engine import Engine
     from swe_rl.gateway.live import LiveSessions
     from swe_rl.gateway.placement import Placement
     from swe_rl.gateway.store.traces import TraceStore

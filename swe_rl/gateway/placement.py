@@ -13,9 +13,10 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from swe_rl.engine.protocol import Engine, EngineState
+from swe_rl.engine.engine import Engine, EngineState
 from swe_rl.gateway.engine_health import EngineHealth
 from swe_rl.router.core import (
     EngineAdded,
@@ -46,14 +47,50 @@ class PlacedRequest:
         self.cached_tokens: int | None = None
 
 
+@dataclass(slots=True)
+class CacheReturns:
+    """Counts programs that came back to ask for their next turn: what they had before, and what of it was cached.
+
+    Turns whose engine does not say what it had cached are left out. So are prompts that are shorter than what the
+    program had: its conversation was compacted, or it is another one, and no engine could have kept its beginning.
+    """
+
+    returns_total: int = 0
+    reusable_total: int = 0
+    reused_total: int = 0
+    # Has the tokens of each program after its latest turn.
+    _held: dict[str, int] = field(default_factory=dict)
+
+    def note(self, program_id: str, prompt_tokens: int, context_tokens: int, cached_tokens: int | None) -> None:
+        if cached_tokens is None:
+            return
+        before = self._held.get(program_id, 0)
+        if 0 < before <= prompt_tokens:
+            self.returns_total += 1
+            self.reusable_total += before
+            self.reused_total += min(before, cached_tokens)
+        self._held[program_id] = context_tokens
+
+    def forget(self, program_id: str) -> None:
+        self._held.pop(program_id, None)
+
+    def clear(self) -> None:
+        """Notes that no cache outlives an update of the weights: what is missing then is nobody's fault."""
+        self._held.clear()
+
+
 class Placement:
     def __init__(self, router: Router, engines: Sequence[Engine], clock: Callable[[], float] = time.monotonic) -> None:
         self._router = router
         self._engines = {engine.name: engine for engine in engines}
         self._clock = clock
         self._held: dict[str, asyncio.Future[str]] = {}
+        self.returns = CacheReturns()
         self.health = EngineHealth(self._engines, self._feed, clock)
         self._ticks: asyncio.Task[None] | None = None
+        # Counts updates of the weights.
+        self.syncs = 0
+        self._syncs_under_way = 0
 
     def start(self) -> None:
         for name, engine in self._engines.items():
@@ -95,10 +132,12 @@ class Placement:
                 cached_tokens = placed.cached_tokens
         finally:
             self._held.pop(request_id, None)
+            self.returns.note(program_id, prompt_tokens, context_tokens, cached_tokens)
             self._feed(RequestFinished(program_id, request_id, context_tokens, cached_tokens))
 
     def release(self, program_id: str) -> None:
         self._feed(ProgramReleased(program_id))
+        self.returns.forget(program_id)
         for engine in self._engines.values():
             engine.release_session(program_id)
 
@@ -106,9 +145,14 @@ class Placement:
     def syncing(self) -> Iterator[None]:
         """Encloses a weight update. Nothing is placed meanwhile, and no prefix cache outlives the update."""
         self._feed(SyncBegan())
+        self.returns.clear()
+        self.syncs += 1
+        self._syncs_under_way += 1
         try:
             yield
         finally:
+            self.returns.clear()
+            self._syncs_under_way -= 1
             self._feed(SyncEnded())
 
     def tail(self, active: bool) -> None:
@@ -122,6 +166,11 @@ class Placement:
     def snapshot(self) -> dict[str, object]:
         """Returns the router's state, and under `health` whether engines answer what they are sent."""
         return {**self._router.snapshot(), "health": self.health.snapshot()}
+
+    @property
+    def syncing_now(self) -> bool:
+        """Tells whether new weights are on their way."""
+        return self._syncs_under_way > 0
 
     @property
     def held(self) -> int:

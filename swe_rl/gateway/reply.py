@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.engine.protocol import Completion
+from swe_rl.engine.engine import Completion
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.tool_parser import ParsedReply
 

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from swe_rl.gateway import json_slices
+from swe_rl.gateway.chains.segment import ACTS, Purpose
 from swe_rl.gateway.conversation import KnownBodies, Message, RequestMessages, SentBody
 from swe_rl.gateway.errors import INVALID_JSON, MODEL_NOT_FOUND, TOO_LARGE, ApiError, invalid_request
 
@@ -53,6 +54,7 @@ class ChatRequest:
     calls: bool = True
     # These are the kinds of what was mended.
     notes: frozenset[str] = frozenset()
+    purpose: Purpose = ACTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ def program_named(raw: bytes) -> str:
     """Returns the program_id that a body seems to have near its begin or its end, or an empty text. Only the body's
     parser knows for certain."""
     name = _PROGRAM.search(raw, 0, _PROGRAM_BYTES) or _PROGRAM.search(raw, max(0, len(raw) - _PROGRAM_BYTES))
-    return name[1].decode(errors="replace") if name else ""
+    if name:
+        return name[1].decode(errors="replace")
+    return ""
 
 
 def program_of(body: Mapping[str, Any]) -> str | None:
@@ -118,13 +122,6 @@ def program_of(body: Mapping[str, Any]) -> str | None:
 
 def too_deep() -> ApiError:
     return invalid_request("The messages, tools or other fields are nested too deeply.", "messages")
-
-
-def read_string(part: Mapping[str, Any], name: str, where: str) -> str:
-    value = part.get(name)
-    if not isinstance(value, str):
-        raise invalid_request(f"'{where}.{name}' must be a string.", where)
-    return value
 
 
 def _value_of(body: Mapping[str, Any], param: str) -> Any:
@@ -142,14 +139,18 @@ def kind_of_choice(body: Mapping[str, Any]) -> Any:
     """Returns what `tool_choice` asks for, as a word or as the type of an object; None stands for nothing. Dialects
     differ here, and clients write what they are used to."""
     choice = body.get("tool_choice") or None
-    return choice.get("type") if isinstance(choice, dict) else choice
+    if isinstance(choice, dict):
+        return choice.get("type")
+    return choice
 
 
 def read_flag(body: Mapping[str, Any], param: str, default: bool = False) -> bool:
     value = _value_of(body, param)
     if value is not None and not isinstance(value, bool):
         raise invalid_request(f"'{param}' must be true or false.", param)
-    return default if value is None else value
+    if value is None:
+        return default
+    return value
 
 
 def read_integer(body: Mapping[str, Any], param: str, least: int) -> int | None:

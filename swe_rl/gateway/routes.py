@@ -28,8 +28,8 @@ from aiohttp import web
 from swe_rl.gateway.callers import plain_body_of
 from swe_rl.gateway.completion import AnswersCalls
 from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.dialects.dialect import Dialect, ReplyStream
 from swe_rl.gateway.dialects.messages import Messages
-from swe_rl.gateway.dialects.protocol import Dialect, ReplyStream
 from swe_rl.gateway.dialects.responses import Responses, session_of
 from swe_rl.gateway.errors import (
     MODEL_NOT_FOUND,

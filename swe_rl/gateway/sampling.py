@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from swe_rl.algo.row import Routes
-from swe_rl.engine.protocol import (
+from swe_rl.engine.engine import (
     Completion,
     ContextOverflowError,
     Engine,
@@ -29,6 +29,7 @@ from swe_rl.engine.protocol import (
 )
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.extension.make import ExtensionFailure
+from swe_rl.gateway.chains.recall import completion_of
 from swe_rl.gateway.engine_health import wrong_completion
 from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, unavailable_error
 from swe_rl.gateway.placement import PlacedRequest, Placement
@@ -79,6 +80,12 @@ class SampledReply:
     engine: str
     held_s: float
     call: int = 0
+    recalled: bool = False  # An earlier process sampled it.
+
+
+def recalled_reply(trace: Trace) -> SampledReply:
+    """Returns the reply of a turn that an earlier process recorded."""
+    return SampledReply(completion_of(trace), trace.engine, trace.held_s, recalled=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,9 @@ class Sampling:
     async def sample(
         self, live: "LiveSession", plan: TurnPlan, params: SamplingParams, *, logprobs: bool
     ) -> SampledReply:
-        group_id = live.settings.group_id if live.settings else None
+        group_id = None
+        if live.settings:
+            group_id = live.settings.group_id
         return await self.answer(Wanted(live.session_id, group_id, plan.number, plan.prompt_ids, params, live.waits))
 
     async def record(
@@ -177,6 +186,8 @@ class Sampling:
     ) -> None:
         """Hands the trace to the store and counts the call's tokens and time. Raises TraceStoreError."""
         await self._store.append_async(_make_trace(session_id, prompt_ids, turn, sampled))
+        if sampled.recalled:
+            return
         completion = sampled.completion
         self._metrics.prompt_tokens.inc(len(prompt_ids))
         self._metrics.sampled_tokens.inc(len(completion.token_ids))
@@ -325,6 +336,8 @@ def _make_trace(session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: 
         held_s=sampled.held_s,
         base_turn=turn.base_turn,
         base_tokens=turn.base_tokens,
+        role=turn.role,
+        parent_turn=turn.parent_turn,
         routes=_new_routes(completion, known_routes(turn.base_tokens)),
     )
 
@@ -335,7 +348,9 @@ def _new_routes(completion: Completion, known: int) -> Routes | None:
     routes = completion.routes
     missing = completion.routes_from - known
     if routes is None or missing <= 0:
-        return None if routes is None else routes[-missing:].copy()
+        if routes is None:
+            return None
+        return routes[-missing:].copy()
     padded: Any = np.pad(routes, ((missing, 0), (0, 0), (0, 0)), constant_values=unknown_route(routes.dtype))
     return padded  # type: ignore[no-any-return]
 

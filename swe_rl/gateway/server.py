@@ -23,7 +23,8 @@ from urllib.parse import quote
 
 from swe_rl.config.schema import GatewayConfig
 from swe_rl.engine.endpoint.engine import EndpointEngine
-from swe_rl.engine.protocol import Engine, LossTeller
+from swe_rl.engine.engine import Engine, LossTeller
+from swe_rl.gateway.chains.recall import Recall
 from swe_rl.gateway.completion import AnswersCalls, Completer
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError
 from swe_rl.gateway.forwarding.completer import ForwardingCompleter
@@ -145,6 +146,10 @@ class Gateway:
         if self._workers is None or not self._workers.open(session_id, settings):
             self._sessions.open(session_id, settings)
 
+    def recall_first(self, session_id: str, recall: Recall) -> None:
+        """Lets an opened session give recorded replies before it samples any. This takes `gateway.processes=1`."""
+        self._sessions.recall_first(session_id, recall)
+
     def session_url(self, session_id: str) -> str:
         """Returns the base URL for an OpenAI client of this session. The URL of an opened session is secret: it is for
         the session's agent, and for no file, log or message. Raises GatewayError before `start`."""
@@ -185,6 +190,11 @@ class Gateway:
     def process_ids(self) -> list[int]:
         """Lists the ids of the running processes of `gateway.processes`."""
         return self._workers.pids if self._workers is not None else []
+
+    @property
+    def placement(self) -> Placement:
+        """Has what waits for the router, and what programs found in the engines' caches."""
+        return self._placement
 
     def syncing(self) -> AbstractContextManager[None]:
         """Encloses a weight update: the router places nothing meanwhile, and takes all prefix caches for empty after

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swe_rl.engine.protocol import Completion, SamplingParams
+from swe_rl.engine.engine import Completion, SamplingParams
 from swe_rl.gateway.errors import invalid_request
 from swe_rl.gateway.request import read_body, read_integer, read_number
 

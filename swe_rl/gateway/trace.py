@@ -22,12 +22,24 @@ class TraceStoreError(RunError):
 
 class Break(StrEnum):
     """Says why a turn does not extend the one before it. A first turn has none. `duplicate` is a retry of the turn
-    before."""
+    before. `compacted` is a cut that was meant: the agent made its conversation shorter."""
 
     prefix_changed = "prefix_changed"
     duplicate = "duplicate"
     branch = "branch"
     truncated = "truncated"
+    compacted = "compacted"
+
+
+class SegmentRole(StrEnum):
+    """Says what a turn's segment is in its attempt. A turn that writes a summary has the role `summary`, also where it
+    ends a segment of another role."""
+
+    main = "main"  # the conversation as it began
+    compacted = "compacted"  # it goes on after a compaction
+    summary = "summary"  # it sums up the segment that it comes from
+    branch = "branch"  # it goes on from an earlier turn
+    rewritten = "rewritten"  # earlier messages changed, and no compaction of ours changed them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +53,9 @@ class Trace:
     goes up by one at every break. Within a chain a prompt starts with the one before it and what was sampled then, id
     for id. `held_s` is the part of `queue_s` in which the router held the request before it placed it; for the rest of
     `queue_s` the request waited in the engine.
+
+    `role` is that of the turn's segment. `parent_turn` is the turn that a chain came from, and only the first trace of
+    a chain has one: for a compacted segment this is the summary that it goes on with, or else the turn before.
 
     `routes` has the experts of each token that this engine read and the base's engine had not: from the last token that
     the base sampled on. The last token of this trace is not among them, as nobody has read it yet.
@@ -67,6 +82,8 @@ class Trace:
     base_turn: int | None = None
     base_tokens: int = 0
     routes: Routes | None = None
+    role: SegmentRole = SegmentRole.main
+    parent_turn: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("delta_ids", "sampled_ids", "weight_versions"):
@@ -94,6 +111,12 @@ def superseded_turns(traces: Sequence[Trace]) -> set[int]:
     for trace in traces:
         ends[trace.chain] = max(trace.turn, ends.get(trace.chain, 0))
     return {trace.turn - 1 for trace in traces if trace.break_kind is Break.duplicate}.intersection(ends.values())
+
+
+def unused_summaries(traces: Sequence[Trace]) -> set[int]:
+    """Returns the turns that wrote a summary with which no segment goes on: it was rejected, or the attempt ended."""
+    used = {trace.parent_turn for trace in traces}
+    return {trace.turn for trace in traces if trace.role is SegmentRole.summary} - used
 
 
 def trace_ancestry(trace: Trace, by_turn: Mapping[int, Trace]) -> list[Trace]:

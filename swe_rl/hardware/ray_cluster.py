@@ -153,7 +153,10 @@ def _require_reachable(resolved: str, given: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:
-        where = resolved if given == resolved else f"{resolved}, which RAY_ADDRESS names"
+        if given == resolved:
+            where = resolved
+        else:
+            where = f"{resolved}, which RAY_ADDRESS names"
         raise RayClusterError(
             f"hardware.ray_address={given}: nothing answers at {where} ({error}). Start the cluster's head with `ray "
             "start --head --port=6379` and every other node, this one too, with `ray start --address=HEAD:6379`; "

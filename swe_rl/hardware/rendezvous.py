@@ -19,7 +19,8 @@ from typing import Any
 from swe_rl.config.choices import JobName, RuntimeKind
 from swe_rl.config.schema import Config
 from swe_rl.errors import RunError
-from swe_rl.files.disk import decode_json, disk_error, encode_json, remove_asides_of, write_bytes_atomic
+from swe_rl.files.disk import disk_error, remove_asides_of, write_bytes_atomic
+from swe_rl.files.json_text import decode_json, encode_json
 
 PROTOCOL = 1
 # The folder with the meetings lies beside the runs' folders.

@@ -67,7 +67,9 @@ def _numbered_paths(first: Path) -> Iterator[Path]:
 def claim_copy(first: Path, run: RunFolder) -> Path:
     """Returns the first of `list_copies` that is this run's, or nobody's yet. Raises OSError."""
     status = run.status()
-    mine = f"{status.config_hash} {status.started!r}\n" if status else ""
+    mine = ""
+    if status:
+        mine = f"{status.config_hash} {status.started!r}\n"
     for path in _numbered_paths(first):
         path.mkdir(parents=True, exist_ok=True)
         mark = RunFolder(path).copy_of

@@ -61,7 +61,10 @@ class _Watch:
         readable = select.poll()
         readable.register(self.reader, select.POLLIN)
         while True:
-            left_ms = None if self.forced_at_s is None else max(0.0, 1000 * (self.forced_at_s - time.monotonic()))
+            if self.forced_at_s is None:
+                left_ms = None
+            else:
+                left_ms = max(0.0, 1000 * (self.forced_at_s - time.monotonic()))
             if not readable.poll(left_ms):
                 self._force()
             numbers = self.reader.recv(4096)
@@ -140,7 +143,10 @@ def beside_loop() -> Iterator[None]:
         yield
         return
     before = watch.listen()
-    watch.loops = -1 if before == watch.writer.fileno() else before
+    if before == watch.writer.fileno():
+        watch.loops = -1
+    else:
+        watch.loops = before
     try:
         yield
     finally:
@@ -182,7 +188,9 @@ def _main_thread_place() -> str:
     if not places:
         return "gone"
     ours = next((place for place in places if place.f_code.co_filename.startswith(_OURS)), None)
-    inside = f", called by {_describe_frame(ours)}" if ours is not None and ours is not places[0] else ""
+    inside = ""
+    if ours is not None and ours is not places[0]:
+        inside = f", called by {_describe_frame(ours)}"
     return f"in {_describe_frame(places[0])}{inside}"
 
 

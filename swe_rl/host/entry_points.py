@@ -41,9 +41,9 @@ def offered_by_packages() -> Iterator[Offered]:
 
                     distribution = PathDistribution(info)
                     package = f"{distribution.name} {distribution.version}"
-                    points = () if distribution.name in seen else distribution.entry_points
+                    is_new = distribution.name not in seen
                     seen.add(distribution.name)
-                    for point in points:
+                    for point in distribution.entry_points if is_new else ():
                         if point.group.startswith(PREFIX):
                             kind = point.group.removeprefix(PREFIX)
                             yield Offered(kind, point.name, point.value.replace(":", "."), package)

@@ -175,7 +175,9 @@ def _parse_gpu(line: str) -> Gpu:
 
 
 def _parse_number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    if text.isdigit():
+        return int(text)
+    return None
 
 
 def _ask_driver(system: RunsPrograms, *options: str) -> str:

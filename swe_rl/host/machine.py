@@ -113,7 +113,10 @@ def _read_gpus(system: RunsPrograms, environ: Mapping[str, str]) -> tuple[int, s
 
 def count_cpus(read_text: ReadText | None = None) -> int:
     """Returns how many cores this process may use: under SLURM the job's, in a container its quota, rounded up."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
     quota, _, period = ((read_text or _read_text)(_CPU_QUOTA) or "").strip().partition(" ")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         count = min(count, max(1, -(-int(quota) // int(period))))
@@ -134,4 +137,6 @@ def _read_text(path: str) -> str | None:
 
 
 def _parse_number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 0
+    if text and text.isdigit():
+        return int(text)
+    return 0

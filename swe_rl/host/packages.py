@@ -45,7 +45,9 @@ def installed_version(distribution: str) -> str | None:
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(distribution.replace("-", ""))
         # Any folder of that name is a module without an origin.
-        return None if spec is None or spec.origin is None else ""
+        if spec is None or spec.origin is None:
+            return None
+        return ""
     return None
 
 
@@ -85,12 +87,16 @@ def not_installed(module: str) -> str:
 
 def pip_command() -> str:
     """Returns this Python's pip as it can be typed here: `pip` alone if PATH finds that one first."""
-    return "pip" if _is_found_first("pip") else f"{_typed_python()} -m pip"
+    if _is_found_first("pip"):
+        return "pip"
+    return f"{_typed_python()} -m pip"
 
 
 def python_command() -> str:
     """Returns this Python as it can be typed here: `python` alone if PATH finds that one first."""
-    return "python" if _is_found_first("python") else _typed_python()
+    if _is_found_first("python"):
+        return "python"
+    return _typed_python()
 
 
 def _is_found_first(name: str) -> bool:

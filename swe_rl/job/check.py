@@ -13,7 +13,7 @@ from pathlib import Path
 from swe_rl.check.check import RULES, check_config, with_origins
 from swe_rl.check.findings import Finding, Severity, forbids_start
 from swe_rl.config.choices import OutputFormat
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
@@ -31,7 +31,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     else:
         for finding in sorted(findings, key=lambda given: given.severity is not Severity.error):
             print_finding(finding, sys.stdout)
-        print(_write_verdict(findings, refused, preflight=config.job.preflight))
+        print(_write_verdict(findings, refused, asked=_describe_asked(config)))
     if refused:
         return 2
     return 0
@@ -56,12 +56,22 @@ def _as_json(config: Config, findings: list[Finding], refused: bool) -> str:
     return json.dumps({"ok": not refused, "config_hash": config_hash(config), "findings": records}, indent=2)
 
 
-def _write_verdict(findings: list[Finding], refused: bool, *, preflight: bool) -> str:
+def _describe_asked(config: Config) -> str:
+    """Returns who was asked; nothing where this goes without saying."""
+    asked = []
+    if config.logger.verbosity.has_details:
+        asked.append(f"{len(RULES)} rules")
+    if config.job.preflight:
+        asked.append("this machine")
+    return " and ".join(asked)
+
+
+def _write_verdict(findings: list[Finding], refused: bool, *, asked: str) -> str:
     errors = sum(finding.severity is Severity.error for finding in findings)
     warnings = sum(finding.severity is Severity.warning for finding in findings)
     outcome = "refused" if refused else "ok"
-    asked = f"{len(RULES)} rules" + (" and this machine" if preflight else "")
-    return f"{outcome}: {asked}, {_count_noun(errors, 'error')}, {_count_noun(warnings, 'warning')}"
+    counts = f"{_count_noun(errors, 'error')}, {_count_noun(warnings, 'warning')}"
+    return f"{outcome}: {', '.join(filter(None, (asked, counts)))}"
 
 
 def _count_noun(number: int, noun: str) -> str:

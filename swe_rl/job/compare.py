@@ -14,16 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.choices import OutputFormat
+from swe_rl.config.choices import CompareFigures, OutputFormat
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig
 from swe_rl.errors import SweRlError
-from swe_rl.files.disk import encode_json, write_json_atomic, write_text_atomic
+from swe_rl.files.disk import write_json_atomic, write_text_atomic
+from swe_rl.files.json_text import encode_json
 from swe_rl.report.compare.arms import engines_of, make_arms, make_pair, with_baseline
 from swe_rl.report.compare.compare import Arm, Comparison, compare_arms
+from swe_rl.report.compare.learning import shows_learning
+from swe_rl.report.compare.learning_svg import draw_learning
+from swe_rl.report.compare.learning_text import learning_text
 from swe_rl.report.compare.read import CompareError, is_run, measured_of, read_measured, runs_below
-from swe_rl.report.compare.svg import draw_comparison
-from swe_rl.report.compare.text import comparison_record, comparison_text, csv_text, wrap_lines
+from swe_rl.report.compare.record import comparison_record, csv_text
+from swe_rl.report.compare.text import comparison_text, wrap_lines
+from swe_rl.report.compare.throughput_svg import draw_comparison
 from swe_rl.submission.find import is_slurm_id, runs_of
 
 # The files and their folder have this name.
@@ -36,12 +41,15 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     """Prints and writes a comparison. Raises CompareError, DiskError."""
     del folder, origins
     made = make_comparison(config.job, Path(config.paths.outputs))
-    output = Path(config.job.output) if config.job.output else Path(config.paths.outputs) / NAME / _folder_name(made)
-    written = write_comparison(made, output)
+    if config.job.output:
+        output = Path(config.job.output)
+    else:
+        output = Path(config.paths.outputs) / NAME / _folder_name(made)
+    written = write_comparison(made, output, config.job.figures)
     if config.job.format == OutputFormat.json:
         print(encode_json(_comparison_record(made), indent=True).decode())
     else:
-        print(comparison_text(made, _terminal_columns()))
+        print(_text_of(made, config.job.figures))
         damaged = [f"- damaged: {words}" for words in made.damaged]
         print(wrap_lines([*damaged, *written, *_labels_note(config.job, made)], _terminal_columns()), flush=True)
     return 0
@@ -52,8 +60,14 @@ def after_multirun(folder: Path) -> str | None:
     with suppress(SweRlError, OSError):
         made = _compare_multirun(folder, "its folder", JobConfig())
         if len(made.arms) > 1 and (made.has_steps() or made.has_evaluations()):
-            return "\n".join([comparison_text(made, _terminal_columns()), *write_comparison(made, folder / NAME)])
+            return "\n".join([_text_of(made), *write_comparison(made, folder / NAME)])
     return None
+
+
+def _text_of(made: Comparison, figures: CompareFigures = CompareFigures.auto) -> str:
+    if shows_learning(made, figures):
+        return learning_text(made, _terminal_columns())
+    return comparison_text(made, _terminal_columns())
 
 
 def _terminal_columns() -> int:
@@ -70,7 +84,10 @@ def make_comparison(job: JobConfig, outputs: Path = Path("outputs")) -> Comparis
         )
     if job.trajectories_per_step < 1:
         raise CompareError(f"job.trajectories_per_step={job.trajectories_per_step} must be at least 1.")
-    made = _compare_multirun(Path(job.runs), "job.runs", job) if job.runs else _compare_two(job, outputs)
+    if job.runs:
+        made = _compare_multirun(Path(job.runs), "job.runs", job)
+    else:
+        made = _compare_two(job, outputs)
     if not (made.has_steps() or made.has_evaluations()):
         where = ", ".join(run.source for arm in made.arms for run in arm.runs.values())
         raise CompareError(
@@ -152,14 +169,18 @@ def _no_multirun(folder: Path) -> str:
     if is_run(folder):
         return "is the folder of one run. Compare two with job.baseline and job.candidate."
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and runs_below(path)]
-    hint = f"Its newest is {inside[-1]}." if inside else "Give that of a multirun: outputs/multirun/<name>/<time>."
+    hint = "Give that of a multirun: outputs/multirun/<name>/<time>."
+    if inside:
+        hint = f"Its newest is {inside[-1]}."
     return f"has no runs in its sub-folders. {hint}"
 
 
 def _folder_name(made: Comparison) -> str:
     """Returns a name made of the labels; a multirun has its own name and time, which are unique."""
-    parts = Path(made.source).resolve().parts[-2:] if made.source else [arm.label for arm in made.arms]
-    words = ("_" if made.source else "_vs_").join(parts)
+    if made.source:
+        words = "_".join(Path(made.source).resolve().parts[-2:])
+    else:
+        words = "_vs_".join(arm.label for arm in made.arms)
     return re.sub(r"[^\w.=+-]+", "_", words).strip("._")[:_LONGEST] or NAME
 
 
@@ -167,13 +188,17 @@ def _comparison_record(made: Comparison) -> dict[str, Any]:
     return comparison_record(made) | ({"damaged": list(made.damaged)} if made.damaged else {})
 
 
-def write_comparison(made: Comparison, folder: Path) -> list[str]:
+def write_comparison(made: Comparison, folder: Path, figures: CompareFigures = CompareFigures.auto) -> list[str]:
     """Writes `compare.{csv,json,svg}`, for evaluations alone the JSON. Returns where, in lines. Raises DiskError."""
     write_json_atomic(folder / f"{NAME}.json", _comparison_record(made))
     if not made.has_steps():
         return [f"- file: `{folder / NAME}.json`"]
+    if shows_learning(made, figures):
+        picture = draw_learning(made)
+    else:
+        picture = draw_comparison(made)
     write_text_atomic(folder / f"{NAME}.csv", csv_text(made))
-    write_text_atomic(folder / f"{NAME}.svg", draw_comparison(made))
+    write_text_atomic(folder / f"{NAME}.svg", picture)
     return [f"- files: `{folder / NAME}.{{csv,json,svg}}`"]
 
 

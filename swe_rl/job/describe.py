@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.config.choices import OutputFormat
-from swe_rl.config.compose import flatten_config
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import Option, describe_clash, find_offered, is_ours, list_options
 from swe_rl.config.foreign_keys import our_key
@@ -50,8 +50,13 @@ def describe_topic(config: Config, topic: str | None, origins: Origins | None = 
         return [head, *(_key_record(config, key, origins) for key in keys_of(topic))]
     if topic not in key_types() and topic not in flatten_config(config):
         known = our_key(topic)
-        near = [known] if known else [*nearest_words(topic, groups), *nearest_keys(topic)][:3]
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        if known:
+            near = [known]
+        else:
+            near = [*nearest_words(topic, groups), *nearest_keys(topic)][:3]
+        hint = ""
+        if near:
+            hint = f" Did you mean {' or '.join(near)}?"
         raise ConfigError(f"job.topic={topic} is neither a key nor a group of conf/.{hint}")
     return [_key_record(config, topic, origins)]
 
@@ -132,7 +137,12 @@ def _as_text(record: Record) -> str:
         return f"{record['option']}\n{record['file'].rstrip()}"
     about = [f"    {record['about']}"] if record["about"] else []
     value = record["value"]
-    rows = [f"    {name:<28}{json.dumps(row)}" for name, row in value.items()] if isinstance(value, dict) else []
+    if isinstance(value, dict):
+        rows = [f"    {name:<28}{json.dumps(row)}" for name, row in value.items()]
+    else:
+        rows = []
     head = record["key"] if rows else f"{record['key']} = {json.dumps(value)}"
-    where = f"; from {record['from']}" if record["from"] else ""
+    where = ""
+    if record["from"]:
+        where = f"; from {record['from']}"
     return "\n".join([head, *rows, *about, f"    {record['type']}{where}"])

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from swe_rl.agent.agent import AgentResult
 from swe_rl.agent.atif import atif_trajectory
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
-from swe_rl.agent.protocol import AgentResult
 from swe_rl.config.choices import INFRA_STATUSES, EngineKind
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.config.schema import Config
@@ -25,14 +25,15 @@ from swe_rl.dataset.predictions import Predictions
 from swe_rl.engine.endpoint.engine import spending_of
 from swe_rl.engine.endpoint.refusals import EndpointClosedError
 from swe_rl.env.proof.prove import last_words
-from swe_rl.files.disk import encode_json, write_bytes_atomic, write_json_atomic, write_text_atomic
+from swe_rl.files.disk import write_bytes_atomic, write_json_atomic, write_text_atomic
+from swe_rl.files.json_text import encode_json
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.report.figures import print_scores
 from swe_rl.rollout.batch import count_tokens
 from swe_rl.rollout.collect import Collected, require_few_failures
+from swe_rl.rollout.order.sampler_state import InstancesDifference
 from swe_rl.rollout.pass_at_k import score_table
-from swe_rl.rollout.sampler_state import InstancesDifference
-from swe_rl.rollout.trajectory import OUR_WORDS, Status, Trajectory
+from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Status, Trajectory, TrajectoryId
 from swe_rl.run import event_loop
 from swe_rl.run.components import Components, load_sampled, start_components
 from swe_rl.run.rollouts import Rollouts
@@ -115,7 +116,11 @@ async def _evaluate_attempts(
         patches = parts.predictions.patches
         known = {key: trajectory for key, trajectory in known.items() if trajectory.patch == patches[key[0]]}
     kept = {trajectory.trajectory_id for trajectory in known.values()}
-    store.delete([name for name in store.sessions() if name not in kept])
+    unfinished = [name for name in store.sessions() if name not in kept]
+    split = f"{EVALUATION}{config.env.eval_split}"
+    parsed = (TrajectoryId.parse(name, (split,)) for name in unfinished)
+    rollouts.keep_under_way(name for name in parsed if name is not None and name.split == split)
+    store.delete(unfinished)
     path = session.folder.eval_trajectories(_STEP)
     write_bytes_atomic(path, b"".join(encode_json(trajectory.to_record()) + b"\n" for trajectory in known.values()))
     if known:
@@ -132,8 +137,13 @@ async def _evaluate_attempts(
             count_tokens(trajectory, await asyncio.to_thread(store.traces, trajectory.trajectory_id))
             _write_for_others(session, trajectory, result)
             writer.append(trajectory.to_record())
+            if parts.continued is not None:
+                await asyncio.to_thread(parts.continued.forget, [trajectory.trajectory_id])
 
-        return await rollouts.measure(_STEP, known=known, on_done=done)
+        evaluated_now = await rollouts.measure(_STEP, known=known, on_done=done)
+    if parts.continued is not None:
+        parts.continued.forget((), at_the_end=True)
+    return evaluated_now
 
 
 def _known_trajectories(session: RunSession) -> dict[tuple[str, int], Trajectory]:
@@ -160,13 +170,16 @@ def _write_for_others(session: RunSession, trajectory: Trajectory, result: Agent
     name = trajectory.instance_id
     sample = trajectory.sample
     config = session.config
-    asked = config.engine.model if config.engine.kind is EngineKind.endpoint else config.model.name
+    if config.engine.kind is EngineKind.endpoint:
+        asked = config.engine.model
+    else:
+        asked = config.model.name
     names = {"agent": config.agent.name, "model": asked}
-    written = mini_swe_trajectory(result, instance_id=name, patch=trajectory.patch, **names)
+    outcome = {"instance_id": name, "status": trajectory.status.value, "reward": trajectory.reward}
+    written = mini_swe_trajectory(result, patch=trajectory.patch, outcome=outcome, **names)
     path = session.folder.attempt_file(name, sample, "traj.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, written)
-    outcome = {"instance_id": name, "status": trajectory.status.value, "reward": trajectory.reward}
     exchanged = atif_trajectory(
         result,
         trajectory_id=trajectory.trajectory_id,
@@ -203,7 +216,10 @@ def _unresolved_instances(trajectories: Sequence[Trajectory]) -> dict[str, dict[
 
 
 def _write_predictions(session: RunSession, name: str, trajectories: Sequence[Trajectory]) -> None:
-    """Writes what SWE-bench's harness reads: by instance, and the same as lines. `name`: whose patches they are."""
+    """Writes what SWE-bench's harness reads: by instance, and the same as lines. `name`: whose patches they are.
+
+    For SWE-bench Pro it also writes what its own evaluation reads.
+    """
     firsts = {it.instance_id: it.patch for it in trajectories if it.sample == 0}
     rows = [
         {"instance_id": instance_id, "model_name_or_path": name, "model_patch": patch}
@@ -211,3 +227,9 @@ def _write_predictions(session: RunSession, name: str, trajectories: Sequence[Tr
     ]
     write_json_atomic(session.folder.preds_json, {row["instance_id"]: row for row in rows})
     write_text_atomic(session.folder.predictions_jsonl, "".join(json.dumps(row) + "\n" for row in rows))
+    if session.config.env.name == "swebench_pro":
+        patches = [
+            {"instance_id": row["instance_id"], "patch": row["model_patch"], "prefix": session.config.name}
+            for row in rows
+        ]
+        write_json_atomic(session.folder.pro_patches_json, patches)

@@ -1,4 +1,4 @@
-"""`job=export` writes a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto.
+"""`job=export` writes a checkpoint as a Hugging Face folder, or a run's timeline for Perfetto, or publishes a run.
 
 A checkpoint or a run may also be `model.path` or `sft.start`.
 
@@ -25,6 +25,7 @@ from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, JobConfig, ModelConfig
 from swe_rl.errors import UserError
 from swe_rl.logger.folder import RunFolder
+from swe_rl.run.which_folder import place_of_checkpoint
 
 _CHECKPOINTS = "checkpoints"
 _EXPORTS = "exports"
@@ -34,6 +35,8 @@ _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
     del folder, origins
     job = config.job
+    if job.push:
+        return _push(config)
     if job.runs and not job.checkpoint:
         return _export_timeline(job)
     if not job.checkpoint:
@@ -43,13 +46,7 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
         )
     if not job.output:
         raise UserError("job=export needs a folder to write, which is not there yet: job.output=FOLDER")
-    checkpoint = checkpoint_in(Path(job.checkpoint))
-    if checkpoint is None:
-        raise UserError(
-            f"job.checkpoint={job.checkpoint} is neither a checkpoint (no {MANIFEST_FILE} with a "
-            f"{STATE_FILE}) nor a run with a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
-        )
-    _tell_skipped(Path(job.checkpoint), checkpoint)
+    checkpoint = _require_checkpoint(job.checkpoint)
     target = Path(job.output)
     written = _write_model(checkpoint, target, config.model, job.dtype)
     size_gb = sum(path.stat().st_size for path in written) / 1e9
@@ -57,6 +54,46 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
         f"exported: {checkpoint} to {target} ({len(written)} files, {size_gb:.3g} GB; model.path={target})", flush=True
     )
     return 0
+
+
+def _require_checkpoint(path: str) -> Path:
+    """Returns the checkpoint that `job.checkpoint` names. Raises UserError."""
+    checkpoint = checkpoint_in(Path(path))
+    if checkpoint is None:
+        raise UserError(
+            f"job.checkpoint={path} is neither a checkpoint (no {MANIFEST_FILE} with a "
+            f"{STATE_FILE}) nor a run with a whole one (no {_CHECKPOINTS}/step_NNNNNN)"
+        )
+    _tell_skipped(Path(path), checkpoint)
+    return checkpoint
+
+
+def _push(config: Config) -> int:
+    """Publishes the run of `job.checkpoint`, or the attempts of `job.runs`. Raises UserError, DiskError, PushError."""
+    from swe_rl.run.push import push_run
+
+    job = config.job
+    checkpoint = None
+    if job.checkpoint:
+        checkpoint = _require_checkpoint(job.checkpoint)
+    return push_run(job, checkpoint, lambda path: _export_once(path, config.model, job.dtype, key="job.push"))
+
+
+def _export_once(checkpoint: Path, model: ModelConfig, dtype: ExportType, *, key: str) -> Path:
+    """Returns the export beside the checkpoint, which is made where it is missing."""
+    target = _export_folder(checkpoint)
+    if dtype is not ExportType.model:
+        target = target.with_name(f"{target.name}-{dtype.value}")
+    if (target / "config.json").is_file():
+        return target
+    print(f"{key}: exporting {checkpoint.name} to {target}", flush=True)
+    try:
+        _write_model(checkpoint, target, model, dtype, key=key)
+    except Exception:
+        # Otherwise another job of the sweep was faster.
+        if not (target / "config.json").is_file():
+            raise
+    return target
 
 
 def _export_timeline(job: JobConfig) -> int:
@@ -120,16 +157,7 @@ def _find_export(config: Config, key: str, path: str) -> Path | None:
         # Of a step that was trained twice it is the later one's.
         return next(iter(exports), None)
     _tell_skipped(Path(path), checkpoint)
-    target = _export_folder(checkpoint)
-    if not (target / "config.json").is_file():
-        print(f"{key}={path}: exporting {checkpoint.name} to {target}", flush=True)
-        try:
-            _write_model(checkpoint, target, config.model, ExportType.model, key=key)
-        except Exception:
-            # Otherwise another job of the sweep was faster.
-            if not (target / "config.json").is_file():
-                raise
-    return target
+    return _export_once(checkpoint, config.model, ExportType.model, key=f"{key}={path}")
 
 
 def checkpoint_in(path: Path) -> Path | None:
@@ -158,6 +186,8 @@ def _list_exports(path: str) -> list[Path]:
     """Returns what was exported of a checkpoint or a run, which `path` is, the newest first, and then what can be."""
     whole = Path(path).absolute()
     is_run = (whole / _CHECKPOINTS).is_dir()
+    if not is_run:
+        whole = place_of_checkpoint(Path(path))
     if not is_run and whole.parent.name != _CHECKPOINTS:
         return []
     root, name, wanted = (whole, "*", "step_*") if is_run else (whole.parent.parent, f"{whole.name}-*", whole.name)
@@ -169,9 +199,10 @@ def _list_exports(path: str) -> list[Path]:
 
 def _export_folder(checkpoint: Path) -> Path:
     digest = hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()[:8]
-    beside = checkpoint.absolute().parent
+    place = place_of_checkpoint(checkpoint)
+    beside = place.parent
     root = beside.parent if beside.name == _CHECKPOINTS else beside
-    return root / _EXPORTS / f"{checkpoint.name}-{digest}"
+    return root / _EXPORTS / f"{place.name}-{digest}"
 
 
 def _write_model(
@@ -200,14 +231,18 @@ def _write_model(
 
 def _model_card(checkpoint: Path, saved: Mapping[str, Any]) -> str:
     """Returns the card, with what the run evaluated where the checkpoint still lies in its folder."""
-    from swe_rl.logger.folder import RunFolder
     from swe_rl.logger.jsonl import read_evals
-    from swe_rl.report.card import model_card
+    from swe_rl.report.card import model_card, recorded_hub_names
     from swe_rl.trainer.checkpoint.folder import read_json
 
-    beside = checkpoint.absolute().parent
-    evals = read_evals(RunFolder(beside.parent)) if beside.name == _CHECKPOINTS else []
-    return model_card(saved, int(read_json(checkpoint / STATE_FILE)["step"]), evals)
+    beside = place_of_checkpoint(checkpoint).parent
+    evals: Sequence[Mapping[str, Any]] = ()
+    on_hub = frozenset[str]()
+    if beside.name == _CHECKPOINTS:
+        run = RunFolder(beside.parent)
+        evals = read_evals(run)
+        on_hub = recorded_hub_names(run)
+    return model_card(saved, int(read_json(checkpoint / STATE_FILE)["step"]), evals, on_hub)
 
 
 def _saved_config(checkpoint: Path) -> Mapping[str, Any]:

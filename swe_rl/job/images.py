@@ -27,10 +27,13 @@ from swe_rl.env.make import make_env
 from swe_rl.env.source_build.image import ensure_image
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import SweRlError, UserError
+from swe_rl.facts.mix import part_configs
 from swe_rl.run.components import cache_folder
 
 _ASKED_AT_ONCE = 8
 _SHOWN_INSTANCES = 3
+# The instances of these run from prepared folders.
+_WITHOUT_IMAGES = ("bugs", "kodcode", "humaneval")
 
 
 @dataclass(slots=True)
@@ -65,8 +68,15 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
 
 def instances_of(config: Config) -> list[Instance]:
     """Returns the instances of both splits, each once. Raises UserError for an environment without images."""
-    if config.env.name in ("bugs", "kodcode", "humaneval"):
+    parts = part_configs(config)
+    with_images = [part for part in parts.values() if part.env.name not in _WITHOUT_IMAGES]
+    if not with_images:
         raise UserError(f"env={config.env.name} has no images; its instances run from prepared folders")
+    return [instance for part in with_images for instance in _instances_with_image(part)]
+
+
+def _instances_with_image(config: Config) -> list[Instance]:
+    """Returns the instances of one environment, which `config` has alone. Raises InstanceError."""
     env = make_env(config.env, cache_folder(config) / "workspaces", SandboxKind.docker, config.grader)
     by_id: dict[str, Instance] = {}
     for split in dict.fromkeys((config.env.split, config.env.eval_split)):
@@ -176,17 +186,23 @@ def _print_states(config: Config, states: Sequence[ImageState], address: str | N
         return
     table = Table(Column("image", overflow="fold"), "instances", "here", "GB", "otherwise")
     for state in states:
-        more = ", ..." if len(state.instances) > _SHOWN_INSTANCES else ""
+        more = ""
+        if len(state.instances) > _SHOWN_INSTANCES:
+            more = ", ..."
         known = {True: "yes", False: "no", None: "?"}[state.here]
-        size = "" if state.size_gb is None else f"{state.size_gb:.2f}"
+        size = ""
+        if state.size_gb is not None:
+            size = f"{state.size_gb:.2f}"
         table.add_row(
             state.image, ", ".join(state.instances[:_SHOWN_INSTANCES]) + more, known, size, _describe_state(state)
         )
     Console().print(table)
-    where = (
-        f"on the engine at {address}, {total_gb:g} GB with shared layers counted each time" if address else "of which"
-    )
-    none = "" if address else " no engine answers: what is here is not known"
+    where = "of which"
+    if address:
+        where = f"on the engine at {address}, {total_gb:g} GB with shared layers counted each time"
+    none = " no engine answers: what is here is not known"
+    if address:
+        none = ""
     print(f"{len(states)} images of {sum(len(state.instances) for state in states)} instances; {here} {where}{none}")
 
 

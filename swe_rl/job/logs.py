@@ -56,7 +56,10 @@ def _log_files(sweep: Sweep, row: JobRow) -> list[Path]:
     """Returns the log files of the job and of its servers."""
     printed = output_files(sweep.folder, row.slurm_id) if row.slurm_id else []
     log = RunFolder(row.folder).run_log
-    servers = sweep.submission.jobs[row.number].server_logs() if sweep.submission is not None else {}
+    if sweep.submission is not None:
+        servers = sweep.submission.jobs[row.number].server_logs()
+    else:
+        servers = {}
     return [*(printed or ([log] if log.is_file() else [])), *servers.values()]
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,15 +25,18 @@ from swe_rl.config.choices import MinedTasks
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.dataset.instance import Instance
+from swe_rl.dataset.mined_lists import list_path
 from swe_rl.env.make import make_env
-from swe_rl.env.mining.again import altered_rows, locked_tasks, searches_of_list
+from swe_rl.env.mining.again import altered_rows, locked_tasks, searches_of_list, tasks_of_projects
 from swe_rl.env.mining.candidate import TaskCandidate
-from swe_rl.env.mining.found import ALTERED, UNTRIED, Found, lines_of, report_of
+from swe_rl.env.mining.cost import MiningCost, Phase
+from swe_rl.env.mining.found import ALTERED, SHOWN, UNTRIED, Found, lines_of, report_of
 from swe_rl.env.mining.history import candidate_of_commit, newest_commits
-from swe_rl.env.mining.lock import LockedList, list_path, lock_of, read_list
+from swe_rl.env.mining.lock import LockedList, lock_of, read_list
 from swe_rl.env.mining.mutants import SoundRelease, bugs_of, newest_release, read_release
 from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, neighbouring_releases
-from swe_rl.env.mining.split import CountedRuns, split_candidate
+from swe_rl.env.mining.runs import CountedRuns
+from swe_rl.env.mining.split import split_candidate
 from swe_rl.env.proof.record import Proof, Standing
 from swe_rl.env.source_build.program import BuildError, ended_with_the_job
 from swe_rl.env.source_build.repository import clone_at, is_address
@@ -41,7 +45,7 @@ from swe_rl.errors import UserError
 from swe_rl.files.disk import write_text_atomic
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
-from swe_rl.run.mining import MiningWork, search_by_tests
+from swe_rl.run.mining import MiningWork, make_workspaces, search_by_tests, shown_fixes
 from swe_rl.run.proving import prove_here
 
 # Differences are fetched and compared side by side: most of the time an index is waited for.
@@ -59,15 +63,22 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     console = Console()
     target = Path(config.env.dataset).absolute()
-    candidates = _found(config, target, console)
+    cost = MiningCost()
+    candidates = _found(config, target, console, cost)
     rows = [candidate.instance for candidate in candidates if candidate.instance is not None]
     locked = _list_of(config)
-    heldout_share = config.mine.heldout_share if locked is None else locked.heldout_share
-    finds = _proven(config, candidates, rows, target, console) if rows else Found(candidates, {})
+    if locked is None:
+        heldout_share = config.mine.heldout_share
+    else:
+        heldout_share = locked.heldout_share
+    if rows:
+        finds = _proven(config, candidates, rows, target, console, cost)
+    else:
+        finds = Found(candidates, {})
     if locked is not None:
         altered = dict.fromkeys(altered_rows(locked, finds.proven), ALTERED)
         finds = replace(finds, outcomes={**finds.outcomes, **altered})
-    finds.write(target, heldout_share)
+    finds.write(target, heldout_share, cost)
     _write_list(config, finds, locked, target)
     console.print(_table(finds))
     say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
@@ -82,25 +93,25 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return 0 if finds.proven else 1
 
 
-def _found(config: Config, target: Path, console: Console) -> list[TaskCandidate]:
+def _found(config: Config, target: Path, console: Console, cost: MiningCost) -> list[TaskCandidate]:
     """Returns the candidates of everything that is looked at. Raises UserError."""
     archives = _archives(config)
     archives.mkdir(parents=True, exist_ok=True)
     locked = _list_of(config)
     if locked is not None:
-        with ended_with_the_job():
+        with ended_with_the_job(), cost.counting(Phase.compare):
             return _searched(list(searches_of_list(locked, _filter(config), archives)), console)
     if config.mine.tasks is MinedTasks.bugs:
-        with ended_with_the_job():
+        with ended_with_the_job(), cost.counting(Phase.compare):
             releases = _sound_releases(config, archives)
         works = [MiningWork(release.candidate, partial(_bugs, config, release)) for release in releases]
-        return _searched_by_tests(config, works, target, console)
-    with ended_with_the_job():
+        return _searched_by_tests(config, works, target, console, cost)
+    with ended_with_the_job(), cost.counting(Phase.compare):
         candidates = _searched(_searches(config, archives), console)
     if config.mine.tasks is MinedTasks.changes:
         return candidates
     works = [MiningWork(candidate, partial(_hunks, config, candidate)) for candidate in candidates]
-    return _searched_by_tests(config, works, target, console)
+    return _searched_by_tests(config, works, target, console, cost)
 
 
 async def _hunks(
@@ -122,7 +133,7 @@ def _without_script(candidate: TaskCandidate) -> TaskCandidate:
 
 
 def _searched_by_tests(
-    config: Config, works: Sequence[MiningWork], target: Path, console: Console
+    config: Config, works: Sequence[MiningWork], target: Path, console: Console, cost: MiningCost
 ) -> list[TaskCandidate]:
     """Returns what running tests makes of candidates; those without an instance stay as they are. Raises UserError."""
     runnable = [work for work in works if work.candidate.instance is not None]
@@ -132,7 +143,7 @@ def _searched_by_tests(
         return rest
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     env, read = _env_of(config, rows, target)
-    searched = event_loop.run_job(search_by_tests(read, env, runnable, scratch_root(config), say))
+    searched = event_loop.run_job(search_by_tests(read, env, runnable, scratch_root(config), say, cost))
     return [*searched, *rest]
 
 
@@ -145,6 +156,7 @@ def _filter(config: Config) -> MiningFilter:
         python=mine.python or f"{sys.version_info.major}.{sys.version_info.minor}",
         test_command=mine.test_command,
         is_split=mine.tasks is MinedTasks.hunks,
+        undated_until=datetime.now(UTC).strftime("%Y-%m-%dT00:00:00Z"),
     )
 
 
@@ -175,7 +187,10 @@ def _searches(config: Config, archives: Path) -> list[Search]:
     wanted = _filter(config)
     if mine.repository is not None:
         name = mine.repository
-        repository = clone_at(name, "", archives) if is_address(name) else Path(name).resolve()
+        if is_address(name):
+            repository = clone_at(name, "", archives)
+        else:
+            repository = Path(name).resolve()
         origin = name if is_address(name) else str(repository)
         commits = newest_commits(repository, mine.newest)
         return [partial(candidate_of_commit, repository, origin, commit, wanted) for commit in commits]
@@ -208,22 +223,33 @@ def _searched(searches: Sequence[Search], console: Console) -> list[TaskCandidat
 
 
 def _proven(
-    config: Config, candidates: Sequence[TaskCandidate], rows: Sequence[Instance], target: Path, console: Console
+    config: Config,
+    candidates: Sequence[TaskCandidate],
+    rows: Sequence[Instance],
+    target: Path,
+    console: Console,
+    cost: MiningCost,
 ) -> Found:
     """Returns the candidates with the rows as they were proven, or why they were not. Raises UserError."""
     env, read = _env_of(config, rows, target)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     instances = list(env.chosen(read.env.split))
-    todo = [instance for instance in instances if not env.is_settled(instance)]
-    event_loop.run_job(prove_here(read, env, todo, scratch_root(config), say))
-    outcomes = {instance.instance_id: _outcome(instance, env) for instance in instances}
+    with cost.counting(Phase.build):
+        event_loop.run_job(make_workspaces(env, instances))
+    shown = event_loop.run_job(shown_fixes(env, instances))
+    todo = [row for row in instances if row.instance_id not in shown and not env.is_settled(row)]
+    with cost.counting(Phase.prove):
+        event_loop.run_job(prove_here(read, env, todo, scratch_root(config), say))
+    outcomes = {row.instance_id: _outcome(row, env, shown.get(row.instance_id, "")) for row in instances}
     proofs = [env.book.of(name) for name in outcomes]
     return Found(candidates, outcomes, {proof.instance_id: proof.took_s for proof in proofs if proof is not None})
 
 
 def _list_of(config: Config) -> LockedList | None:
-    """Returns the list that mine.lock names, and None where it names none. Raises InstanceError."""
-    return None if config.mine.lock is None else read_list(list_path(config.mine.lock))
+    """Returns the wanted tasks of the list that mine.lock names, and None where it names none. Raises InstanceError."""
+    if config.mine.lock is None:
+        return None
+    return tasks_of_projects(read_list(list_path(config.mine.lock)), config.mine.projects)
 
 
 def _write_list(config: Config, finds: Found, locked: LockedList | None, target: Path) -> None:
@@ -257,12 +283,17 @@ def _env_of(config: Config, rows: Sequence[Instance], target: Path) -> tuple[Swe
     return env, replace(config, env=read)
 
 
-def _outcome(instance: Instance, env: SweEnv) -> Instance | str:
+def _outcome(instance: Instance, env: SweEnv, shown_in: str) -> Instance | str:
+    """Returns the instance as it was proven, or why it is none. `shown_in` is a file that shows an agent the fix."""
+    if shown_in:
+        return f"{SHOWN}: {shown_in}"
     proof: Proof | None = env.book.of(instance.instance_id)
     standing, reason = env.standing(instance)
     if standing is Standing.proven and proof is not None:
         return proof.applied(instance)
-    return reason if standing is Standing.refuted else UNTRIED
+    if standing is Standing.refuted:
+        return reason
+    return UNTRIED
 
 
 def _table(finds: Found) -> Table:

@@ -1,8 +1,9 @@
 """`job=new` writes a package of your own to begin with, `job.kind=agent job.output=my_agent`, after that of examples/.
 
-With `job.kind=task` it writes a record of a change of your own repository, as one line of a file for `env=jsonl`. With
-`job.kind=tiny_model` it writes a small random model that has the architecture, the tokenizer and the chat template of
-`model.path`, for runs on a laptop.
+With `job.kind=package` the package has an agent, an environment, a reward, advantages and a loss, and an experiment
+that chooses all of them. With `job.kind=task` it writes a record of a change of your own repository, as one line of a
+file for `env=jsonl`. With `job.kind=tiny_model` it writes a small random model that has the architecture, the tokenizer
+and the chat template of `model.path`, for runs on a laptop.
 
 Invariants:
 - What is written works as it is: its own test passes, and a run uses it.
@@ -95,7 +96,9 @@ def _write_task(config: Config) -> int:
     task = instance_of(change, _read_statement(job.statement), source, job.tests)
     if target.exists() and any(row.record.get("instance_id") == task.instance_id for row in read_rows(target)):
         raise NewError(f"{target} has {task.instance_id} already; remove its line, or name another file: job.output.")
-    lines = target.read_text(encoding="utf-8").rstrip("\n") + "\n" if target.exists() else ""
+    lines = ""
+    if target.exists():
+        lines = target.read_text(encoding="utf-8").rstrip("\n") + "\n"
     write_text_atomic(target, lines.lstrip("\n") + json.dumps(task.to_record(), sort_keys=True) + "\n")
     print(_after_task(task, target), flush=True)
     return 0
@@ -158,15 +161,20 @@ def _after_task(task: Instance, target: Path) -> str:
 def _rename_package(text: str, kind: str, name: str) -> str:
     """Returns the text with the package's own names for `my_agent` and `MyAgent`."""
     camel = "".join(part.capitalize() for part in name.split("_"))
-    return re.sub(rf"\bMy{kind.capitalize()}\b", camel, re.sub(rf"my_{kind}(?![a-z0-9])", name, text))
+    return re.sub(rf"\bMy{kind.capitalize()}(?![a-z0-9])", camel, re.sub(rf"my_{kind}(?![a-z0-9])", name, text))
 
 
 def _next_steps(target: Path, kind: str, name: str) -> str:
     python = python_command()
-    chosen = f"--config-dir {target}/conf job.code=[{target}] {kind}={name}"
+    choice = f"{kind}={name}"
+    yours = f"{name}.py is"
+    if kind == "package":
+        choice = f"+experiment={name}"
+        yours = f"the classes in {name}/ are"
+    chosen = f"--config-dir {target}/conf job.code=[{target}] {choice}"
     return "\n".join(
         [
-            f"{target}: {name}.py is yours to change; README.md has every command.",
+            f"{target}: {yours} yours to change; README.md has every command.",
             f"test it:  {python} -m pytest {target}",
             f"check it: {python} -m swe_rl {chosen} job=check",
         ]

@@ -9,14 +9,13 @@ Invariants:
 import json
 import os
 from collections.abc import Callable
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swe_rl.check.check import check_config
 from swe_rl.check.findings import forbids_start, read_text
-from swe_rl.config.choices import EngineKind, OutputFormat
-from swe_rl.config.compose import config_hash
+from swe_rl.config.choices import CompactionKind, EngineKind, OutputFormat
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.environment import describe_variables
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.provenance import Origins
@@ -24,22 +23,19 @@ from swe_rl.config.ranges import replace_out_of_range
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.facts import memory, sizes
+from swe_rl.facts.server_arguments import with_command
 from swe_rl.facts.warm_start import trainer_config
 from swe_rl.facts.weight_sync import way_of
-from swe_rl.job.plan_panels import gpu_cell, section_panel
+from swe_rl.job.plan_panels import IDLE, NOT_KNOWN, describe_in_short, draw_gpus, make_headline, section_panel
 from swe_rl.job.simulate import groups_of, step_rollouts
 from swe_rl.layout.placement import PlacementError, place_layout
-from swe_rl.plan import duration, endpoint, host_cache
+from swe_rl.plan import concurrency, duration, endpoint, host_cache
 from swe_rl.plan.gateway import step_need
+from swe_rl.plan.updates import knows_updates, size_of_updates
 from swe_rl.router.simulation.balance import can_balance, compare_divisions, name_division
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
-
-_IDLE = "idle"
 _WIDE = 110
-NOT_KNOWN = "not known"  # in the place of a number
+NO_BOUND = "no bound (rollout.max_total_tokens)"
 FLOW_TURNS = 3000  # of each simulated training: half a second
 _SHOWN_KEYS = ("model.path", "engine.urls", "paths.outputs", "paths.sync_to")
 _APART = ("gpus", "environment")
@@ -65,7 +61,7 @@ def make_plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     Raises PlacementError or ArithmeticError for a configuration that the rules refuse, unless `partly`.
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
-    config = sizes.with_command(config, os.environ)
+    config = with_command(config, os.environ)
     sections = _OF_A_WARM_START if Part.warm_start in started_parts(config) else _SECTIONS
     for name, section in sections.items():
         try:
@@ -95,7 +91,7 @@ def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
 
 def _plan_gpus(config: Config) -> dict[str, Any]:
     roles = place_layout(config).roles()
-    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or _IDLE for gpu, parts in roles.items()}
+    return {f"node {gpu.node} gpu {gpu.index}": ", ".join(parts) or IDLE for gpu, parts in roles.items()}
 
 
 def _plan_batch(config: Config) -> dict[str, Any]:
@@ -119,15 +115,20 @@ def _plan_batch(config: Config) -> dict[str, Any]:
 
 def _plan_tokens(config: Config) -> dict[str, Any]:
     rollout = config.rollout
-    sampled = min(rollout.max_turns * rollout.max_turn_tokens, rollout.max_trajectory_tokens)
+    sampled = rollout.max_turns * rollout.max_turn_tokens
+    # Summaries come on top, and a compacted conversation does not end the attempt.
+    if rollout.compaction is CompactionKind.none:
+        sampled = min(sampled, rollout.max_trajectory_tokens)
+    per_step = sizes.max_tokens_per_step(config)
+    of_run = None if per_step is None else per_step * config.trainer.steps
     return {
         "max_prompt_tokens": rollout.max_prompt_tokens,
         "max_trajectory_tokens": rollout.max_trajectory_tokens,
         "engine_max_model_len": config.engine.max_model_len,
         "model_positions": config.model.max_position_embeddings,
         "max_sampled_tokens_per_trajectory": sampled,
-        "max_tokens_per_step": sizes.max_tokens_per_step(config),
-        "max_tokens_of_the_run": sizes.max_tokens_per_step(config) * config.trainer.steps,
+        "max_tokens_per_step": NO_BOUND if per_step is None else per_step,
+        "max_tokens_of_the_run": NO_BOUND if of_run is None else of_run,
     }
 
 
@@ -181,10 +182,9 @@ def _plan_cache(config: Config) -> dict[str, Any]:
 
 
 def _plan_disk(config: Config) -> dict[str, Any]:
-    evaluates = Part.evaluation in started_parts(config) and Part.steps not in started_parts(
-        config
-    )  # instances that nobody counted
-    images = 0.0 if evaluates else sizes.trained_images(config, read_text) * config.env.image_gb
+    # Nobody counted the instances of an evaluation.
+    evaluates = Part.evaluation in started_parts(config) and Part.steps not in started_parts(config)
+    images = 0.0 if evaluates else sizes.trained_images_gb(config.env, read_text)
     return {
         "checkpoint_gb": _three_digits(memory.checkpoint_gb(config)),
         "checkpoints_kept": config.trainer.keep_checkpoints,
@@ -200,6 +200,7 @@ def _plan_slots(config: Config) -> dict[str, Any]:
     slots = config.sandbox.concurrency
     rows: dict[str, Any] = {
         "trajectories_at_once": sizes.trajectories_at_once(config),
+        **concurrency.figures(config),
         "sandboxes_at_once": slots,
         "sandbox_cpus": slots * config.sandbox.cpus,
         "sandbox_memory_gb": slots * config.sandbox.memory_gb,
@@ -324,10 +325,8 @@ def _trainer_memory(config: Config) -> dict[str, Any]:
 
 
 def _plan_updates(config: Config) -> dict[str, Any]:
-    sft = config.sft
     return {
-        "updates": sft.steps + sft.beginner_steps,
-        "tokens_per_update_at_least": sft.tokens_per_batch,
+        **size_of_updates(config),
         "data_parallel_ranks": sizes.data_parallel(config.layout),
         "tokens_per_micro_batch_and_gpu": memory.tokens_per_gpu(trainer_config(config)),
     }
@@ -338,10 +337,10 @@ def _update_time(config: Config) -> dict[str, Any]:
     if not (update_s := duration.train_s(of_trainer)):
         return {"update": "not estimated: no GPU, or its speed is not known"}
     run_s = duration.of_steps(of_trainer, update_s)
+    run = {"run": duration.format_duration(run_s), **_gpu_hours(config, run_s)} if knows_updates(config) else {}
     return {
         "training_s_per_update": _three_digits(update_s),
-        "run": duration.format_duration(run_s),
-        **_gpu_hours(config, run_s),
+        **run,
         "assuming": f"{duration.TRAIN_UTILIZATION:.0%} of a GPU's {config.hardware.gpu_bf16_tflops:g} TFLOPS",
     }
 
@@ -364,9 +363,9 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(_make_headline(config, made))
-    console.print(_in_short(made))
-    console.print(_gpu_picture(made["gpus"], config))
+    console.print(make_headline(config, made))
+    console.print(describe_in_short(made))
+    console.print(draw_gpus(made["gpus"], config))
     sections = [
         section_panel(name, rows)
         for name, rows in made.items()
@@ -379,57 +378,10 @@ def _print_plan(made: dict[str, Any], config: Config, origins: Origins | None) -
     known = {name: text for name, text in made["environment"].items() if not text.startswith("not set")}
     if known:
         console.print(section_panel("environment", known, wide=True))
-    if unset := len(made["environment"]) - len(known):
+    if (unset := len(made["environment"]) - len(known)) and config.logger.verbosity.has_details:
         console.print(f"{unset} environment variables are not set; job.format=json names them.", style="dim")
     if origins is not None and (given := _from_environment(config, origins)):
         console.print(section_panel("set by the environment", given, wide=True))
-
-
-def _make_headline(config: Config, made: dict[str, Any]) -> "Text":
-    from rich.text import Text
-
-    parts = (config.model.name, *(f"{group}={getattr(config, group).name}" for group in ("layout", "router", "env")))
-    return Text.assemble((config.name, "bold"), "  ", "  ".join(parts), ("  " + made["config_hash"], "dim"))
-
-
-def _in_short(made: dict[str, Any]) -> str:
-    """Returns `24 steps of 64 trajectories, 4 s each: 100 s in all; 8 GPUs, 6.2 GPU-hours; 0.05 GB of checkpoints`."""
-    batch, time, disk, gpus = (made.get(name, {}) for name in ("batch", "time", "disk", "gpus"))
-    parts = []
-    if "trajectories_per_step" in batch and "step" in time:
-        note = " without training" if time.get("training_s_per_step") == NOT_KNOWN else ""
-        steps = f"{batch['steps']} steps of {batch['trajectories_per_step']} trajectories"
-        parts.append(f"{steps}, about {time['step']} each{note}: {time['run']} in all")
-    if "updates" in batch:
-        length = f": {time['run']} in all" if "run" in time else ""
-        parts.append(f"{batch['updates']} updates of {batch['tokens_per_update_at_least']} tokens{length}")
-    if "gpu_hours" in time:
-        used = sum(roles != _IDLE for roles in gpus.values())
-        parts.append(f"{used} GPUs, {time['gpu_hours']:g} GPU-hours")
-    if "attempts_per_instance" in batch:
-        parts.append(f"attempts at each instance: {batch['attempts_per_instance']}; how many instances: {NOT_KNOWN}")
-    room = [f"{disk['checkpoints_gb_at_most']:.3g} GB of checkpoints"] if "checkpoints_gb_at_most" in disk else []
-    if images := disk.get("images_gb_at_most"):
-        room.append("images of unknown size" if images == "unknown" else f"{images:g} GB of images")
-    parts += [f"disk: {' and '.join(room)}"] if room else []
-    return "; ".join(parts)
-
-
-def _gpu_picture(gpus: dict[str, str], config: Config) -> "RenderableType":
-    from rich.panel import Panel
-    from rich.table import Table
-    from rich.text import Text
-
-    if not gpus:
-        return Text("no GPU: engine, trainer and sandboxes on this machine's CPU", style="dim")
-    if NOT_KNOWN in gpus:
-        return Text(f"GPUs: {gpus[NOT_KNOWN]}", style="dim")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for node, members in groupby(gpus.items(), key=lambda item: item[0].split(" gpu ")[0]):
-        cells = [gpu_cell(name, roles) for name, roles in members]
-        table.add_row(Text(node, style="bold"), *cells)
-    memory = f"{config.hardware.gpu_kind}, {config.hardware.gpu_memory_gb:g} GB each"
-    return Panel(table, title=f"hardware={config.hardware.name}: {memory}", title_align="left", expand=False)
 
 
 def _from_environment(config: Config, origins: Origins) -> dict[str, str]:

@@ -9,12 +9,13 @@ Invariants:
 - A split that is prepared already is left as it is; so is every tree, environment, image and proof. An interrupted
   preparation goes on where it was.
 - An instance that cannot be made or proven ends nothing: it is named with the reason.
+- Issues that rows lack are written first, with `env.issues` and `engine=endpoint`; the split has them then.
 - Two revisions of one data set are never mixed.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swe_rl.config.choices import SandboxKind
+from swe_rl.config.parts import writes_issues
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
 from swe_rl.dataset.instance import Instance, InstanceError
@@ -33,8 +35,9 @@ from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.parts import NothingToDoError, run_for_parts
 from swe_rl.run.proving import print_standings, prove_here
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 COUNTS = {"train": 64, "heldout": 32}
 SEED = 0
@@ -44,20 +47,30 @@ _COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
+    """Prepares each part of a mix. Raises UserError."""
     del folder, origins
+    return run_for_parts(config, _prepare)
+
+
+def _prepare(config: Config) -> int:
     console = Console()
     if config.env.name == "bugs":
         return _prove_bugs(console)
     if config.env.name == "harbor":
-        raise InstanceError(
+        raise NothingToDoError(
             "env=harbor: task folders are read as they are, and there is nothing to prepare; job=validate proves each "
             "task by its solution. An image is built by your engine: docker build -t NAME TASK/environment"
         )
+    if config.env.name == "openenv":
+        console.print("env=openenv has nothing to prepare: the server has the episodes")
+        return 0
     if config.env.name in ("verifiers", "humaneval"):
         console.print(f"env={config.env.name} has nothing to prepare: its package brings its rows")
         return 0
     cache = cache_folder(config) / "workspaces"
     splits = list(dict.fromkeys((config.env.split, config.env.eval_split)))
+    if writes_issues(config):
+        _write_issues(config, splits, console)
     for split in splits:
         _prepare_split(config, split, cache, console)
     env = make_env(config.env, cache, config.sandbox.kind, config.grader)
@@ -68,13 +81,25 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     return _prove_sources(config, env, list(instances.values()), console)
 
 
+def _write_issues(config: Config, splits: Sequence[str], console: Console) -> None:
+    """Has the issues written that rows lack. Raises UserError, EngineError, DiskError."""
+    from swe_rl.env.swe.read import read_whole_split
+    from swe_rl.run.issues import write_issues
+
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    rows = {row.instance_id: row for split in splits for row in read_whole_split(config.env, split)}
+    event_loop.run_job(write_issues(config, list(rows.values()), say))
+
+
 def _name_without_a_way(config: Config, instances: Iterable[Instance], console: Console) -> None:
     """Names rows of which nothing can be made for these sandboxes."""
     if config.sandbox.kind is not SandboxKind.process:
         return
     names = [row.instance_id for row in instances if row.source is None and not row.repo.startswith(EMBEDDED)]
     if names:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        more = ""
+        if len(names) > _SHOWN:
+            more = f" and {len(names) - _SHOWN} more"
         console.print(
             f"{len(names)} instances have no column 'source', which sandbox=process needs: "
             f"{', '.join(names[:_SHOWN])}{more}; with sandbox=docker their images are used",
@@ -151,7 +176,10 @@ def _prove_sources(config: Config, env: SweEnv, chosen: list[Instance], console:
     todo = [instance for instance in instances if not env.is_settled(instance)]
     if len(todo) < len(instances):
         say(f"{len(instances) - len(todo)} of {len(instances)} instances were tried before, and nothing changed since")
-    provable = None if config.sandbox.kind is SandboxKind.process else _Imaged(env, _image_maker(config, say))
+    if config.sandbox.kind is SandboxKind.process:
+        provable = None
+    else:
+        provable = _Imaged(env, _image_maker(config, say))
     proofs = event_loop.run_job(prove_here(config, env, todo, scratch_root(config), say, provable))
     untried = {instance.instance_id for instance in todo} - {proof.instance_id for proof in proofs}
     # job=validate tries these.

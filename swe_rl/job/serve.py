@@ -18,7 +18,7 @@ from typing import Any
 
 from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Engine, EngineError, EngineState
+from swe_rl.engine.engine import Engine, EngineError, EngineState
 from swe_rl.engine.watch import watch_engines
 from swe_rl.host.addresses import is_loopback
 from swe_rl.logger.progress import ProgressState
@@ -53,7 +53,9 @@ class ServeState(ProgressState):
         """Tells whether there is something new to show. `router` is its snapshot."""
         stats = [engine.stats() for engine in engines]
         capacity = sum(load.kv_capacity_tokens for load in stats)
-        share = sum(load.kv_used_tokens for load in stats) / capacity if capacity else 0.0
+        share = 0.0
+        if capacity:
+            share = sum(load.kv_used_tokens for load in stats) / capacity
         sampled = sum(load.sampled_tokens_total for load in stats)
         rate = self._rate(sampled, now_s)
         health = router.get("health") or [{"state": engine.state.name} for engine in engines]
@@ -148,7 +150,9 @@ def key_for(host: str, environ: Mapping[str, str]) -> str | None:
 def welcome_lines(model: str, url: str, key: str | None) -> list[str]:
     """Returns what somebody needs to send a first request."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64})
-    authorization = f" -H 'Authorization: Bearer {key}'" if key else ""
+    authorization = ""
+    if key:
+        authorization = f" -H 'Authorization: Bearer {key}'"
     return [
         f"base URL   {url}",
         f"API key    {key or 'none is needed (OpenAI clients want any text)'}",

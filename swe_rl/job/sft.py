@@ -1,8 +1,9 @@
-"""`job=sft` is the warm start: first right demonstrations only (the skill), then a beginner's (the habits).
+"""`job=sft` imitates: recorded conversations (`sft.data`), or scripted demonstrations, which make the warm start.
 
 Invariants:
 - The same configuration on the same machine, with the same ranks, gives the same weights, bit for bit.
-- Only training packages are read; the result is a folder that `model.path` takes.
+- Wrong data are refused before a model is loaded.
+- Of the scripted demonstrations only training packages are read; the result is a folder that `model.path` takes.
 - Trainer, ranks, checkpoints and restarts are those of `job=train`; the model that it begins with is a folder.
 """
 
@@ -12,21 +13,27 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.known_models import mixture_facts
 from swe_rl.config.schema import Config
 from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
-from swe_rl.facts.warm_start import trainer_config
+from swe_rl.facts.warm_start import imitates_data, longest_example_tokens, trainer_config, updates_of
 from swe_rl.files.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
+from swe_rl.imitation.data import LOW_REWARD, MORE_OF_INSTANCE, TOO_LONG, Data, Survey, load_data, survey_data
+from swe_rl.imitation.demonstrations import Demonstrations, demonstrate_conversation
+from swe_rl.imitation.passes import Passes
+from swe_rl.imitation.run_folder import require_same_tokens
+from swe_rl.imitation.source import Imitated
 from swe_rl.model.tiny import build_model, build_tokenizer, upcycle_dense
 from swe_rl.run import event_loop
+from swe_rl.run.imitation import Imitation
 from swe_rl.run.session import RunSession, open_session
 from swe_rl.run.training import (
     Restarts,
@@ -40,11 +47,12 @@ from swe_rl.run.training import (
     start_trainer,
     trainer_ranks,
 )
-from swe_rl.run.warm_start import WarmStart, demonstrate_conversation
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.trainer import TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from swe_rl.model.chat import ChatRenderer
 
 _TOKENIZER_CONVERSATIONS = 4000
 _WEIGHTS = "model*.safetensors"
@@ -52,42 +60,113 @@ _WEIGHTS = "model*.safetensors"
 
 def run(config: Config, folder: Path | None) -> int:
     assert folder is not None
-    total_steps = config.sft.steps + config.sft.beginner_steps
-    with open_session(config, folder, total_steps=total_steps) as run_session:
+    survey = survey_data(config.sft) if imitates_data(config.sft) else None
+    with open_session(config, folder, total_steps=updates_of(config).total_steps) as run_session:
         output = Path(config.sft.output)
         _put_back(output)
         _check_output(output)
-        event_loop.run_job(_warm_start(config, run_session))
+        event_loop.run_job(_imitate(config, run_session, survey))
     run_session.print_end()
-    print(f"warm start: {output} (use it with model.path={output})", flush=True)
+    what = "warm start" if survey is None else "imitation"
+    print(f"{what}: {output} (use it with model.path={output})", flush=True)
     return 0
 
 
-async def _warm_start(config: Config, session: RunSession) -> None:
-    from swe_rl.model.load import load_tokenizer
+@dataclass(frozen=True, slots=True)
+class _LoadedImitation:
+    """What every start of the trainer begins with. `data` is None for scripted demonstrations."""
 
+    of_trainer: Config
+    tokenizer: "PreTrainedTokenizerFast"
+    renderer: "ChatRenderer"
+    data: Data | None
+
+    def imitated(self) -> Imitated:
+        if self.data is None:
+            return Demonstrations(self.of_trainer, self.renderer)
+        return Passes(self.of_trainer, self.data)
+
+
+async def _imitate(config: Config, session: RunSession, survey: Survey | None) -> None:
     with session.progress.phase("load"):
         if not trainer_ranks(config):
             _check_device(config.sft.device)
         require_peft(config)
-        start = await asyncio.to_thread(_start_folder, config, session.folder.path.absolute() / "start")
-        of_trainer = trainer_config(config)
-        of_trainer = replace(of_trainer, model=replace(config.model, path=str(start), revision=None))
-        tokenizer = load_tokenizer(of_trainer.model)
+        loaded = await asyncio.to_thread(_load, config, session, survey)
     restarts = Restarts(config.trainer.max_restarts)
-    await repeat_with_restarts(restarts, session, lambda: _train_once(config, of_trainer, session, tokenizer, restarts))
+    await repeat_with_restarts(restarts, session, lambda: _train_once(config, loaded, session, restarts))
 
 
-async def _train_once(
-    config: Config, of_trainer: Config, session: RunSession, tokenizer: "PreTrainedTokenizerFast", restarts: Restarts
-) -> None:
-    """Runs to the end of the run. Raises RankLost, whatever else failed because of it."""
+def _load(config: Config, session: RunSession, survey: Survey | None) -> _LoadedImitation:
+    """Returns the tokenizer, and the examples where files are imitated. Raises UserError."""
+    from swe_rl.model.load import load_tokenizer
     from swe_rl.model.make_renderer import make_renderer
 
-    renderer = make_renderer(config.model, tokenizer)
-    with closing(_make_trainer(config, of_trainer, session, tokenizer, restarts)) as trainer:
+    start = _start_folder(config, session.folder.path.absolute() / "start")
+    model = replace(config.model, path=str(start), revision=None)
+    tokenizer = load_tokenizer(model)
+    renderer = make_renderer(model, tokenizer)
+    data = None
+    examples = None
+    if survey is not None:
+        data = load_data(config.sft, renderer, longest_example_tokens(config))
+        examples = len(data.trained)
+        require_same_tokens(config.sft.data, start, tokenizer.vocab_size + len(tokenizer.get_added_vocab()))
+        _tell_of_data(config, session, survey, data)
+    of_trainer = replace(trainer_config(config, examples), model=model)
+    session.progress.state.total_steps = of_trainer.trainer.steps
+    return _LoadedImitation(of_trainer, tokenizer, renderer, data)
+
+
+def _tell_of_data(config: Config, session: RunSession, survey: Survey, data: Data) -> None:
+    """Says what is imitated and what is not, and records it."""
+    learned = sum(example.learned_tokens for example in data.trained)
+    tokens = sum(len(example.token_ids) for example in data.trained)
+    updates = updates_of(config, len(data.trained))
+    session.progress.message(
+        f"data: {survey.records} records, {len(data.trained)} conversations of {tokens:,} tokens ({learned:,} learned) "
+        f"in {updates.steps} updates, {len(data.held_out)} held out"
+    )
+    for reason, count in data.left_out.items():
+        session.progress.message(f"data: {count} left out: {reason}{_limit_of(config, reason)}")
+    silent = survey.records - survey.with_exits
+    if config.sft.mask_errors and silent:
+        session.warn(
+            f"warning: sft.mask_errors=true masks nothing of {silent} of the {survey.records} records: they do not "
+            "tell how their commands ended"
+        )
+    if survey.calls_without_tools:
+        session.warn(
+            f"warning: {survey.calls_without_tools} conversations call tools that they do not list, so the model "
+            "learns to call what its prompt does not offer; sft.tools=FILE names the tools"
+        )
+    session.events.write(
+        "data",
+        records=survey.records,
+        trained=len(data.trained),
+        held_out=len(data.held_out),
+        left_out=dict(data.left_out),
+        tokens=tokens,
+        learned_tokens=learned,
+        sha256=data.sha256(),
+    )
+
+
+def _limit_of(config: Config, reason: str) -> str:
+    limits = {
+        LOW_REWARD: f" than sft.min_reward={config.sft.min_reward}",
+        TOO_LONG: f" than {longest_example_tokens(config)} (sft.max_tokens, or what the model reads)",
+        MORE_OF_INSTANCE: f" than sft.max_per_instance={config.sft.max_per_instance}",
+    }
+    return limits.get(reason, "")
+
+
+async def _train_once(config: Config, loaded: _LoadedImitation, session: RunSession, restarts: Restarts) -> None:
+    """Runs to the end of the run. Raises RankLost, whatever else failed because of it."""
+    of_trainer = loaded.of_trainer
+    with closing(_make_trainer(config, of_trainer, session, loaded.tokenizer, restarts)) as trainer:
         await start_trainer(of_trainer, session, trainer)
-        steps = WarmStart(of_trainer, session, renderer, trainer, config_hash(config))
+        steps = Imitation(of_trainer, session, loaded.imitated(), trainer, config_hash(config))
         await go_on(steps, session, restarts)
         await _run_to_the_end(steps, trainer, session)
     figures = steps.figures()
@@ -109,7 +188,7 @@ def _make_trainer(
     return in_this_process(of_trainer, config.sft.device)[2]
 
 
-async def _run_to_the_end(steps: WarmStart, trainer: TrainsPolicy, session: RunSession) -> None:
+async def _run_to_the_end(steps: Imitation, trainer: TrainsPolicy, session: RunSession) -> None:
     try:
         await steps.run()
     except RunError as error:
@@ -130,14 +209,15 @@ def _start_folder(config: Config, fresh: Path) -> Path:
     """
     from swe_rl.model.load import model_folder
 
-    if config.sft.start is not None:
-        folder = model_folder(replace(config.model, path=config.sft.start, revision=None))
+    given = config.sft.start
+    if given is None and imitates_data(config.sft):
+        given = config.model.path
+    if given is not None:
+        folder = model_folder(replace(config.model, path=given, revision=None))
         try:
             facts = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"sft.start={config.sft.start} cannot be read: {error}. Give the folder of a model"
-            ) from error
+            raise UserError(f"sft.start={given} cannot be read: {error}. Give the folder of a model") from error
         if not config.model.num_experts or mixture_facts(facts)["num_experts"][1]:
             return folder
     # Otherwise it is a resumed run's own.

@@ -10,7 +10,7 @@ Invariants:
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,12 +18,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 from swe_rl.config.choices import OutputFormat
-from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.errors import SweRlError
 from swe_rl.facts import sizes
+from swe_rl.facts.concurrency import adapts_concurrency
 from swe_rl.plan import duration
+from swe_rl.plan.concurrency import bounds_of
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.plan.gateway import GatewayNeed, gateway_need
 from swe_rl.plan.host_tier import HostTier, sized_tier, tier_sizes_gb
@@ -37,7 +40,6 @@ from swe_rl.router.simulation.balance import (
     engines_of_a_part,
     limits_of,
     router_of,
-    tier_of,
 )
 from swe_rl.router.simulation.outcome import SimulationOutcome
 from swe_rl.router.simulation.pace import Group
@@ -62,6 +64,11 @@ RECORDED_STEPS = 8
 BALANCE_TURNS = 20_000
 # The two static caps allow this many programs an engine.
 CAPS = (16, 32)
+# Each size of tier is simulated with loads of so many turns, or with one load.
+TIER_TURNS = 6000
+# Two pairs of tier and router whose speeds differ by less are taken for equal: other draws would have them in another
+# order.
+AS_GOOD = 0.98
 BASELINE = "default"
 BASELINES = ("sticky_least_loaded", "cap", "tr")
 
@@ -135,7 +142,7 @@ def compare_routers(
         "routers": {label: _summarize_outcomes(outcomes, compared[BASELINE]) for label, outcomes in compared.items()},
     }
     if routers is None and len(tier_sizes_gb(config)) > 1:
-        made["tiers"] = tiers(config, workloads[0], capacity, compared)
+        made["tiers"] = tiers(config, _few_loads(workloads), capacity)
     if can_balance(config):
         made["training"] = compare_divisions(config, groups_of, turns=BALANCE_TURNS, loads=LOADS).to_record()
     return made
@@ -172,9 +179,13 @@ def _step_rollouts(
     stated_s = duration.stated_s(config)
     if stated_s > simulated_s:
         return StepRollouts(_six_digits(stated_s), f"rollout.typical_trajectory_s; simulated: {simulated_s:.0f} s")
-    part = f" on {engines} of {config.layout.engines} engines" if engines not in (None, config.layout.engines) else ""
+    part = ""
+    if engines not in (None, config.layout.engines):
+        part = f" on {engines} of {config.layout.engines} engines"
     load = "load" if loads == 1 else "loads"
-    of = "of job.workload_from" if config.job.workload_from else "drawn from rollout.workload"
+    of = "drawn from rollout.workload"
+    if config.job.workload_from:
+        of = "of job.workload_from"
     return StepRollouts(
         _six_digits(simulated_s), f"simulated, router={config.router.name} under {loads} {load} {of}{part}"
     )
@@ -264,26 +275,53 @@ def simulate_arm(
     """Simulates a router. `host` is another tier in the host's memory than the configured one."""
     router = router_of(config, arm.router, capacity_tokens, host)
     speed = speed_of(config.model, config.hardware, config.layout)
-    return simulate_router(router, workload, speed, limits_of(config, capacity_tokens, host))
+    bounds = bounds_of(config) if adapts_concurrency(config) else None
+    return simulate_router(router, workload, speed, limits_of(config, capacity_tokens, host), bounds=bounds)
 
 
-def tiers(config: Config, load: Workload, tokens: int, compared: dict[str, list[SimulationOutcome]]) -> dict[str, Any]:
-    """Returns the sampled tokens a second of `default`, the better cap and `tr` under the first load, with each size of
-    tier that the nodes can spare, and the best pair.
-
-    `compared` has the outcomes with the configured size, and `tokens` is what an engine's GPUs hold.
-    """
-    speeds = {label: outcomes[0].sampled_tokens_per_s for label, outcomes in compared.items()}
-    cap = max((label for label in speeds if label.startswith("cap")), key=speeds.__getitem__)
-    wanted = [arm for arm in choose_routers(config) if arm.label in (BASELINE, cap, "tr")]
+def tiers(config: Config, loads: Sequence[Workload], tokens: int) -> dict[str, Any]:
+    """Returns the mean sampled tokens a second of `default`, caps and `tr` with each size of tier that the nodes can
+    spare, and the pair to take. `tokens` is what an engine's GPUs hold."""
+    sizes_gb = tier_sizes_gb(config)
     rows: dict[str, dict[str, float]] = {}
-    for size_gb in tier_sizes_gb(config):
+    for size_gb in sizes_gb:
         tier = sized_tier(config, size_gb)
-        for arm in wanted:
-            run = compared[arm.label][0] if tier == tier_of(config) else simulate_arm(config, arm, load, tokens, tier)
-            rows.setdefault(f"{size_gb:g}", {})[arm.label] = _six_digits(run.sampled_tokens_per_s)
-    size, best = max(((size, label) for size in rows for label in rows[size]), key=lambda pair: rows[pair[0]][pair[1]])
-    return {"sampled_tokens_per_s_by_gb": rows, "best": f"engine.host_cache_gb={size} with router={best}"}
+        for arm in _arms_of_tier(config, loads, max(tokens, tier.tokens)):
+            runs = [simulate_arm(config, arm, load, tokens, tier) for load in loads]
+            speed = fmean(run.sampled_tokens_per_s for run in runs)
+            rows.setdefault(f"{size_gb:g}", {})[arm.label] = _six_digits(speed)
+    size, router = choose_pair(rows)
+    return {
+        "sampled_tokens_per_s_by_gb": rows,
+        "loads": len(loads),
+        "best": f"engine.host_cache_gb={size} with router={router}",
+    }
+
+
+def choose_pair(rows: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """Returns the tier's size and the router to take: of all that are as good as the best, the one with the smallest
+    tier, and the one that needs least to be known. Both are in that order in `rows`."""
+    best = max(speed for row in rows.values() for speed in row.values())
+    good = [(size, label) for size, row in rows.items() for label, speed in row.items() if speed >= AS_GOOD * best]
+    return good[0]
+
+
+def _arms_of_tier(config: Config, loads: Sequence[Workload], tokens: int) -> list[RouterVariant]:
+    """Returns `default`, `tr` and caps: the static ones, and as many programs as `tokens` hold of them."""
+    programs = [program for load in loads for step in load.steps for program in step]
+    fitting = max(1, int(tokens / max(1.0, mean_context_tokens(programs))))
+    most = -(-sizes.trajectories_at_once(config) // max(1, config.layout.engines))
+    shipped = _shipped_router("cap")
+    caps = sorted({cap for cap in (*CAPS, fitting) if cap < most})
+    capped = [replace(shipped, max_programs_per_engine=cap) for cap in caps]
+    routers = [_shipped_router(BASELINE), _shipped_router("tr"), *capped]
+    return [RouterVariant(label_of(router), router) for router in routers]
+
+
+def _few_loads(loads: Sequence[Workload]) -> Sequence[Workload]:
+    """Returns as many loads as TIER_TURNS allow, but one at least."""
+    turns = sum(len(program.turns) for step in loads[0].steps for program in step)
+    return loads[: max(1, TIER_TURNS // max(1, turns))]
 
 
 def label_of(router: RouterConfig) -> str:

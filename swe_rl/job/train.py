@@ -41,7 +41,7 @@ from swe_rl.run.training import (
     trainer_ranks,
 )
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.trainer import TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -58,7 +58,7 @@ def run(config: Config, folder: Path | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class _LoadedTraining:
     """The loaded policy. `local` is the trainer of this process, or None where ranks train."""
 
     model: "PreTrainedModel | None"
@@ -71,17 +71,20 @@ async def _train_run(config: Config, session: RunSession) -> None:
         require_peft(config)
         require_wire(config)
         if trainer_ranks(config):
-            loaded = _Loaded(*await asyncio.to_thread(load_sampled, config), local=None)
+            loaded = _LoadedTraining(*await asyncio.to_thread(load_sampled, config), local=None)
         else:
-            loaded = _Loaded(*in_this_process(config))
+            loaded = _LoadedTraining(*in_this_process(config))
     restarts = Restarts(config.trainer.max_restarts)
     async with AsyncExitStack() as stack:
-        fleet = await stack.enter_async_context(kept_fleet(config, session)) if uses_meeting(config) else None
+        if uses_meeting(config):
+            fleet = await stack.enter_async_context(kept_fleet(config, session))
+        else:
+            fleet = None
         await repeat_with_restarts(restarts, session, lambda: _train_once(config, session, loaded, fleet, restarts))
 
 
 async def _train_once(
-    config: Config, session: RunSession, loaded: _Loaded, fleet: RuntimeFleet | None, restarts: Restarts
+    config: Config, session: RunSession, loaded: _LoadedTraining, fleet: RuntimeFleet | None, restarts: Restarts
 ) -> None:
     """Runs to the end of the run. Raises RankLost, whatever else failed because of it."""
     async with AsyncExitStack() as stack:

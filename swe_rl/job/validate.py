@@ -14,21 +14,25 @@ from rich.console import Console
 
 from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config
-from swe_rl.dataset.instance import InstanceError
 from swe_rl.env.make import make_env
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
+from swe_rl.run.parts import NothingToDoError, run_for_parts
 from swe_rl.run.proving import print_standings, prove_here
 from swe_rl.run.strength import measure_here, print_strengths
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
-    """Raises InstanceError for instances that are made with their proof."""
+    """Validates each part of a mix. Raises NothingToDoError for instances that are made with their proof."""
     del folder, origins
+    return run_for_parts(config, _validate)
+
+
+def _validate(config: Config) -> int:
     env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
     if not isinstance(env, ProvenEnv):
-        raise InstanceError(
+        raise NothingToDoError(
             f"env={config.env.name}: its instances are proven when they are made; there is nothing to validate"
         )
     console = Console()

@@ -21,7 +21,9 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     del folder, origins
     root = Path(config.job.runs or config.paths.outputs)
     if not root.is_dir():
-        key = "job.runs" if config.job.runs else "paths.outputs"
+        key = "paths.outputs"
+        if config.job.runs:
+            key = "job.runs"
         raise UserError(f"{key}={root} is no folder. Give job.runs=FOLDER: a run's folder, or a folder of runs.")
     event_loop.run_job(_serve_until_signal(root, config.job.port))
     return 0

@@ -76,7 +76,9 @@ def place_layout(config: Config) -> LayoutPlacement:
         engines = [_take_on_one_node(free, layout.engine_tp, number) for number in range(layout.engines)]
     shared = sorted(gpu for gpus in engines for gpu in gpus)
     pool = sorted({*shared, *free}) if layout.colocated else free
-    ranks = layout.trainer_gpus if starts_trainer(config) else 0
+    ranks = 0
+    if starts_trainer(config):
+        ranks = layout.trainer_gpus
     if ranks > len(pool):
         raise PlacementError(
             f"layout.trainer_gpus={layout.trainer_gpus}: {len(pool)} GPUs are left of the {len(every)} of "
@@ -156,12 +158,16 @@ def describe_shortage(free: Mapping[str, float], world: int, together: int, reso
         return None
     there = "; ".join(f"{name}: {units:g}" for name, units in free.items()) or "none"
     keys = "layout.sequence_parallel, layout.shard_ranks"
-    at_a_time = f", {together} at a time on one node ({keys})" if together > 1 else ""
+    at_a_time = ""
+    if together > 1:
+        at_a_time = f", {together} at a time on one node ({keys})"
     what = f"{world} ranks need {world} {resource}s of the Ray cluster{at_a_time}; free are {there}"
     widest = int(max(free.values(), default=0.0) + 1e-6)
     if not 0 < widest < together:
         return what, "more nodes with `ray start --address=...`, or a smaller layout"
-    too_few = ", and more nodes or a smaller layout" if rank_places(free.values(), 1) < world else ""
+    too_few = ""
+    if rank_places(free.values(), 1) < world:
+        too_few = ", and more nodes or a smaller layout"
     return what, (
         f"nodes with {together} {resource}s each, or smaller layout.sequence_parallel and layout.shard_ranks, with "
         f"{widest} ranks at a time at most (layout.shard_ranks=null splits one copy of the model over all nodes)"

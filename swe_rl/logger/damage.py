@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from swe_rl.config.yaml_text import YamlError, parse_yaml
-from swe_rl.files.disk import decode_json, open_file, read_file
+from swe_rl.files.disk import open_file, read_file
+from swe_rl.files.json_text import decode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import parse_object
 from swe_rl.logger.progress_text import LARGEST_FLOAT
@@ -47,7 +48,7 @@ def damage_of(folder: RunFolder) -> str:
 
 def reason_of(error: BaseException) -> str:
     """What a reader met, for a line of a table."""
-    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    words = getattr(error, "strerror", None) or str(error)
     return f"a file of it is not as a run writes it ({type(error).__name__}: {words[:_REASON_CHARS]})"
 
 
@@ -68,7 +69,9 @@ def _file_problem(path: Path, problem_of: Callable[[Path], str]) -> str:
         facts = path.stat()
         if not stat.S_ISREG(facts.st_mode):
             return "is no regular file"
-        return problem_of(path) if facts.st_size <= _MOST_BYTES else ""
+        if facts.st_size <= _MOST_BYTES:
+            return problem_of(path)
+        return ""
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     except READING_ERRORS as error:
@@ -77,13 +80,17 @@ def _file_problem(path: Path, problem_of: Callable[[Path], str]) -> str:
 
 def _no_object(path: Path) -> str:
     try:
-        return "" if isinstance(decode_json(read_file(path)), dict) else "holds no JSON object"
+        if isinstance(decode_json(read_file(path)), dict):
+            return ""
+        return "holds no JSON object"
     except ValueError:
         return "is no JSON"
 
 
 def _no_mapping(path: Path) -> str:
-    return "" if isinstance(parse_yaml(read_file(path).decode()), dict) else "holds no table of keys"
+    if isinstance(parse_yaml(read_file(path).decode()), dict):
+        return ""
+    return "holds no table of keys"
 
 
 def _lines_with_a_step(path: Path) -> str:
@@ -97,7 +104,9 @@ def _lines_problem(path: Path, *, has_step: bool = False) -> str:
                 continue
             record = parse_object(line)
             if record is None:
-                return f"has a broken line {number}" if line.endswith(b"\n") else "ends in half a line"
+                if line.endswith(b"\n"):
+                    return f"has a broken line {number}"
+                return "ends in half a line"
             step = record.get("step")
             if has_step and not (type(step) is int and 0 <= step <= _LARGEST_STEP):
                 return f"has no number of a step in line {number}"

@@ -49,7 +49,9 @@ def report_failure(error: BaseException, folder: Path | None = None) -> int:
     print(text, file=sys.stderr, flush=True)
     if folder is not None and not isinstance(error, UserError):
         _append_text(folder / "run.log", _traceback_text(error))
-    return error.exit_status if isinstance(error, SweRlError) else 1
+    if isinstance(error, SweRlError):
+        return error.exit_status
+    return 1
 
 
 def describe_failure(error: BaseException) -> str:
@@ -74,7 +76,9 @@ def _cause_lines(error: BaseException) -> list[str]:
 
 
 def _shown_context(error: BaseException) -> BaseException | None:
-    return None if error.__suppress_context__ else error.__context__
+    if error.__suppress_context__:
+        return None
+    return error.__context__
 
 
 def _wrap_paragraph(label: str, text: str) -> str:

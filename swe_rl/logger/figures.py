@@ -8,6 +8,8 @@ Invariants:
 from collections.abc import Mapping
 from typing import Any
 
+from swe_rl.logger.progress_text import LARGEST_FLOAT
+
 # A float can hold no integer that is much larger.
 _HUGE = 2**1000
 # The keys of these tables are steps.
@@ -32,3 +34,9 @@ def numeric_figures(record: Mapping[str, Any]) -> dict[str, float]:
         for name, value in flatten_record(record).items()
         if isinstance(value, float) or (isinstance(value, int) and -_HUGE < value < _HUGE)
     }
+
+
+def finite_number(value: Any) -> float | None:
+    """Returns a number; None for what is no number, not finite, or an integer that no float can be."""
+    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
+    return float(value) if known else None

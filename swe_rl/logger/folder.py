@@ -24,8 +24,10 @@ from typing import Any, Self
 
 from swe_rl.config.yaml_text import YamlError, parse_yaml
 from swe_rl.errors import UserError
-from swe_rl.files.disk import Redactor, decode_json, disk_error, encode_json, read_file, write_json_atomic
+from swe_rl.files.disk import disk_error, read_file, write_json_atomic
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.files.names import folder_name
+from swe_rl.files.redactor import Redactor
 
 HEARTBEAT_S = 10.0
 # Whoever only asks `is_locked` holds a shared lock for an instant: half a second of tries outlasts it.
@@ -158,17 +160,21 @@ class RunFolder:
         # It is there with gateway.keep_traces=rows.
         self.rows_folder = self.path / "rows"
         self.traces_db = self.path / "traces.db"
+        self.under_way = self.path / "under_way"  # It has commands of attempts whose step is not recorded yet.
         # rollout.mode=stream has complete groups there that no checkpoint has learned.
         self.queue = self.path / "queue"
         # These are the lists of ids that positions in saved orders refer to.
         self.instances_folder = self.path / "instances"
         self.checkpoints = self.path / "checkpoints"
+        self.exports = self.path / "exports"  # It has models of checkpoints, and attempts as a data set.
         self.report_html = self.path / "report.html"
         self.status_json = self.path / "status.json"
         self.summary_json = self.path / "summary.json"
         self.predictions_jsonl = self.path / "predictions.jsonl"
         # It has the predictions by instance, as mini-swe-agent writes it.
         self.preds_json = self.path / "preds.json"
+        # It has them as SWE-bench Pro's own evaluation reads them.
+        self.pro_patches_json = self.path / "pro_patches.json"
         self.eval_json = self.path / "eval.json"
         self.agent_trajectories = self.path / "trajs"  # It is mini-swe-agent's format, one file a sample.
         self.run_log = self.path / "run.log"
@@ -366,7 +372,9 @@ def find_unfinished(root: Path, name: str, config_hash: str, job: str) -> RunFol
         and status.is_of(config_hash, job)
         and not folder.is_locked()
     ]
-    return max(unfinished, key=lambda entry: entry[:2])[2] if unfinished else None
+    if not unfinished:
+        return None
+    return max(unfinished, key=lambda entry: entry[:2])[2]
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -128,6 +128,7 @@ def _shipped_loggers(config: LoggerConfig) -> list[Extensible]:
         (config.tensorboard, Extensible("tensorboard", "swe_rl.logger.tensorboard.TensorBoardLogger")),
         (config.mlflow, Extensible("mlflow", "swe_rl.logger.mlflow.MlflowLogger", project)),
         (config.trackio, Extensible("trackio", "swe_rl.logger.trackio.TrackioLogger", project)),
+        (config.mllog, Extensible("mllog", "swe_rl.logger.mllog.MllogLogger", {"target": config.mllog_target})),
         (config.otel, Extensible("otel", "swe_rl.logger.otel.OtelLogger", {"target": config.otel})),
     )
     return [group for wanted, group in groups if wanted]

@@ -24,17 +24,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-from swe_rl.files.disk import (
-    DiskError,
-    Redactor,
-    decode_json,
-    disk_error,
-    encode_json,
-    only_shown,
-    open_file,
-    write_bytes_atomic,
-)
+from swe_rl.files.disk import DiskError, disk_error, only_shown, open_file, write_bytes_atomic
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.files.kill_point import kill_point
+from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder
 
 _log = logging.getLogger(__name__)
@@ -59,7 +52,7 @@ class JsonlWriter:
             raise disk_error(path, error) from error
 
     def append(self, record: Mapping[str, Any] | object) -> None:
-        line = self._redactor.json(encode_json(record), self._ours) + b"\n"
+        line = self._redactor.record_json(encode_json(record), self._ours) + b"\n"
         with self._lock:
             if self._descriptor < 0:
                 raise DiskError(f"{self.path} is closed: a record came after the end of the run")
@@ -94,7 +87,9 @@ def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             record = parse_object(line)
             if record is None:
-                torn = "a torn last line (the writer was killed)" if not line.endswith(b"\n") else "a malformed line"
+                torn = "a malformed line"
+                if not line.endswith(b"\n"):
+                    torn = "a torn last line (the writer was killed)"
                 _log.warning("%s:%d: skipped %s", path, number, torn)
             else:
                 yield record
@@ -120,7 +115,9 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
         record = decode_json(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    return record
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -239,7 +236,10 @@ class StepLog:
         """Writes records of `Trajectory.to_record()`; may be called several times a step. `ours` is as in
         JsonlWriter.
         """
-        path = self.folder.eval_trajectories(step) if evaluation else self.folder.trajectories(step)
+        if evaluation:
+            path = self.folder.eval_trajectories(step)
+        else:
+            path = self.folder.trajectories(step)
         with JsonlWriter(path, ours=ours) as writer:
             for record in records:
                 writer.append(dict(record))

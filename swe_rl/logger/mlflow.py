@@ -98,7 +98,10 @@ class MlflowLogger:
         from mlflow.entities import Param
 
         experiment = self._client.get_experiment_by_name(project)
-        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(project)
+        if experiment:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self._client.create_experiment(project)
         run_id: str = self._client.create_run(experiment_id, run_name=run_name).info.run_id
         params = (Param(_legal_name(key), str(value)[:_LONGEST_PARAM]) for key, value in configuration.items())
         for part in _split_parts(params, _PARAMS_PER_CALL):

@@ -108,13 +108,17 @@ class OtelLogger:
                 send(self._maker.taken())
 
     def _sink(self, path: Path) -> AbstractContextManager[Send]:
-        return nullcontext(self._post.send) if self._post is not None else _write_requests(path)
+        if self._post is not None:
+            return nullcontext(self._post.send)
+        return _write_requests(path)
 
 
 def endpoint_of(address: str) -> str:
     """Returns where an OTLP receiver takes traces. Raises ValueError for what is no address."""
     base = base_address(address)
-    return base if base.endswith(_PATH) else f"{base}{_PATH}"
+    if base.endswith(_PATH):
+        return base
+    return f"{base}{_PATH}"
 
 
 class _SpanMaker:

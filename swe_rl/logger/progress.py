@@ -62,6 +62,8 @@ class ProgressState:
     expected: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+    # The latest held-out rate, a share.
+    held_out: float | None = None
     collecting_since_s: float | None = None
 
     def enter(self, name: str, trajectories: int, now_s: float, inside: ProgressPhase | None = None) -> ProgressPhase:
@@ -110,11 +112,16 @@ class ProgressState:
 
     def sampled_tokens_per_s(self, now_s: float) -> float:
         since_s = self.collecting_since_s
-        return self.tokens / (now_s - since_s) if since_s is not None and now_s > since_s else 0.0
+        if since_s is not None and now_s > since_s:
+            return self.tokens / (now_s - since_s)
+        return 0.0
 
     def headline(self, now_s: float) -> str:
         """Returns a line such as `step 3/15 generate 12.0s 4:10 left`."""
-        parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"] if self.total_steps else []
+        if self.total_steps:
+            parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"]
+        else:
+            parts = []
         if at_work := self.at_work(now_s):
             parts.append(at_work)
         if (left_s := self.left_s(now_s)) is not None:
@@ -215,7 +222,9 @@ class LiveView:
             ProgressBar(total=max(self._state.total_steps, 1), completed=self._state.done_steps, width=24),
         )
         collection = self._state.collection(now_s)
-        return Group(top, Text(f"  {collection}", no_wrap=True, overflow="ellipsis")) if collection else top
+        if collection:
+            return Group(top, Text(f"  {collection}", no_wrap=True, overflow="ellipsis"))
+        return top
 
 
 _log = logging.getLogger("swe_rl.progress")
@@ -292,11 +301,17 @@ class Progress:
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         """Shows the step's record as `steps.jsonl` keeps it: one lasting line, and another where nothing
-        was learned.
+        was learned. `run.log` has all figures.
         """
         took_s = self.state.finish_step(int(record.get("step") or self.state.done_steps + 1), self._clock())
         _log.info(text.average_line(record))
-        self.line(text.step_line(record, self.state.total_steps, took_s))
+        details = text.step_details(record, self.state.total_steps, took_s)
+        _log.info(details)
+        shown = details
+        if not self._verbosity.has_details:
+            left_s = self.state.left_s(self._clock())
+            shown = text.step_line(record, self.state.total_steps, took_s, self.state.held_out, left_s)
+        self._print(shown)
         if reason := text.nothing_learned(record):
             self.line(reason)
 
@@ -309,11 +324,15 @@ class Progress:
         cut_reply_rate: float | None = None,
     ) -> None:
         """Shows an evaluation. `interval` is the 95 % one, of the rate."""
+        self.state.held_out = rate
         self.line(text.eval_line(label, rate, num_samples, interval, cut_reply_rate))
 
     def line(self, line: str) -> None:
         """Shows what is said as a matter of course: not on a quiet console."""
         _log.info(line)
+        self._print(line)
+
+    def _print(self, line: str) -> None:
         if not self._is_quiet:
             self._view.line(line)
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from swe_rl.config.choices import INFRA_STATUSES
+
 LARGEST_FLOAT = sys.float_info.max  # no NaN, no infinity and no longer integer is within it
 
 
@@ -34,7 +36,9 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 _ERROR_CHARS = 200
@@ -42,7 +46,34 @@ _ERROR_CHARS = 200
 _KINDS = 3
 
 
-def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
+def step_line(
+    record: Mapping[str, Any], total_steps: int, step_s: float, held_out: float | None, left_s: float | None
+) -> str:
+    """Returns the line of a step: whether it learns, how fast it is, and when the run is over.
+
+    `held_out` is the latest held-out rate. Before the first one, the rate of the step's own attempts stands there.
+    What broke is named; all other figures are in `step_details`.
+    """
+    width = len(str(total_steps))
+    statuses = record.get("statuses") or {}
+    broken = sum(statuses.get(status, 0) for status in INFRA_STATUSES)
+    rate = f"resolved {format_percent(record.get('resolved_rate'))}"
+    if held_out is not None:
+        rate = f"held-out {format_percent(held_out)}"
+    parts = (
+        f"step {record.get('step', '-'):>{width}}/{total_steps}",
+        f"reward {format_number(record.get('reward_mean'), '.3f')}",
+        rate,
+        f"{format_number(record.get('tokens_per_s'), '.0f')} tok/s",
+        f"{format_duration(step_s)}/step",
+        f"{format_duration(left_s)} left" if left_s is not None else "",
+        f"infrastructure broke {broken}" if broken else "",
+        *_update_faults(record),
+    )
+    return PART.join(part for part in parts if part)
+
+
+def step_details(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
     """Returns a step's record in figures, in the order of a person's questions: whether it learns, then
     what it costs.
     """
@@ -62,6 +93,7 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
         f"KL {format_number(record.get('kl_rollout'), '.2g')}",
         *frequent_failures(record.get("statuses") or {}),
         f"{format_number(record.get('tokens_per_s'), '.0f')} response tokens/s",
+        f"{record['concurrency']} at once" if "concurrency" in record else "",
         " + ".join(f"{name} {format_duration(record[key])}" for key, name in phases if key in record),
         f"total {format_duration(step_s)}",
     )
@@ -70,7 +102,9 @@ def step_line(record: Mapping[str, Any], total_steps: int, step_s: float) -> str
 
 def cut_replies(rate: float | None) -> str:
     """Returns words for the share of cut replies; nothing where no reply was cut."""
-    return f"replies cut {format_percent(rate)}" if rate else ""
+    if not rate:
+        return ""
+    return f"replies cut {format_percent(rate)}"
 
 
 def _gradient_norm(record: Mapping[str, Any]) -> str:
@@ -78,16 +112,20 @@ def _gradient_norm(record: Mapping[str, Any]) -> str:
 
     An update whose gradient was not finite moved nothing, and is named.
     """
-    dropped = record.get("nonfinite_updates") or 0
-    applied = record.get("updates") or 0
-    norm = "" if dropped and not applied else f"gradient {format_number(record.get('grad_norm'))}"
-    repeated = record.get("repeated_updates") or 0
-    parts = (
-        norm,
-        f"updates dropped {dropped} (gradient not finite)" if dropped else "",
-        f"updates repeated {repeated} (gradient not finite, cuDNN's attention is off now)" if repeated else "",
-    )
-    return PART.join(filter(None, parts))
+    faults = _update_faults(record)
+    if record.get("nonfinite_updates") and not record.get("updates"):
+        return PART.join(faults)
+    return PART.join([f"gradient {format_number(record.get('grad_norm'))}", *faults])
+
+
+def _update_faults(record: Mapping[str, Any]) -> list[str]:
+    """Returns how many updates were dropped or made again, each in words; nothing where none was."""
+    faults = []
+    if dropped := record.get("nonfinite_updates") or 0:
+        faults.append(f"updates dropped {dropped} (gradient not finite)")
+    if repeated := record.get("repeated_updates") or 0:
+        faults.append(f"updates repeated {repeated} (gradient not finite, cuDNN's attention is off now)")
+    return faults
 
 
 def nothing_learned(record: Mapping[str, Any]) -> str:
@@ -176,7 +214,9 @@ def trajectory_line(record: Mapping[str, Any]) -> str:
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
     of_total = f"{done}/{total}" if total else str(done)
-    rate = f"  {sampled_tokens_per_s:.0f} sampled tokens/s" if sampled_tokens_per_s > 0 else ""
+    rate = ""
+    if sampled_tokens_per_s > 0:
+        rate = f"  {sampled_tokens_per_s:.0f} sampled tokens/s"
     return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
 
 
@@ -188,7 +228,9 @@ def eval_line(
     cut_reply_rate: float | None = None,
 ) -> str:
     """Returns the line of an evaluation. `interval` is the 95 % one, of the rate."""
-    within = f" ({format_span(*interval)}%)" if interval else ""
+    within = ""
+    if interval:
+        within = f" ({format_span(*interval)}%)"
     line = f"eval {label}: {format_percent(rate)}{within} resolved of {num_samples} trajectories"
     return PART.join(filter(None, (line, cut_replies(cut_reply_rate))))
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TextIO
 
-from swe_rl.files.disk import Redactor, disk_error
+from swe_rl.files.disk import disk_error
+from swe_rl.files.redactor import Redactor
 
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _CONSOLE_FORMAT = "%(levelname)s: %(message)s"

@@ -94,12 +94,16 @@ def _turn_spans(
     for place, tokens in enumerate(program["turns"]):
         lane = phases.get(place, ())
         calls = [phase for phase in lane if phase[2] in _CALL]
-        children = [_call_span(calls, tokens, program["engines"], origin_s)] if calls else []
+        if calls:
+            children = [_call_span(calls, tokens, program["engines"], origin_s)]
+        else:
+            children = []
         children += [
             _command_span(phase, origin_s, turns[place] if matched else {}) for phase in lane if phase not in calls
         ]
         end_s = children[-1].end_s if children else start_s
-        start_s = children[0].start_s if children else start_s
+        if children:
+            start_s = children[0].start_s
         yield Span("turn", start_s, end_s, {"swe_rl.turn": place}, children)
         start_s = end_s
 

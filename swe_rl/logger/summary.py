@@ -15,9 +15,9 @@ from typing import Any
 
 from swe_rl.config.folders import PACKAGE
 from swe_rl.files.disk import write_json_atomic
+from swe_rl.logger.figures import finite_number
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_events, read_jsonl
-from swe_rl.logger.progress_text import LARGEST_FLOAT
 from swe_rl.version import __version__
 
 _DISTRIBUTIONS = ("torch", "transformers", "vllm", "ray", "swebench", "mini-swe-agent", "hydra-core")
@@ -84,15 +84,11 @@ def rates_of(steps: Sequence[Record], key: str) -> list[float | None]:
     ]
 
 
-def finite_number(value: Any) -> float | None:
-    """Returns a number; None for what is no number, not finite, or an integer that no float can be."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_FLOAT
-    return float(value) if known else None
-
-
 def finite_mean(values: Iterable[Any]) -> float | None:
     known = [number for value in values if (number := finite_number(value)) is not None]
-    return sum(known) / len(known) if known else None
+    if not known:
+        return None
+    return sum(known) / len(known)
 
 
 def package_versions() -> dict[str, str | None]:
@@ -134,4 +130,6 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return result.stdout.strip() if result.returncode == 0 else None
+    if result.returncode != 0:
+        return None
+    return result.stdout.strip()

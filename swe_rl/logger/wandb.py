@@ -157,7 +157,9 @@ def mode_of(config: LoggerConfig, environ: Mapping[str, str]) -> WandbMode:
     wish = environ.get("WANDB_MODE", "").strip().lower()
     if config.wandb is WandbMode.online and wish in ("offline", "dryrun"):
         return WandbMode.offline
-    return WandbMode.disabled if wish == "disabled" else config.wandb
+    if wish == "disabled":
+        return WandbMode.disabled
+    return config.wandb
 
 
 def _netrc_has_key(environ: Mapping[str, str], host: str) -> bool:

@@ -21,7 +21,9 @@ class AdapterShape:
 
 def alpha_of(rank: int, alpha: int | None) -> int:
     """Returns `trainer.lora_alpha`, or twice the rank if it is not set."""
-    return alpha if alpha is not None else 2 * rank
+    if alpha is not None:
+        return alpha
+    return 2 * rank
 
 
 def adapter_config(shape: AdapterShape, names: Iterable[str], base: str | None, revision: str | None) -> dict[str, Any]:

@@ -87,7 +87,10 @@ class TextEncoder:
             if isinstance(run, Marker):
                 ids.append(self.special[run])
             elif run:
-                left = None if most_tokens is None else most_tokens - len(ids)
+                if most_tokens is None:
+                    left = None
+                else:
+                    left = most_tokens - len(ids)
                 ids += self._encode_text(run, left, *self._neighbours(runs, index))
             if most_tokens is not None and len(ids) > most_tokens:
                 raise PromptTooLongError(len(ids))
@@ -139,7 +142,9 @@ class TextEncoder:
         places = places_of(self._reserved, text, self._longest_reserved)
         cuts = [0, *(place + 1 for place in places), len(text)]
         for start, end in zip(cuts, cuts[1:], strict=False):
-            last = after if end == len(text) else ""
+            last = ""
+            if end == len(text):
+                last = after
             # What is cut off in a token that the text spells out stands behind a special token, too: no blank is added.
             encoded = tokenize_text(self._tokenizer, f"{before}{text[start:end]}{last}").ids
             ids += encoded[1 if before else 0 : len(encoded) - 1 if last else len(encoded)]
@@ -147,7 +152,10 @@ class TextEncoder:
 
     def _encodings(self, text: str) -> Iterator[Any]:
         """Encodes the parts of a text. It is cut within each special token that is spelled out."""
-        places = places_of(self._reserved, text, self._longest_reserved) if self.special else []
+        if self.special:
+            places = places_of(self._reserved, text, self._longest_reserved)
+        else:
+            places = []
         cuts = [0, *(place + 1 for place in places), len(text)]
         for start, end in zip(cuts, cuts[1:], strict=False):
             if end - start > _LONG_CHARS:
@@ -350,8 +358,12 @@ class ChatRenderer:
         pieces = list(before)
         for index, message in enumerate(messages):
             if roles[index] != "assistant":
-                role_before = roles[index - 1] if index else None
-                role_after = roles[index + 1] if index + 1 < len(roles) else None
+                role_before = None
+                if index:
+                    role_before = roles[index - 1]
+                role_after = None
+                if index + 1 < len(roles):
+                    role_after = roles[index + 1]
                 pieces += self._format.turn(message, role_before, role_after)
                 continue
             # The reply is encoded apart from the prompt in front of it, as it would have been sampled.
@@ -366,4 +378,6 @@ class ChatRenderer:
 
 def _without_system(messages: Sequence[Message]) -> Sequence[Message]:
     """Returns the messages without a first system message, which the preamble holds."""
-    return messages[1:] if messages and qwen.role_of(messages[0]) == "system" else messages
+    if messages and qwen.role_of(messages[0]) == "system":
+        return messages[1:]
+    return messages

@@ -47,12 +47,18 @@ class StoredPart:
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
         """Returns the part's shape, given that of the tensor in memory."""
-        inner = whole[1:] if self.expert is None else whole[2:]
+        if self.expert is None:
+            inner = whole[1:]
+        else:
+            inner = whole[2:]
         return (self.stop - self.start, *inner)
 
     def of(self, tensor: "Tensor") -> "Tensor":
         """Returns the part as a view of the whole tensor in memory."""
-        rows = tensor if self.expert is None else tensor[self.expert]
+        if self.expert is None:
+            rows = tensor
+        else:
+            rows = tensor[self.expert]
         return rows[self.start : self.stop]
 
 
@@ -113,7 +119,9 @@ class HubNamed(Mapping[str, "Tensor"]):
     def __getitem__(self, name: str) -> "Tensor":
         whole, part = self._where[name]
         tensor = self._weights[whole]
-        return tensor if part is None else part.of(tensor)
+        if part is None:
+            return tensor
+        return part.of(tensor)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

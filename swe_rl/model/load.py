@@ -109,7 +109,9 @@ def teacher_model(student: ModelConfig, algo: AlgoConfig) -> ModelConfig:
 
 
 def _file_in(folder: Path, name: str) -> str | None:
-    return (folder / name).read_text("utf-8") if (folder / name).is_file() else None
+    if (folder / name).is_file():
+        return (folder / name).read_text("utf-8")
+    return None
 
 
 def _check_facts(shape: "PreTrainedConfig", config: ModelConfig) -> None:

@@ -61,7 +61,10 @@ def _most_bytes_per_token(tokenizer: Any, special: list[str]) -> int:
     if normalizer and normalizer["type"] != "NFC":
         return 0
     before = _describe_part(tokenizer.pre_tokenizer)
-    steps = before.get("pretokenizers", [before]) if before else []
+    if before:
+        steps = before.get("pretokenizers", [before])
+    else:
+        steps = []
     kinds = [step["type"] for step in steps]
     divides = all(kind in _KEEPING for kind in kinds) and all(step.get("behavior") != "Removed" for step in steps)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
@@ -72,7 +75,9 @@ def _most_bytes_per_token(tokenizer: Any, special: list[str]) -> int:
 
 def _describe_part(part: Any) -> dict[str, Any]:
     """Returns a tokenizer's part as its file has it; empty if there is none."""
-    return {} if part is None else dict(json.loads(part.__getstate__()))
+    if part is None:
+        return {}
+    return dict(json.loads(part.__getstate__()))
 
 
 def utf8_slices(text: str) -> Iterator[bytes]:

@@ -28,7 +28,9 @@ def make_renderer(model: ModelConfig, tokenizer: "PreTrainedTokenizerFast") -> C
 
 def renderer_of(settings: Mapping[str, Any], tokenizer: str) -> ChatRenderer:
     """Makes a renderer from what another one `described`, in a process without transformers."""
-    kind = OwnRenderer if settings["template"] == OWN else ChatRenderer
+    kind: type[ChatRenderer] | type[OwnRenderer] = ChatRenderer
+    if settings["template"] == OWN:
+        kind = OwnRenderer
     return kind.restored(settings, tokenizer)
 
 

@@ -88,7 +88,9 @@ class OwnRenderer(ChatRenderer):
     ) -> bool:
         """Tells whether the template leaves all as it was up to the end of a reply when `new_messages` follow."""
         reasoning, _ = split_reasoning(self.form.reasoning, self.decode(sampled_ids))
-        said = {**reply, "reasoning_content": reasoning} if reasoning else reply
+        said = reply
+        if reasoning:
+            said = {**reply, "reasoning_content": reasoning}
         try:
             return self._own.keeps(before, said, new_messages, tools)
         except ChatTemplateError:
@@ -101,7 +103,10 @@ class OwnRenderer(ChatRenderer):
         closing, pieces = self._following(sampled_ids, new_messages)
         if closing is None:
             return self._encoded(iter([(pieces, False)]), most_tokens)
-        most = None if most_tokens is None else most_tokens + 1
+        if most_tokens is None:
+            most = None
+        else:
+            most = most_tokens + 1
         try:
             return self._encoded(iter([([closing, *pieces], False)]), most)[1:]
         except PromptTooLongError as error:
@@ -136,7 +141,10 @@ class OwnRenderer(ChatRenderer):
             # The prompt has begun the reasoning, which the template does not show afterwards.
             pieces = [str(message.get("reasoning_content") or ""), Marker(form.after), "\n\n", *pieces]
         prompt = [piece for piece in self._own.pieces([ASKED]) if piece]
-        before = prompt[-1:] if isinstance(prompt[-1], Marker) else []
+        if isinstance(prompt[-1], Marker):
+            before = prompt[-1:]
+        else:
+            before = []
         return self._encoder.encode([*before, *pieces])[len(before) :]
 
     def _opened(

@@ -19,6 +19,7 @@ from swe_rl.model.tool_parser import (
     parse_call,
     parse_qwen3_coder,
     parse_reply,
+    read_properties,
     refuse_constant,
     typed_value,
 )
@@ -66,12 +67,17 @@ def split_reasoning(form: ReasoningForm | None, text: str) -> tuple[str | None, 
 
 
 def _with_reasoning(parsed: ParsedReply, reasoning: str | None) -> ParsedReply:
-    return parsed if reasoning is None else ParsedReply(parsed.content, reasoning, parsed.tool_calls)
+    if reasoning is None:
+        return parsed
+    return ParsedReply(parsed.content, reasoning, parsed.tool_calls)
 
 
 def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:
     read = _reader(form, tools)
-    begin = re.compile(_pattern(form.before)) if form.before else re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
+    if form.before:
+        begin = re.compile(_pattern(form.before))
+    else:
+        begin = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
     calls: list[ToolCall] = []
     kept: list[str] = []
     done = 0
@@ -90,12 +96,16 @@ def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:
         return ParsedReply(content)
     rest = "".join([*kept, content[done:]])
     for mark in (form.section, form.section_after):
-        rest = re.sub(_pattern(mark), "", rest, count=1) if mark else rest
+        if mark:
+            rest = re.sub(_pattern(mark), "", rest, count=1)
     return ParsedReply(rest.strip(), None, tuple(calls))
 
 
 def _reader(form: CallForm, tools: Tools) -> _Read:
-    after = re.compile(rf"\s*(?:{_pattern(form.after)})?") if form.after else re.compile("")
+    if form.after:
+        after = re.compile(rf"\s*(?:{_pattern(form.after)})?")
+    else:
+        after = re.compile("")
     names = {str(_function(tool).get("name")) for tool in tools}
     readers: dict[Arguments, Callable[[str, int], tuple[list[ToolCall], int] | None]] = {
         Arguments.object: lambda text, place: _read_objects(text, place, names if not form.before else None),
@@ -126,9 +136,15 @@ def _named(
 
     def read(text: str, place: int) -> tuple[list[ToolCall], int] | None:
         match = opening.match(text, place)
-        values = arguments(text, match.end(), match[1]) if match else None
-        call = _call(match[1], values[0]) if match and values else None
-        return ([call], values[1]) if values and call else None
+        values = None
+        if match:
+            values = arguments(text, match.end(), match[1])
+        call = None
+        if match and values:
+            call = _call(match[1], values[0])
+        if values and call:
+            return ([call], values[1])
+        return None
 
     return read
 
@@ -147,7 +163,9 @@ def _read_json(text: str, place: int) -> tuple[dict[str, Any], int] | None:
         value, end = _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError):
         return None
-    return (value, end) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return (value, end)
+    return None
 
 
 def _read_objects(text: str, place: int, names: set[str] | None) -> tuple[list[ToolCall], int] | None:
@@ -166,21 +184,32 @@ def _read_objects(text: str, place: int, names: set[str] | None) -> tuple[list[T
         calls.append(call)
         end = stop
     closing = re.compile(r"\s*\]").match(text, end)
-    return (calls, closing.end() if closing else end) if calls else None
+    if calls:
+        return (calls, closing.end() if closing else end)
+    return None
 
 
 def _read_python(text: str, place: int, after: str) -> tuple[list[ToolCall], int] | None:
     """Reads a list of Python calls whose arguments are literals."""
-    end = text.find(after, place) if after else len(text)
-    end = len(text) if end < 0 else end
+    if after:
+        end = text.find(after, place)
+    else:
+        end = len(text)
+    if end < 0:
+        end = len(text)
     try:
         body = ast.parse(text[place:end].strip(), mode="eval").body
-        nodes = body.elts if isinstance(body, ast.List) else [body]
+        if isinstance(body, ast.List):
+            nodes = body.elts
+        else:
+            nodes = [body]
         calls = [_python_call(node) for node in nodes]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     whole = [call for call in calls if call is not None]
-    return (whole, end) if whole and len(whole) == len(calls) else None
+    if whole and len(whole) == len(calls):
+        return (whole, end)
+    return None
 
 
 def _python_call(node: ast.expr) -> ToolCall | None:
@@ -188,7 +217,9 @@ def _python_call(node: ast.expr) -> ToolCall | None:
         return None
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
     try:
-        return _call(ast.unparse(node.func), arguments) if len(arguments) == len(node.keywords) else None
+        if len(arguments) == len(node.keywords):
+            return _call(ast.unparse(node.func), arguments)
+        return None
     except TypeError:
         # Not all literals of Python are JSON.
         return None
@@ -208,7 +239,9 @@ def _read_quoted(text: str, place: int, quote: str) -> tuple[dict[str, Any], int
             written.append(json.dumps(text[at + len(quote) : end]))
             at = end + len(quote)
             continue
-        key = _BARE_KEY.match(text, at) if written and written[-1] in "{," else None
+        key = None
+        if written and written[-1] in "{,":
+            key = _BARE_KEY.match(text, at)
         if key is not None:
             written.append(f"{json.dumps(key[1])}:")
             at = key.end()
@@ -219,7 +252,9 @@ def _read_quoted(text: str, place: int, quote: str) -> tuple[dict[str, Any], int
         if depth == 0:
             break
     values = _read_json("".join(written), 0)
-    return (values[0], at) if values else None
+    if values:
+        return (values[0], at)
+    return None
 
 
 def _read_tags(
@@ -238,7 +273,9 @@ def _read_tags(
         arguments[key] = typed_value(match["value"], properties.get(key))
         end = match.end()
     ends = not form.after.strip() or re.compile(rf"\s*(?:{_pattern(form.after)}|\Z)").match(text, end)
-    return (arguments, end) if ends else None
+    if ends:
+        return (arguments, end)
+    return None
 
 
 def _pattern(mark: str) -> str:
@@ -246,7 +283,9 @@ def _pattern(mark: str) -> str:
     with."""
     words = (re.escape(word) for word in mark.split())
     inner = r"\s*".join(words).replace("Qname", r"[^<>\"\s]+").replace("call000q0", r"[\w.:-]*")
-    return rf"\s*{inner}\s*" if inner else ""
+    if inner:
+        return rf"\s*{inner}\s*"
+    return ""
 
 
 def _exact_end(mark: str) -> str:
@@ -260,16 +299,16 @@ def _exact_start(mark: str) -> str:
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
-    return function if isinstance(function, Mapping) else tool
+    if isinstance(function, Mapping):
+        return function
+    return tool
 
 
 def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
     for tool in tools:
         function = _function(tool)
         if function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            return properties if isinstance(properties, Mapping) else {}
+            return read_properties(function)
     return {}
 
 
@@ -282,11 +321,15 @@ def _parse_harmony(text: str, tools: Tools) -> ParsedReply:
         header, begun, body = message.partition("<|message|>")
         body = _HARMONY_END.sub("", body)
         channel = _HARMONY_CHANNEL.search(header)
-        recipient = _HARMONY_TO.search(header) if tools else None
-        arguments = _read_json(body, 0) if recipient else None
-        call = (
-            _call(recipient[1], arguments[0]) if recipient and arguments and not body[arguments[1] :].strip() else None
-        )
+        recipient = None
+        if tools:
+            recipient = _HARMONY_TO.search(header)
+        arguments = None
+        if recipient:
+            arguments = _read_json(body, 0)
+        call = None
+        if recipient and arguments and not body[arguments[1] :].strip():
+            call = _call(recipient[1], arguments[0])
         if call is not None:
             calls.append(call)
         elif not begun or recipient is not None:

@@ -118,7 +118,9 @@ def _part(name: str, view: Tensor, whole: Tensor) -> StoredPart | None:
     """Returns which rows of `whole` a view has; None where it has something else."""
     offset = view.storage_offset()
     if view.shape[1:] == whole.shape[1:] and view.stride() == whole.stride():
-        row = whole.stride(0) if whole.ndim else 1
+        row = 1
+        if whole.ndim:
+            row = whole.stride(0)
         start = offset // row
         part = StoredPart(name, None, start, start + (view.shape[0] if view.ndim else 1))
     elif view.ndim and view.shape[1:] == whole.shape[2:] and view.stride() == whole.stride()[1:]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from swe_rl.errors import UserError
+from swe_rl.files.tables import as_mapping
 
 TOOL_PARSERS = ("hermes", "qwen3_coder", "own", "none")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -93,7 +94,9 @@ def _end_behind_json(content: str, match: re.Match[str]) -> int:
     except (ValueError, RecursionError):
         return match.end()
     closed = content.find(_CALL_END, end)
-    return len(content) if closed < 0 else closed + len(_CALL_END)
+    if closed < 0:
+        return len(content)
+    return closed + len(_CALL_END)
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
@@ -114,7 +117,10 @@ def parse_call(block: str) -> ToolCall | None:
         if len(given) > 1 or (not given and not _NO_ARGUMENTS.issuperset(call)):
             # Without its arguments it would be another call.
             return None
-        arguments = call[given[0]] if given else {}
+        if given:
+            arguments = call[given[0]]
+        else:
+            arguments = {}
         if isinstance(arguments, str):
             arguments = json.loads(arguments, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(arguments, dict):
@@ -199,14 +205,23 @@ def _tagged(content: str) -> list[tuple[int, int, bool]]:
         first = functions[index]
         next_wrapped = _first_from(wrapped, done, len(content))
         is_wrapped = next_wrapped < first
-        start = next_wrapped if is_wrapped else first
+        if is_wrapped:
+            start = next_wrapped
+        else:
+            start = first
         if is_wrapped:
             close = content.find(_CALL_END, start)
-            after = len(content) if close < 0 else _first_from(wrapped, close, len(content))
+            if close < 0:
+                after = len(content)
+            else:
+                after = _first_from(wrapped, close, len(content))
             limit = min(after, _first_from(unclosed, start + 1, len(content)))
         else:
             close = content.find(_FUNCTION_CLOSE, start)
-            after = len(content) if close < 0 else _first_from(functions, close, len(content))
+            if close < 0:
+                after = len(content)
+            else:
+                after = _first_from(functions, close, len(content))
             limit = min(after, next_wrapped)
         end = _end_of_call(content, start, limit, is_wrapped)
         places.append((start, end, is_wrapped))
@@ -216,7 +231,9 @@ def _tagged(content: str) -> list[tuple[int, int, bool]]:
 
 def _first_from(places: Sequence[int], start: int, otherwise: int) -> int:
     index = bisect_left(places, start)
-    return places[index] if index < len(places) else otherwise
+    if index < len(places):
+        return places[index]
+    return otherwise
 
 
 def _end_of_call(content: str, start: int, limit: int, is_wrapped: bool) -> int:
@@ -224,9 +241,14 @@ def _end_of_call(content: str, start: int, limit: int, is_wrapped: bool) -> int:
     ends = [match.end() for match in (_WRAPPED_END if is_wrapped else _BARE_END).finditer(content, start, limit)]
     if ends:
         return ends[-1]
-    close = _CALL_END if is_wrapped else _FUNCTION_CLOSE
+    if is_wrapped:
+        close = _CALL_END
+    else:
+        close = _FUNCTION_CLOSE
     place = content.find(close, start, limit)
-    return limit if place < 0 else place + len(close)
+    if place < 0:
+        return limit
+    return place + len(close)
 
 
 def _functions(tagged: str) -> list[str]:
@@ -237,10 +259,12 @@ def _functions(tagged: str) -> list[str]:
 def _call(function: str, schemas: Mapping[str, Any]) -> ToolCall | None:
     """Returns the call, or None if something of the text is neither a name nor a parameter."""
     opening = _FUNCTION.match(function)
-    name = opening[1].strip() if opening else ""
+    name = ""
+    if opening:
+        name = opening[1].strip()
     if opening is None or not name:
         return None
-    properties = _properties(schemas.get(name))
+    properties = read_properties(schemas.get(name))
     body = function[opening.end() :].rstrip().removesuffix(_FUNCTION_CLOSE)
     written = _parameters(body, properties)
     if written is None:
@@ -257,7 +281,9 @@ def _parameters(body: str, properties: Mapping[str, Any]) -> dict[str, str] | No
     """Returns the texts between the tags by key, or None if there is text that belongs to no parameter."""
     opening = _PARAMETER.match(body.lstrip())
     if opening is None:
-        return None if body.strip() else {}
+        if body.strip():
+            return None
+        return {}
     body = body.lstrip()
     written: dict[str, str] = {}
     key = opening[1].strip()
@@ -284,13 +310,15 @@ def _goes_on(body: str, place: int, next_key: str, properties: Mapping[str, Any]
 def _without_end(raw: str) -> str:
     """Returns a value without the closing tag at its end; a closing tag before that is its text."""
     value, tag, rest = raw.rpartition(_PARAMETER_CLOSE)
-    return value if tag and not rest.strip() else raw
+    if tag and not rest.strip():
+        return value
+    return raw
 
 
-def _properties(function: Any) -> Mapping[str, Any]:
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
+def read_properties(function: Any) -> Mapping[str, Any]:
+    """Returns the parameters that a function's schema declares, by name."""
+    parameters = as_mapping(as_mapping(function).get("parameters"))
+    return as_mapping(parameters.get("properties"))
 
 
 def _trimmed(value: str) -> str:
@@ -301,7 +329,9 @@ def typed_value(text: str, schema: Any) -> Any:
     """Returns a value that stands between tags: what the schema says that it is, or its text."""
     kinds = _kinds(schema)
     if not kinds or "string" in kinds:
-        return None if "null" in kinds and text.strip() == "null" else text
+        if "null" in kinds and text.strip() == "null":
+            return None
+        return text
     # The chat template writes null so.
     if "null" in kinds and text.strip() == "None":
         return None
@@ -326,5 +356,6 @@ def _kinds(schema: Any) -> set[str]:
             kind = choice.get("type")
             choices = choice.get("anyOf") or choice.get("oneOf")
             kinds.update(name for name in (kind if isinstance(kind, list) else [kind]) if isinstance(name, str))
-            left += choices if isinstance(choices, list) else []
+            if isinstance(choices, list):
+                left += choices
     return kinds

@@ -104,7 +104,9 @@ def _smaller(folder: Path) -> Iterator[dict[str, Any]]:
     # wide as the model.
     latent = {"num_key_value_heads": sizes.get("num_attention_heads", 4)}
     mixer = {key: 8 for key in ("mamba_n_heads", "mamba_num_heads", "num_heads") if key in facts}
-    wide = {"mamba_d_head": "auto"} if "mamba_d_head" in facts else {"head_dim": 16}
+    wide: dict[str, Any] = {"head_dim": 16}
+    if "mamba_d_head" in facts:
+        wide = {"mamba_d_head": "auto"}
     yield {**facts, **sizes, **layers}
     yield {**facts, **sizes, **layers, **latent}
     yield {**facts, **sizes, **layers, **mixer, **wide}

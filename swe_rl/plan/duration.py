@@ -71,7 +71,9 @@ def _tokens_per_step(config: Config) -> int:
 
 def _plain_token_s(config: Config) -> float:
     rate = config.layout.trainer_gpus * config.hardware.gpu_bf16_tflops * 1e12 * TRAIN_UTILIZATION
-    return (_training_flops(config, 1.0) + _credit_flops(config)) / rate if rate > 0 else 0.0
+    if rate > 0:
+        return (_training_flops(config, 1.0) + _credit_flops(config)) / rate
+    return 0.0
 
 
 def _credit_flops(config: Config) -> float:
@@ -101,16 +103,22 @@ def micro_batch_s(config: Config) -> float:
 
 
 def sync_s(config: Config) -> float:
-    return 0.0 if sizes.uses_no_gpu(config.layout) else memory.update_gb(config) / SYNC_GB_PER_S
+    if sizes.uses_no_gpu(config.layout):
+        return 0.0
+    return memory.update_gb(config) / SYNC_GB_PER_S
 
 
 def step_s(config: Config, rollouts_s: float | None = None) -> float:
     """Returns the time of one synchronous step; an asynchronous one takes as long as its longer half. Without
     `rollouts_s` it is the least time. Evaluations, checkpoints and pauses (`job.think_s`) are not in it."""
     apart = config.trainer.max_staleness_steps > 0 and not sizes.takes_turns(config)
-    learning_s = train_s(config) + sync_s(config) if starts_trainer(config) else 0.0
+    learning_s = 0.0
+    if starts_trainer(config):
+        learning_s = train_s(config) + sync_s(config)
     work = (rollout_s(config) if rollouts_s is None else rollouts_s, learning_s)
-    return max(work) if apart else sum(work)
+    if apart:
+        return max(work)
+    return sum(work)
 
 
 def start_s(config: Config) -> float:
@@ -128,7 +136,10 @@ def first_checkpoint_s(config: Config) -> float:
 
 
 def run_s(config: Config, rollouts_s: float | None = None) -> float:
-    pauses_s = 0.0 if starts_trainer(config) else (config.trainer.steps - 1) * config.job.think_s
+    if starts_trainer(config):
+        pauses_s = 0.0
+    else:
+        pauses_s = (config.trainer.steps - 1) * config.job.think_s
     return of_steps(config, step_s(config, rollouts_s)) + pauses_s
 
 
@@ -146,7 +157,9 @@ def format_duration(seconds: float) -> str:
     """Writes a time as `40 s`, `12 min`, `3.5 h` or `2.1 days`."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}" if size >= 3600 else f"{seconds / size:.0f} {unit}"
+            if size >= 3600:
+                return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
@@ -180,7 +193,9 @@ def wrong_pairs(workload: WorkloadConfig) -> Iterator[str]:
     for item in fields(workload):
         value = getattr(workload, item.name)
         if isinstance(value, tuple):
-            least = 0.0 if item.name in MAY_BE_ZERO else 1.0
+            least = 1.0
+            if item.name in MAY_BE_ZERO:
+                least = 0.0
             if len(value) != 2 or not (least <= value[0] <= LARGEST_MEDIAN and 0.0 <= value[1] <= LARGEST_SPREAD):
                 yield item.name
 

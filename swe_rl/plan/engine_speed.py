@@ -111,7 +111,9 @@ def engine_speed(
     operations_per_s = tflops * 1e12
     bytes_per_s = gb_per_s * 1e9
     dense, experts = _dense_and_experts(model)
-    share = model.active_experts / model.num_experts if experts else 0.0
+    share = 0.0
+    if experts:
+        share = model.active_experts / model.num_experts
     linear_s = dense / efficiency.linear + share * experts / efficiency.experts
     kv_bytes = kv_bytes_per_token(model) / ENGINE_BYTES * bytes_per_value
     return EngineSpeed(

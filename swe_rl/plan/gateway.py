@@ -16,7 +16,7 @@ from swe_rl.facts import sizes
 from swe_rl.plan import duration
 
 Points = Sequence[tuple[float, float]]
-# From docs/benchmarks/gateway_cost.md, "What a call costs by its size": tokens of the conversation, and milliseconds of
+# From docs/engineering/benchmarks.md, "What a call costs by its size": tokens of the conversation, and milliseconds of
 # processor time of the gateway's process with HTTP and SQLite.
 CALL_MS: Points = ((1_024, 1.25), (8_192, 1.37), (16_384, 1.54), (65_536, 1.55), (122_880, 1.99))
 # From "More than one core" there: the time of the driver, and of all processes beside it together.
@@ -51,8 +51,12 @@ def gateway_need(config: Config, calls_per_s: float, context_tokens: float) -> G
     processes = max(1, config.gateway.processes)
     alone_ms = interpolate_points(context_tokens, CALL_MS)
     beside_ms = interpolate_points(context_tokens, PROCESS_MS)
-    busiest_ms = alone_ms if processes == 1 else max(DRIVER_MS, beside_ms / processes)
-    call_ms = alone_ms if processes == 1 else DRIVER_MS + beside_ms
+    if processes == 1:
+        busiest_ms = alone_ms
+        call_ms = alone_ms
+    else:
+        busiest_ms = max(DRIVER_MS, beside_ms / processes)
+        call_ms = DRIVER_MS + beside_ms
     held_gb = sizes.trajectories_under_way(config) * context_tokens * SESSION_BYTES_PER_TOKEN / 1e9
     return GatewayNeed(
         processes=processes,

@@ -16,13 +16,8 @@ from swe_rl.config.choices import EngineKind, RuntimeKind, SandboxKind
 from swe_rl.config.parts import Part, started_parts, starts_trainer
 from swe_rl.config.schema import Config
 from swe_rl.facts import memory
-from swe_rl.facts.sizes import (
-    gpus_needed,
-    sandbox_slots,
-    server_arguments,
-    trajectories_at_once,
-    uses_no_gpu,
-)
+from swe_rl.facts.server_arguments import server_arguments
+from swe_rl.facts.sizes import gpus_needed, sandbox_slots, trajectories_at_once, uses_no_gpu
 
 AUTO = "auto"
 # The user's own connector of vLLM is named by this flag. Then the tier is the user's affair.
@@ -65,9 +60,13 @@ def node_memory(config: Config) -> NodeMemory:
     hardware = config.hardware
     per_node = max(1, hardware.gpus_per_node)
     engines = max(1, min(config.layout.engines, per_node // max(1, config.layout.engine_tp)))
-    trainer_nodes = max(1, -(-config.layout.trainer_gpus // per_node)) if starts_trainer(config) else 1
+    trainer_nodes = 1
+    if starts_trainer(config):
+        trainer_nodes = max(1, -(-config.layout.trainer_gpus // per_node))
     # The trainer gathers what it sends to the engines.
-    trainer = memory.offloaded_gb(config) / trainer_nodes + memory.update_gb(config) if starts_trainer(config) else 0.0
+    trainer = 0.0
+    if starts_trainer(config):
+        trainer = memory.offloaded_gb(config) / trainer_nodes + memory.update_gb(config)
     return NodeMemory(
         there_gb=hardware.memory_gb,
         trainer_gb=trainer,
@@ -113,7 +112,9 @@ def host_cache_gb(config: Config) -> float:
         stated = stated_gb(config)
     except ValueError:
         return 0.0
-    return automatic_gb(config) if stated is None else stated
+    if stated is None:
+        return automatic_gb(config)
+    return stated
 
 
 def may_have_tier(config: Config) -> bool:
@@ -131,7 +132,9 @@ def automatic_gb(config: Config) -> float:
     if Part.rollouts in started_parts(config):
         wanted = min(wanted, useful_gb(config))
     size = float(math.floor(wanted))
-    return size if size > gpu_cache_gb(config) else 0.0
+    if size > gpu_cache_gb(config):
+        return size
+    return 0.0
 
 
 def useful_gb(config: Config) -> float:
@@ -160,14 +163,18 @@ def host_cache_tokens(config: Config) -> int:
 def held_tokens(config: Config) -> int:
     """Returns how many tokens an engine holds, on its GPUs or in its tier, which has a copy of those; 0: not known."""
     on_gpus = memory.kv_tokens_per_engine(config)
-    return max(on_gpus, host_cache_tokens(config)) if on_gpus else 0
+    if on_gpus:
+        return max(on_gpus, host_cache_tokens(config))
+    return 0
 
 
 def crowding(config: Config) -> float:
     """Returns the tokens of the trajectories under way over the tokens that the engines can hold, or 0 if nothing is
     known."""
     capacity = held_tokens(config) * config.layout.engines
-    return trajectories_at_once(config) * config.rollout.typical_trajectory_tokens / capacity if capacity else 0.0
+    if capacity:
+        return trajectories_at_once(config) * config.rollout.typical_trajectory_tokens / capacity
+    return 0.0
 
 
 def host_cache_start_s(config: Config) -> float:
@@ -178,7 +185,9 @@ def host_cache_start_s(config: Config) -> float:
 def host_cache_arguments(config: Config) -> list[str]:
     """Returns the flags of vLLM's server."""
     size = host_cache_gb(config)
-    return ["--kv-offloading-size", f"{size * 1e9 / GIB:.3f}"] if size else []
+    if size:
+        return ["--kv-offloading-size", f"{size * 1e9 / GIB:.3f}"]
+    return []
 
 
 def figures(config: Config) -> dict[str, float]:

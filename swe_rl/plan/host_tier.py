@@ -31,7 +31,10 @@ class HostTier:
 
 def host_tier(config: Config, tokens: int | None = None) -> HostTier:
     """Returns the tier of each engine, or one of `tokens`. Its times follow from the hardware's figures, if known."""
-    size = host_cache_tokens(config) if tokens is None else tokens
+    if tokens is None:
+        size = host_cache_tokens(config)
+    else:
+        size = tokens
     try:
         speed = speed_of(config.model, config.hardware, config.layout)
     except SpeedError:

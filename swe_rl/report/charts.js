@@ -22,8 +22,55 @@ function svg(tag, attributes = {}, text = null) {
   return node;
 }
 
+// What each figure is: the words that a pointer on its name or value shows.
+const MEANINGS = {
+  "reward": "what the attempt, or the mean attempt of the step, was paid",
+  "resolved": "share of attempts whose change passes the tests",
+  "advantage": "how much better the attempt did than those that it is compared with",
+  "trained": "whether the policy learned from this attempt",
+  "in baseline": "whether the attempt counts in the mean that others are compared with",
+  "prompt": "tokens that the model read before its first reply",
+  "sampled": "tokens that the model wrote",
+  "sampled tokens": "tokens that the model wrote",
+  "response": "tokens after the first prompt: what the model wrote and what commands printed",
+  "calls": "requests of the agent to the model",
+  "turns": "replies of the model, each with at most one command",
+  "prefix breaks": "how often the agent changed what the model had read before, so that it was read anew",
+  "boot": "seconds until the sandbox was there",
+  "agent": "seconds that the agent worked",
+  "waited": "seconds that the attempt waited for its turn",
+  "grade": "seconds of the tests",
+  "response tokens/s": "tokens of all responses of a step by the seconds of their generation",
+  "no signal": "groups in which no attempt has an advantage, so that nothing is learned from them",
+  "loss": "the policy's objective, with its added terms",
+  "entropy": "how undecided the model is, in nats a token",
+  "grad norm": "length of the gradient before clipping",
+  "KL rollout": "how far the engine's probabilities are from the trainer's, in nats a token",
+  "generate": "seconds of sampling",
+  "train": "seconds of training",
+  "step time": "seconds of the whole step",
+  "before": "resolved attempts of all attempts, before the training",
+  "after": "resolved attempts of all attempts, by the latest evaluation",
+  "points": "the difference in percentage points",
+  "solved": "resolved attempts of all attempts",
+  "status": "how the attempt ended",
+  "held-out resolved": "share of attempts at instances that were never trained on whose change passes the tests",
+  "steps": "steps that are done, of those that the run shall have",
+  "began": "when the run began",
+  "seed": "of the order of instances, of sampling and of the trainer",
+  "layout": "which part uses which GPU",
+  "router": "what chooses the engine of a request",
+  "at": "since the run began",
+  "away for": "until the engine answered again",
+  "work lost": "seconds of sampling that were done again",
+  "attempts": "attempts that infrastructure did not break",
+  "solved once": "instances that at least one attempt resolved",
+};
+const meaningOf = (label) => (Object.hasOwn(MEANINGS, label) ? MEANINGS[label] : null);
+
 function facts(kind, pairs) {
-  const rows = pairs.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)));
+  const rows = pairs.map(([label, value]) =>
+    el("div", { title: meaningOf(label) }, el("dt", {}, label), el("dd", {}, value)));
   return el("dl", { class: kind }, rows);
 }
 

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.progress_text import format_duration, format_number, format_span
 from swe_rl.logger.summary import before_and_after, finite_mean, rates_of
-from swe_rl.report.resolved import RateChange, as_mapping, is_int, pairs_of, part_of, resolved_rate
+from swe_rl.report.resolved import RateChange, evals_by_part, gain_of_run, is_int, pairs_of, part_of, resolved_rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +79,9 @@ def score_rows(scores: Record, *, unrated: bool = False) -> dict[str, Any]:
     ks = list(_rates_by_k(whole))
     rows = [
         _score_row(str(name), as_mapping(scored), ks) for name, scored in as_mapping(scores.get("repositories")).items()
+    ]
+    rows += [
+        _score_row(f"part {name}", as_mapping(scored), ks) for name, scored in as_mapping(scores.get("parts")).items()
     ]
     if ks or unrated:
         return {"ks": ks, "rows": [*rows, _score_row("all", whole, ks)]}
@@ -152,7 +156,16 @@ def endpoint_line(spent: Any) -> str:
         return ""
     tokens = f"{record['prompt_tokens']} tokens read ({record['cached_tokens']} cached)"
     said = f"endpoint: {record['calls']} calls, {tokens}, {record['sampled_tokens']} sampled"
-    return f"{said}, cost {record['cost']:.6g}" if record["cost"] else said
+    if record["cost"]:
+        said += f", cost {record['cost']:.6g}"
+    # A page of an older version has no such count.
+    lost = record.get("lost_calls")
+    if not lost:
+        return said
+    said += f"; {lost} without a reply may have used {record['lost_tokens']} tokens more"
+    if record["lost_cost"]:
+        said += f", cost {record['lost_cost']:.6g}"
+    return said
 
 
 def _print_failing(scores: Record, console: "Console") -> None:
@@ -160,7 +173,9 @@ def _print_failing(scores: Record, console: "Console") -> None:
     failing = as_mapping(scores.get("failing"))
     left_out = as_mapping(scores.get("left_out"))
     names = list(failing)
-    more = f", and {len(names) - _SHOWN_FAILING} more in eval.json" if len(names) > _SHOWN_FAILING else ""
+    more = ""
+    if len(names) > _SHOWN_FAILING:
+        more = f", and {len(names) - _SHOWN_FAILING} more in eval.json"
     if names and scores.get("evaluated") == GOLD:
         console.print(f"not resolved by their own gold patches{more}:")
         for name in names[:_SHOWN_FAILING]:
@@ -212,16 +227,20 @@ def eval_points(evals: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _eval_point(event: Record) -> dict[str, Any]:
-    measured = resolved_rate(event)
-    return {
+    point: dict[str, Any] = {
         "step": event["step"],
         "split": str(event.get("split")),
         "part": part_of(event.get("num_instances"), event.get("split_instances")),
-        "rate": measured.rate if measured else None,
-        "samples": measured.num_samples if measured else 0,
-        "instances": measured.num_instances if measured else None,
-        "low": measured.low if measured else None,
-        "high": measured.high if measured else None,
+    }
+    measured = resolved_rate(event)
+    if measured is None:
+        return point | {"rate": None, "samples": 0, "instances": None, "low": None, "high": None}
+    return point | {
+        "rate": measured.rate,
+        "samples": measured.num_samples,
+        "instances": measured.num_instances,
+        "low": measured.low,
+        "high": measured.high,
     }
 
 
@@ -246,7 +265,9 @@ def make_tiles(
     rate = finite_mean(rates_of(steps, "tokens_per_s"))
     sampled = finite_mean(rates_of(steps, "sampled_tokens_per_s"))
     if rate is not None:
-        detail = f"mean over steps; {sampled:,.0f} sampled tokens/s" if sampled is not None else "mean over steps"
+        detail = "mean over steps"
+        if sampled is not None:
+            detail = f"mean over steps; {sampled:,.0f} sampled tokens/s"
         tiles.append(_make_tile("Response tokens/s", f"{rate:,.0f}", detail))
     if wall_s is not None:
         step_s = finite_mean(step.get("step_s") for step in steps)
@@ -257,7 +278,9 @@ def make_tiles(
         )
     for key, value in summary.items():
         if key.startswith("peak_") and key.endswith("_gb") and isinstance(value, int | float):
-            what = "of a GPU" if "gpu" in key else "of the main process"
+            what = "of the main process"
+            if "gpu" in key:
+                what = "of a GPU"
             tiles.append(_make_tile("Peak memory", f"{format_number(value, '.2f')} GB", what))
     return tiles
 
@@ -267,7 +290,7 @@ def tricks_tile(records: Sequence[Record]) -> list[dict[str, str]]:
     tried: Counter[str] = Counter()
     for record in records:
         counts = record.get("cheating")
-        tried.update({str(kind): int(count) for kind, count in counts.items()} if isinstance(counts, Mapping) else {})
+        tried.update({str(kind): int(count) for kind, count in as_mapping(counts).items()})
     if not tried:
         return []
     detail = "\n".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in tried.most_common(_SHOWN_TRICKS))
@@ -298,6 +321,16 @@ def _resolved_tiles(points: Sequence[Record], gained: RateChange | None) -> list
         _make_tile("Held-out resolved rate", value, detail),
         _make_tile("Gain in points", f"{100 * gain:+.1f}", over),
     ]
+
+
+def part_tiles(evals: Sequence[Record]) -> list[dict[str, str]]:
+    """Returns a tile for each part of a mix: what it resolved, and what it gained over the instances of both ends."""
+    tiles = []
+    for name, events in evals_by_part(evals).items():
+        # The first tile has the rates, and the second, where there is one, the gain.
+        for tile in _resolved_tiles(eval_points(events), gain_of_run(events)):
+            tiles.append({**tile, "label": f"{name}: {tile['label']}"})
+    return tiles
 
 
 def instance_rows(evals: Sequence[Record]) -> list[dict[str, Any]]:

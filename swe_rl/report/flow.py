@@ -10,6 +10,8 @@ Invariants:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swe_rl.files.tables import as_mapping
+
 Record = Mapping[str, Any]
 # These ages have a colour of their own; the last one stands for all above it as well.
 _AGES = 5
@@ -63,7 +65,7 @@ def _count_staleness(steps: Sequence[Record]) -> dict[str, list[int]]:
     for step in steps:
         ages: dict[int, int] = {}
         counts = step.get("token_staleness")
-        for age, count in counts.items() if isinstance(counts, Mapping) else ():
+        for age, count in as_mapping(counts).items():
             if str(age).isdecimal() and isinstance(count, int):
                 shown = min(int(age), _AGES)
                 ages[shown] = ages.get(shown, 0) + count

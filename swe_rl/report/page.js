@@ -12,7 +12,7 @@ const note = (text) => el("p", { class: "note" }, text);
 const section = (title, ...content) => el("section", { class: "block" }, el("h2", {}, title), ...content);
 
 function table(kind, labels, rows) {
-  const head = el("thead", {}, el("tr", {}, labels.map((label) => el("th", {}, label))));
+  const head = el("thead", {}, el("tr", {}, labels.map((label) => el("th", { title: meaningOf(label) }, label))));
   return scrolling(el("div", { class: "scroll", role: "group", "aria-label": `table of ${kind}` },
     el("table", { class: kind }, head, el("tbody", {}, rows))));
 }
@@ -27,7 +27,7 @@ function heading() {
 }
 
 function tiles() {
-  return el("section", { class: "tiles" }, data.figures.map((one) => el("div", { class: "card tile" },
+  return el("section", { class: "tiles" }, data.figures.map((one) => el("div", { class: "card tile", title: one.meaning || meaningOf(one.label) },
     el("p", { class: "label" }, one.label),
     el("p", { class: "value" }, one.value),
     el("p", { class: "note pre" }, one.detail))));
@@ -95,6 +95,12 @@ function flowing() {
   ];
 }
 
+// A chart of nothing but zeros says so in fewer words. The first one stays: that nothing is resolved has to be seen.
+function isFlatZero(spec) {
+  if (spec.points) return false;
+  return spec.series.every((one) => one.values.every((value) => !isNumber(value) || value === 0));
+}
+
 function charts() {
   const specs = [
     learning(),
@@ -108,6 +114,7 @@ function charts() {
     single("Response length", "mean tokens after the first prompt", "avg_response_length"),
     single("Entropy", "nats a token", "entropy"),
     single("Loss", "policy objective with its added terms", "loss", { fromZero: false }),
+    single("Held-out loss", "nats a token, of conversations that are held out", "heldout_loss", { fromZero: false }),
     single("Gradient norm", "before clipping", "grad_norm"),
     single("KL of rollout to trainer", "nats a token, engine against trainer, k3 estimate", "kl_rollout"),
     single("Clipped tokens", "fraction of trained tokens", "clip_fraction"),
@@ -115,10 +122,13 @@ function charts() {
     single("KL to the teacher", "nats a token, policy against teacher", "teacher_kl"),
     ...flowing(),
   ];
-  const drawn = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));
+  const known = specs.filter((spec) => (steps.length && spec.series.length) || (spec.points && spec.points.length));
+  const drawn = known.filter((spec) => !isFlatZero(spec));
+  const left = known.filter(isFlatZero).map((spec) => spec.title.toLowerCase());
   if (!steps.length && data.scores.rows.length) return null;  // an evaluation of its own
   if (!drawn.length) return section("Training", note("No step is finished yet."));
-  return section("Training", el("div", { class: "charts" }, drawn.map((spec) => chart({ steps, ...spec }))));
+  return section("Training", el("div", { class: "charts" }, drawn.map((spec) => chart({ steps, ...spec }))),
+    left.length ? note(`0 in every step, and not drawn: ${left.join(", ")}.`) : null);
 }
 
 const fixed = (digits) => (value) => (isNumber(value) ? value.toFixed(digits) : "–");
@@ -133,7 +143,7 @@ const STEP_COLUMNS = [
 function stepTable() {
   const shown = STEP_COLUMNS.filter(([, key]) => columns[key]);
   const rows = steps.map((_, index) =>
-    el("tr", {}, shown.map(([, key, format]) => el("td", {}, format(columns[key][index])))));
+    el("tr", {}, shown.map(([label, key, format]) => el("td", { title: meaningOf(label) }, format(columns[key][index])))));
   return el("details", { class: "card", open: steps.length <= 30 },
     el("summary", {}, steps.length === 1 ? "Table of the step" : `Table of ${steps.length} steps`),
     table("steps", shown.map(([label]) => label), rows));
@@ -218,7 +228,22 @@ function trajectories() {
     + `${left > 0 ? `; ${left} steps are left out` : ""}. The run's folder has them all.`;
   const all = `All ${count} trajectories of training and of the held-out evaluations listed.`;
   return section("Trajectories",
-    note(`${shown < total || left > 0 ? sampled : all} Long texts are cut where it says so.`), viewer(data.sets));
+    note(`${shown < total || left > 0 ? sampled : all} Long texts are cut where it says so.`),
+    el("p", { class: "note" }, "All of them with their prompts, tokens and known fixes: ",
+      el("code", {}, `python -m swe_rl job=view job.runs=${data.path || data.folder}`)), viewer(data.sets));
+}
+
+// What the agent was asked to do. The link opens while job=view runs at that port of this machine.
+function taskCards() {
+  if (!(data.tasks || []).length) return null;
+  const command = `python -m swe_rl job=view job.runs=${data.path || data.folder} job.port=${data.viewer_port}`;
+  const cards = data.tasks.map((one, place) => el("details", { class: "card task", open: place === 0 },
+    el("summary", {}, el("span", { class: "mono" }, one.instance_id), " ", chip(one.status),
+      el("span", { class: "note" }, ` reward ${short(one.reward)} · ${one.kind === "eval" ? `held-out, ${evalTime(one.step)}` : `training step ${one.step}`}`)),
+    el("pre", { class: "config" }, one.text),
+    el("p", { class: "note" }, el("a", { href: one.address }, "Open this attempt in the viewer"))));
+  return section("Tasks", note("What the agent was asked to do, of a few instances, and what came of an attempt."),
+    ...cards, el("p", { class: "note" }, "The links open once you have opened the address that the viewer prints on this machine: ", el("code", {}, command)));
 }
 
 function configuration() {
@@ -254,5 +279,7 @@ function showPage(...parts) {
 const embedded = document.getElementById("data");
 if (embedded) {
   showRun(JSON.parse(embedded.textContent));
-  showPage(...runParts(trajectories()));
+  const kindOf = new Map(data.sets.flatMap((set) => set.trajectories.map((one) => [one, `${set.kind}_${String(set.step).padStart(6, "0")}`])));
+  viewerPlace = (one) => `#${new URLSearchParams({ run: data.folder, set: kindOf.get(one), trajectory: one.trajectory_id })}`;
+  showPage(...runParts(taskCards(), trajectories()));
 }

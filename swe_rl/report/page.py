@@ -21,15 +21,20 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from swe_rl.files.disk import Redactor, encode_json, read_json, write_text_atomic
+from swe_rl.errors import count_noun
+from swe_rl.files.disk import read_json, write_text_atomic
+from swe_rl.files.json_text import encode_json
+from swe_rl.files.redactor import Redactor
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus
-from swe_rl.logger.health import judge_training
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.logger.progress_text import format_duration
-from swe_rl.report.figures import eval_points, instance_rows, make_tiles, score_rows, tricks_tile
+from swe_rl.report.figures import eval_points, instance_rows, make_tiles, part_tiles, score_rows, tricks_tile
 from swe_rl.report.flow import flow_figures
+from swe_rl.report.health.run import judge_records
 from swe_rl.report.resolved import gain_of_run
 from swe_rl.report.sample import sample_trajectories
+from swe_rl.report.tasks import VIEWER_PORT, TaskText, choose_tasks
 
 Record = Mapping[str, Any]
 
@@ -38,7 +43,7 @@ COLUMNS = (
     "step", "num_trajectories", "reward_mean", "resolved_rate", "tokens_per_s", "sampled_tokens_per_s",
     "avg_response_length", "degenerate_groups", "loss", "grad_norm", "entropy", "clip_fraction", "kl_rollout",
     *PHASES, "step_s", "weight_version", "infra_retries", "prefix_breaks", "lr", "trained_rows", "trained_tokens",
-    "trainer_idle_s", "engines_idle_s", "value_explained", "teacher_kl",
+    "trainer_idle_s", "engines_idle_s", "value_explained", "teacher_kl", "heldout_loss",
 )  # fmt: skip
 _HEADER = (
     ("model", "model"), ("layout", "layout"), ("router", "router"), ("env", "env"), ("agent", "agent"),
@@ -49,13 +54,22 @@ _HEADER = (
 _MAX_CHARS = 600
 
 
-def build_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
-    """Returns the page's object for a run in any state, also an empty folder. `ending` is what its status will be."""
+def build_payload(
+    folder: RunFolder, ending: RunStatus | None = None, task_text: TaskText | None = None
+) -> dict[str, Any]:
+    """Returns the page's object for a run in any state, also an empty folder. `ending` is what its status will be.
+
+    Without `task_text` the page has no tasks.
+    """
+    sample = sample_trajectories(folder)
     sets = [
         {"kind": chosen.kind, "step": chosen.step, "total": chosen.total, "trajectories": chosen.trajectories}
-        for chosen in sample_trajectories(folder)
+        for chosen in sample
     ]
-    return run_payload(folder, ending) | {"sets": sets}
+    tasks = []
+    if task_text is not None:
+        tasks = choose_tasks(sample, folder.config(), folder.name, task_text)
+    return run_payload(folder, ending) | {"sets": sets, "tasks": tasks, "viewer_port": VIEWER_PORT}
 
 
 def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str, Any]:
@@ -77,14 +91,16 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     return {
         "title": f"{title}, evaluated on {part}" if part else title,
         "folder": folder.name,
+        "path": str(folder.path),
         "status": state_of(folder, status),
         "header": _header_rows(config, status, summary),
         "figures": [
             *make_tiles(steps, points, ended, _wall_s(status, ended), scores, gain_of_run(evals)),
+            *part_tiles(evals),
             *tricks_tile([*steps, *evals]),
             *losses_tile(lost),
         ],
-        "health": [asdict(finding) for finding in judge_training(steps, evals)],
+        "health": [asdict(finding) for finding in judge_records(folder, status, steps, evals)],
         "losses": lost,
         "steps": {key: values for key, values in columns.items() if any(value is not None for value in values)},
         "statuses": _by_step(steps, "statuses"),
@@ -103,7 +119,9 @@ def lost_engines(events: Sequence[Record]) -> list[dict[str, Any]]:
     A loss without a return has no `away_s`: the run ended before it, or the engine was given up. A malformed event is
     left out.
     """
-    origin_s = _six_digits(events[0].get("time")) or 0.0 if events else 0.0
+    origin_s = 0.0
+    if events:
+        origin_s = _six_digits(events[0].get("time")) or 0.0
     rows: list[dict[str, Any]] = []
     for event in events:
         name = str(event.get("engine"))
@@ -136,7 +154,7 @@ def losses_tile(rows: Sequence[Record]) -> list[dict[str, str]]:
     requests = sum(row["requests"] for row in rows)
     if requests:
         work_s = format_duration(sum(row["work_s"] for row in rows))
-        detail += f"\n{requests} request{'s' if requests > 1 else ''} begun anew, {work_s} of work lost"
+        detail += f"\n{count_noun(requests, 'request')} begun anew, {work_s} of work lost"
     return [{"label": "Engines lost", "value": str(len(rows)), "detail": detail}]
 
 
@@ -148,7 +166,7 @@ def last_of_each_step(records: Sequence[Record]) -> list[Record]:
 def _by_step(steps: Sequence[Record], key: str) -> dict[str, list[int]]:
     """Returns counts of each name that occurred (a status, a trick), one entry a step."""
     counts = [step.get(key) for step in steps]
-    tables = [count if isinstance(count, Mapping) else {} for count in counts]
+    tables = [as_mapping(count) for count in counts]
     names = sorted({str(name) for table in tables for name in table})
     return {name: [int(_six_digits(table.get(name)) or 0) for table in tables] for name in names}
 
@@ -169,7 +187,7 @@ def _header_rows(config: Record, status: RunStatus | None, summary: Record) -> l
     if status and status.started:
         rows.append(("started", f"{datetime.fromtimestamp(status.started, UTC):%Y-%m-%d %H:%M} UTC"))
     if status and status.resumes:
-        rows.append(("resumed", f"{status.resumes} time{'s' if status.resumes > 1 else ''}"))
+        rows.append(("resumed", count_noun(status.resumes, "time")))
     rows += [("swe_rl", str(summary.get("swe_rl_version") or "")), ("commit", str(summary.get("git_sha") or "")[:10])]
     return [row for row in rows if row[1]]
 
@@ -203,13 +221,13 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 _ESCAPED = re.compile("[<>&\u2028\u2029]")
 
 
-def write_report(folder: RunFolder, ending: RunStatus | None = None) -> Path:
+def write_report(folder: RunFolder, ending: RunStatus | None = None, task_text: TaskText | None = None) -> Path:
     """Writes the page of a run in any state, or of one whose status is about to be `ending`. Returns its path.
 
     Raises DiskError.
     """
-    payload = build_payload(folder, ending)
-    data = Redactor.from_environ().json(encode_json(payload)).decode()
+    payload = build_payload(folder, ending, task_text)
+    data = Redactor.from_environ().data_json(encode_json(payload)).decode()
     style, script = ("\n".join(_read_asset(name) for name in names) for names in (_STYLES, _SCRIPTS))
     page = fill_template(
         _read_asset("page.html"),

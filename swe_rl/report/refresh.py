@@ -12,9 +12,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from swe_rl.files.disk import only_shown
 from swe_rl.logger.folder import RunFolder, RunStatus
+
+if TYPE_CHECKING:
+    from swe_rl.report.tasks import TaskText
 
 _log = logging.getLogger(__name__)
 _MOST_SHARE = 0.01
@@ -23,10 +27,17 @@ _FIRST_COST_S = 0.1
 
 
 class FreshReport:
-    """Writes a run's report again and again. `clock` gives any steady seconds."""
+    """Writes a run's report again and again. `clock` gives any steady seconds, `task_text` the tasks that it shows."""
 
-    def __init__(self, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        task_text: "TaskText | None" = None,
+    ) -> None:
         self._folder = folder
+        self._task_text = task_text
         self._clock = clock
         self._next_s = clock() + _FIRST_COST_S / _MOST_SHARE
         self._writing: threading.Thread | None = None
@@ -65,4 +76,4 @@ class FreshReport:
     def _write(self, ending: RunStatus | None = None) -> None:
         from swe_rl.report.page import write_report  # what a run does not need before its first step is done
 
-        write_report(self._folder, ending)
+        write_report(self._folder, ending, self._task_text)

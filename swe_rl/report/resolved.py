@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.progress_text import format_span
 from swe_rl.logger.summary import before_and_after
 from swe_rl.report.statistics import clustered_interval, difference_of_values, paired_interval, wilson_interval
@@ -56,7 +57,7 @@ def counts_of(event: Record) -> dict[str, tuple[int, int]]:
 def pairs_of(event: Record) -> dict[str, tuple[int, int]]:
     """Returns what `counts_of` does, with instances that have no valid attempt."""
     table = event.get("by_instance")
-    pairs = table.items() if isinstance(table, Mapping) else ()
+    pairs = as_mapping(table).items()
     return {str(name): (int(pair[0]), int(pair[1])) for name, pair in pairs if _is_pair(pair)}
 
 
@@ -93,7 +94,10 @@ def change_in_rate(*counts: Counts) -> RateChange | None:
     if interval is None:
         return None
     rates = [sum(solved for solved, _ in side) / sum(samples for _, samples in side) for side in sides]
-    ends = rates if len(rates) == 2 else [difference_of_values(rates[:2]), difference_of_values(rates[2:])]
+    if len(rates) == 2:
+        ends = rates
+    else:
+        ends = [difference_of_values(rates[:2]), difference_of_values(rates[2:])]
     return RateChange(ends[0], ends[1], *interval, len(shared), len(set().union(*counts)) - len(shared))
 
 
@@ -101,6 +105,37 @@ def gain_of_run(evals: Sequence[Record]) -> RateChange | None:
     """Returns a run's latest evaluation against its first; None without two."""
     before, after = before_and_after(evals)
     return change_in_rate(counts_of(before), counts_of(after))
+
+
+def evals_by_part(evals: Sequence[Record]) -> dict[str, list[Record]]:
+    """Returns the evaluations of each part of a mix, as if it had been evaluated alone; nothing without a mix."""
+    by_part: dict[str, list[Record]] = {}
+    for event in evals:
+        table = as_mapping(event.get("by_instance"))
+        for name, numbers in as_mapping(event.get("parts")).items():
+            figures = as_mapping(numbers)
+            names = figures.get("instances")
+            counts = {key: table[key] for key in names if key in table} if isinstance(names, Sequence) else {}
+            rest = {"step": event.get("step"), "split": event.get("split"), "by_instance": counts}
+            by_part.setdefault(str(name), []).append({**figures, **rest})
+    return by_part
+
+
+def part_lines(evals: Sequence[Record]) -> list[str]:
+    """Returns a line on each part of a mix: what it resolved, and what it gained since the first evaluation."""
+    lines = []
+    for name, events in evals_by_part(evals).items():
+        before, after = before_and_after(events)
+        measured = resolved_rate(after or before)
+        if measured is None:
+            continue
+        line = f"{name}: {100 * measured.rate:.1f} % of {measured.num_samples} samples resolved"
+        gain = gain_of_run(events)
+        if gain is not None:
+            ends = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+            line = f"{line}, {100 * gain.delta:+.1f} points since the first evaluation (95 %: {ends})"
+        lines.append(line)
+    return lines
 
 
 def describe_split(event: Record) -> str:
@@ -127,8 +162,18 @@ def summary_of(evals: Sequence[Record]) -> dict[str, Any]:
     both = gain_of_run(evals)
     fields |= {"resolved_gain": both and both.delta, "resolved_gain_instances": both and both.num_instances}
     fields |= {"resolved_gain_low": both and both.low, "resolved_gain_high": both and both.high}
+    if by_part := evals_by_part(evals):
+        fields["parts"] = {name: _summary_of_part(events) for name, events in by_part.items()}
     first = before_and_after(evals)[0]
     return fields | {"eval_instances": first.get("num_instances"), "eval_split_instances": first.get("split_instances")}
+
+
+def _summary_of_part(evals: Sequence[Record]) -> dict[str, Any]:
+    """Returns the rates and the gain of one part, with intervals, by the keys that the whole run has."""
+    before, after = before_and_after(evals)
+    rates = {"resolved_rate_before": before.get("resolved_rate"), "resolved_rate_after": after.get("resolved_rate")}
+    whole = summary_of(evals)
+    return rates | {key: value for key, value in whole.items() if not key.startswith("eval_")}
 
 
 def line_of(event: Record) -> tuple[float | None, int, tuple[float, float] | None, float | None]:
@@ -163,9 +208,3 @@ def _is_pair(pair: Any) -> bool:
 def is_int(value: Any) -> bool:
     """Tells whether a value is an integer; a boolean is none."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def as_mapping(value: Any) -> Record:
-    if isinstance(value, Mapping):
-        return value
-    return {}

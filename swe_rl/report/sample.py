@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
+from swe_rl.files.lines import lines_of
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.report.resolved import as_mapping
 
 BUDGET_BYTES = 4_000_000
 # Each of the two evaluations has this share of the budget.
@@ -28,6 +29,7 @@ _MIN_STEP_BYTES = 64_000
 _MIN_TRAJECTORY_BYTES = 16_000
 _MAX_TRAJECTORY_BYTES = 60_000
 _MAX_PER_SET = 1000
+_FAILED_LINE = re.compile(r"E\s")
 _FILE = re.compile(r"(step|eval)_(\d+)\.jsonl")
 Record = Mapping[str, Any]
 
@@ -39,6 +41,7 @@ _PATCH_FACTOR = 3
 _KEPT = (
     "trajectory_id", "instance_id", "split", "step", "sample", "attempt", "status", "reward", "advantage",
     "trained", "in_baseline", "num_calls", "prompt_tokens", "sampled_tokens", "response_tokens", "prefix_breaks",
+    "rejected_summaries",
 )  # fmt: skip
 
 
@@ -157,6 +160,30 @@ def whole_trajectory(record: Record) -> dict[str, Any]:
     return _clip_record(record, _WHOLE_CHARS, max_turns=10**6)
 
 
+_FAILURE_LINES = 12
+
+
+def first_failure(log: Any) -> str | None:
+    """Returns the first failing assertion of pytest's output: the line of the test, and what was wrong with it.
+
+    None where the log has none. The log may be the end of a longer one.
+    """
+    lines = lines_of(str(log or ""), ends=False)
+    places = [place for place, line in enumerate(lines) if _FAILED_LINE.match(line)]
+    if not places:
+        summary = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), None)
+        return clip_text(summary, 300) or None
+    first = places[0]
+    said = []
+    for line in lines[first : first + _FAILURE_LINES]:
+        if not _FAILED_LINE.match(line):
+            break
+        said.append(line)
+    # The line of the test that failed begins with ">".
+    above = next((line for line in reversed(lines[:first]) if line.startswith(">")), None)
+    return clip_text("\n".join([above, *said] if above else said), 1500)
+
+
 def clip_text(value: Any, limit_chars: int) -> str:
     text = "" if value is None else str(value)
     if len(text) <= limit_chars:
@@ -169,11 +196,15 @@ def clip_text(value: Any, limit_chars: int) -> str:
 def _clip_record(record: Record, limit_chars: int, max_turns: int) -> dict[str, Any]:
     turns = [turn for turn in _as_list(record.get("turns")) if isinstance(turn, Mapping)]
     head = (max_turns + 1) // 2
-    kept = turns if len(turns) <= max_turns else turns[:head] + turns[len(turns) - (max_turns - head) :]
+    if len(turns) <= max_turns:
+        kept = turns
+    else:
+        kept = turns[:head] + turns[len(turns) - (max_turns - head) :]
     tests, num_tests, num_passed = _clip_tests(record.get("tests"), limit_chars)
     return {key: _clip_scalar(record.get(key)) for key in _KEPT} | {
         "turns": [_clip_turn(turn, limit_chars) for turn in kept],
         "num_turns": len(turns),
+        "segments": [clip_text(as_mapping(each).get("role"), 40) for each in _as_list(record.get("segments"))[:100]],
         "patch": clip_text(record.get("patch"), limit_chars * _PATCH_FACTOR),
         "error": clip_text(record.get("error"), limit_chars) or None,
         "tests": tests,
@@ -185,6 +216,7 @@ def _clip_record(record: Record, limit_chars: int, max_turns: int) -> dict[str, 
         },
         "findings": [clip_text(name, 40) for name in _as_list(record.get("findings"))[:12]],
         "grade_log": clip_text(record.get("grade_log"), limit_chars) or None,
+        "failure": first_failure(record.get("grade_log")),
         "times_s": {
             clip_text(key, 40): _clip_scalar(value)
             for key, value in list(as_mapping(record.get("times_s")).items())[:12]
@@ -194,7 +226,7 @@ def _clip_record(record: Record, limit_chars: int, max_turns: int) -> dict[str, 
 
 def _clip_turn(turn: Record, limit_chars: int) -> dict[str, Any]:
     texts = {key: clip_text(turn.get(key), limit_chars) or None for key in ("message", "command", "observation")}
-    rest = ("index", "exit_code", "format_error", "completion_s", "command_s")
+    rest = ("index", "exit_code", "format_error", "completion_s", "command_s", "summary")
     return texts | {key: _clip_scalar(turn.get(key)) for key in rest}
 
 
@@ -202,7 +234,10 @@ def _clip_tests(value: Any, limit_chars: int) -> tuple[list[tuple[str, bool]], i
     """Returns failed tests first, then a few that passed; with it how many there were and how many passed."""
     names = [(clip_text(str(name), 200), bool(passed)) for name, passed in as_mapping(value).items()]
     failed, passed = ([result for result in names if result[1] is wanted] for wanted in (False, True))
-    shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED] if limit_chars > 80 else []
+    if limit_chars > 80:
+        shown = failed[:_MAX_FAILED] + passed[:_MAX_PASSED]
+    else:
+        shown = []
     return shown, len(names), len(passed)
 
 

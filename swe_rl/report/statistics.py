@@ -23,6 +23,7 @@ Z_95 = 1.959963984540054  # the 0.975 quantile of the standard normal
 RESAMPLES = 10_000
 SEED = 0
 LEVEL = 0.95
+_ROUNDING = 1e-12  # equal differences of rates differ by less, relative to the largest
 _BLOCK = 1_000_000  # resampled steps held at once
 # Below this many solved (or unsolved) instances, and below this share of 32, a rate is near 0 or 1. What instances vary
 # by is hardly seen in such a sample: Wilson's interval then holds the rate in as few as 88 % of binomial samples. With
@@ -67,7 +68,10 @@ def clustered_interval(counts: Sequence[tuple[float, int]]) -> Interval | None:
         return _edge_interval(counts, rate)
     between = sum((solved - rate * samples) ** 2 for solved, samples in counts)
     variance = between / total**2 * instances / max(1, instances - 1)
-    independent = rate * (1.0 - rate) / variance if variance > 0.0 else float(instances)
+    if variance > 0.0:
+        independent = rate * (1.0 - rate) / variance
+    else:
+        independent = float(instances)
     independent = min(float(total), max(1.0, independent))
     return wilson_interval(rate * independent, independent, t_975(max(1, instances - 1)))
 
@@ -143,11 +147,9 @@ def paired_interval(*sides: Sequence[tuple[float, int]]) -> Interval | None:
 
 def difference_of_values(values: Sequence[float]) -> float:
     """Returns the second less the first; of four, the difference of the last two less that of the first two."""
-    return (
-        values[1] - values[0]
-        if len(values) == 2
-        else difference_of_values(values[2:]) - difference_of_values(values[:2])
-    )
+    if len(values) == 2:
+        return values[1] - values[0]
+    return difference_of_values(values[2:]) - difference_of_values(values[:2])
 
 
 def t_975(freedom: int) -> float:
@@ -221,8 +223,14 @@ def interval_percent(baseline: Sequence[float], candidate: Sequence[float]) -> I
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
-    """95 % t-interval of a mean (Student 1908); None for fewer than two values."""
-    if len(values) < 2:
+    """95 % t-interval of a mean (Student 1908); None for fewer than two values, and for values that are all equal.
+
+    Equal values have a spread of 0, and would get an interval without width: that no other run can differ. But the rate
+    of a few instances has few values, so that runs agree by chance. What they say then is that the spread is smaller
+    than such a rate shows, and not how large it is. An interval over instances is about something else: it takes the
+    runs as they are.
+    """
+    if len(values) < 2 or max(values) - min(values) <= _ROUNDING * max(map(abs, values)):
         return None
     half = t_975(len(values) - 1) * stdev(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half

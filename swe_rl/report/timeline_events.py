@@ -144,5 +144,7 @@ def _to_ms(seconds_s: float) -> int:
 def _sample_label(rest: str) -> str:
     """Of `sample.attempt`."""
     sample, _, attempt = rest.partition(".")
-    again = f" try {int(attempt) + 1}" if attempt.isdecimal() and int(attempt) else ""
+    again = ""
+    if attempt.isdecimal() and int(attempt):
+        again = f" try {int(attempt) + 1}"
     return f"#{sample[:40]}{again}"

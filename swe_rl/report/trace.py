@@ -16,7 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from swe_rl.files.disk import Redactor, disk_error, encode_json
+from swe_rl.files.disk import disk_error
+from swe_rl.files.json_text import encode_json
+from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.report.timeline_events import (
@@ -44,7 +46,7 @@ def trace_lines(folder: RunFolder, step: int | None = None) -> Iterator[bytes]:
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     separator = b""
     for event in trace_events(folder, step):
-        yield separator + redactor.json(encode_json(event))
+        yield separator + redactor.data_json(encode_json(event))
         separator = b",\n"
     yield b"\n]}\n"
 
@@ -139,7 +141,10 @@ def _program_events(program: TimelineProgram, process: int, lane: int) -> Iterat
             at = phase.turn
             if at >= 0:
                 yield _turn_event(program, program.phases[place:], process, lane)
-        engine = {"engine": program.engines[phase.engine]} if phase.engine >= 0 else {}
+        if phase.engine >= 0:
+            engine = {"engine": program.engines[phase.engine]}
+        else:
+            engine = {}
         within = (1000 * phase.start_ms, 1000 * phase.end_ms)
         yield _slice_event(KINDS[phase.kind], "phase", within, process, lane, engine)
 

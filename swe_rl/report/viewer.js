@@ -14,10 +14,13 @@ function chip(status) {
 const signed = (value) => (isNumber(value) ? (value > 0 ? "+" : "") + short(value) : "–");
 const seconds = (value) => (isNumber(value) ? (value < 10 ? value.toFixed(2) : value.toFixed(0)) + " s" : "–");
 
+// The evaluation of step 0 is that before the training.
+const evalTime = (step) => (step > 0 ? `after step ${step}` : "before step 1");
+
 function setLabel(one, sets) {
   const evals = sets.filter((other) => other.kind === "eval");
   const which = evals.length > 1 ? (one === evals[0] ? ", first" : ", last") : "";
-  const name = one.kind === "eval" ? `Held-out${which} (after step ${one.step})` : `Training step ${one.step}`;
+  const name = one.kind === "eval" ? `Held-out${which} (${evalTime(one.step)})` : `Training step ${one.step}`;
   const shown = one.trajectories.length;
   return `${name}: ${shown < one.total ? `${shown} of ${one.total} shown` : shown}`;
 }
@@ -99,12 +102,15 @@ function conversation(one, level = 3) {
   const numbers = [["reward", short(one.reward)], ...learning, ["prompt", tokens(one.prompt_tokens)],
     ["sampled", tokens(one.sampled_tokens)], ["response", tokens(one.response_tokens)], ["calls", short(one.num_calls)],
     ["prefix breaks", short(one.prefix_breaks)],
+    ...((one.segments || []).length > 1 ? [["segments", one.segments.join(", ")]] : []),
+    ...(one.rejected_summaries ? [["rejected summaries", short(one.rejected_summaries)]] : []),
     ...Object.entries(one.times_s).map(([name, value]) => [name, seconds(value)])];
   const parts = [
     el(`h${level}`, {}, `${one.instance_id} #${one.sample} `, chip(one.status)),
     el("p", { class: "note mono" }, one.trajectory_id),
     facts("facts", numbers),
   ];
+  if (viewerPlace) parts.push(el("p", { class: "note" }, "Prompt, tokens and known fix: in job=view, at ", el("code", {}, viewerPlace(one))));
   if (one.error) parts.push(el("pre", { class: "error" }, one.error));
   const words = (name) => String(name).replaceAll("_", " ");
   const tried = Object.entries(one.cheating || {}).map(([kind, count]) => `${words(kind)} × ${count}`);
@@ -120,9 +126,15 @@ function conversation(one, level = 3) {
     parts.push(turnView(turn, previous));
   });
   if (!one.turns.length) parts.push(el("p", { class: "note" }, "No turns."));
-  parts.push(...patchView(one, level + 1), ...testsView(one, level + 1), ...gradeLogView(one));
+  parts.push(...failureView(one, level + 1), ...patchesView(one, level + 1), ...testsView(one, level + 1), ...gradeLogView(one));
   return parts;
 }
+
+// In the report, this is a function from a trajectory to its address in `job=view`.
+let viewerPlace = null;
+
+// Where the page can open at a turn, this is a function from its number to its address.
+let turnAddress = null;
 
 // A message that is nothing but a fenced command would be read twice.
 function saysOnlyItsCommand(turn) {
@@ -132,8 +144,10 @@ function saysOnlyItsCommand(turn) {
 
 function turnView(turn, index) {
   const times = `model ${seconds(turn.completion_s)} · command ${seconds(turn.command_s)}`;
-  const parts = [el("header", {}, el("b", {}, `Turn ${index + 1}`), el("span", {}, times)),
+  const name = turnAddress ? el("a", { href: turnAddress(index), title: "a link that opens at this turn" }, `Turn ${index + 1}`) : `Turn ${index + 1}`;
+  const parts = [el("header", {}, el("b", {}, name), el("span", { title: "seconds until the reply was there, and until its command had ended" }, times)),
     saysOnlyItsCommand(turn) ? null : el("pre", { class: "said" }, turn.message || "(empty message)")];
+  if (turn.summary) parts.push(el("p", { class: "note" }, `a summary for itself, in place of older messages: ${turn.summary.replaceAll("_", " ")}`));
   if (turn.format_error) parts.push(el("p", { class: "bad" }, "format error: no command could be read"));
   if (turn.command !== null) parts.push(el("pre", { class: "command" }, turn.command));
   if (turn.observation !== null || isNumber(turn.exit_code)) {
@@ -142,7 +156,7 @@ function turnView(turn, index) {
     const shown = (turn.observation || "").trimEnd() || "(no output)";
     parts.push(scrolling(el("div", { class: "answer" }, exit, el("pre", {}, shown))));
   }
-  return el("section", { class: "turn" }, parts);
+  return el("section", { class: "turn", id: `turn-${index}` }, parts);
 }
 
 function gradeLogView(one) {
@@ -151,15 +165,31 @@ function gradeLogView(one) {
   return [el("details", {}, el("summary", {}, "End of the tests' output"), el("pre", {}, one.grade_log)), ...whole];
 }
 
+function failureView(one, level) {
+  if (!one.failure || one.status === "resolved") return [];
+  return [el(`h${level}`, { class: "minor" }, "First failing assertion"), scrolling(el("pre", { class: "error" }, one.failure))];
+}
+
+// The known fix stands beside the agent's patch, where it is known.
+function patchesView(one, level) {
+  if (!one.known_fix) return patchView(one, level);
+  return [el("div", { class: "patches" }, el("div", {}, ...patchView(one, level)),
+    el("div", {}, el(`h${level}`, { class: "minor" }, "Known fix"), diffView(one.known_fix)))];
+}
+
 function patchView(one, level) {
-  const title = el(`h${level}`, { class: "minor" }, "Patch");
+  const title = el(`h${level}`, { class: "minor" }, one.known_fix ? "The agent's patch" : "Patch");
   if (!one.patch) return [title, el("p", { class: "note" }, "Empty: nothing was changed.")];
-  const lines = one.patch.split("\n").map((text) => {
+  return [title, diffView(one.patch)];
+}
+
+function diffView(patch) {
+  const lines = patch.trimEnd().split("\n").map((text) => {
     const kind = /^(\+\+\+|---|diff |index )/.test(text) ? "file" : text.startsWith("@@") ? "hunk"
       : text.startsWith("+") ? "added" : text.startsWith("-") ? "removed" : "";
     return el("span", { class: kind }, text + "\n");
   });
-  return [title, scrolling(el("pre", { class: "diff" }, lines))];
+  return scrolling(el("pre", { class: "diff" }, lines));
 }
 
 function testsView(one, level) {

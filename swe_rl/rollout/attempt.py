@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.agent.protocol import (
+from swe_rl.agent.agent import (
     Agent,
     AgentError,
     AgentResult,
@@ -28,15 +28,18 @@ from swe_rl.agent.protocol import (
 )
 from swe_rl.config.choices import OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, RolloutConfig
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.env import Env, Grade, GradeError, GradesInPlace, end_of
+from swe_rl.env.mix import EnvPart, part_of
 from swe_rl.env.patch import TakenPatch, collect_patch, submitted_patch
-from swe_rl.env.protocol import Env, Grade, GradeError, GradesInPlace, end_of
+from swe_rl.facts.schedule import rollout_at
 from swe_rl.gateway.errors import GatewayLostError
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.rollout.continued import ContinuedAttempts
 from swe_rl.rollout.gradings import Gradings, prepare_image
 from swe_rl.rollout.outcome import (
     count_calls,
@@ -49,7 +52,7 @@ from swe_rl.rollout.outcome import (
 )
 from swe_rl.rollout.reward import Attempt, ForeignReward
 from swe_rl.rollout.trajectory import Order, Status, Trajectory
-from swe_rl.sandbox.protocol import Door, OutsideError, Sandbox, SandboxError, SandboxProvider, Waited
+from swe_rl.sandbox.sandbox import Door, OutsideError, Sandbox, SandboxError, SandboxProvider, Waited
 
 _PATIENCE_GRAIN_S = 0.1
 
@@ -88,8 +91,10 @@ class Attempter:
         wall_clock: Callable[[], float] = time.time,
         keep_log: Callable[[Order, str], None] | None = None,
         reward: ForeignReward | None = None,
+        continued: ContinuedAttempts | None = None,
     ) -> None:
-        """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`."""
+        """`keep_log` gets the whole log of each grading. `reward`: in place of `env.reward`. `continued` knows what
+        earlier processes recorded of attempts; None: each begins anew."""
         self._env = env
         self._env_config = env_config
         self._agent = agent
@@ -101,16 +106,19 @@ class Attempter:
         self._clock = clock
         self._wall_clock = wall_clock
         self._keep_log = keep_log
+        self._continued = continued
         self._gradings = Gradings(env, sandboxes, rollout)
         self._places: AbstractAsyncContextManager[object] = nullcontext()  # for gradings
         if rollout.mode is RolloutMode.stream:
-            self._places = asyncio.Semaphore(rollout.concurrency)
+            self._places = asyncio.Semaphore(int(rollout.concurrency))
 
     async def run(self, order: Order) -> tuple[Trajectory, AgentResult | None]:
         """Raises TraceStoreError only: without its traces no trajectory counts."""
         progress = _Progress()
         times_s = dict[str, float]()
         self._gateway.open_session(order.trajectory_id, self._settings(order))
+        if self._continued is not None:
+            await self._recall_first(self._continued, order.trajectory_id)
         status = Status.infra_error
         error = None
         unknown = None
@@ -130,7 +138,7 @@ class Attempter:
                     await self._judge(order, progress, times_s, self._gradings.grade(order.instance, progress.patch))
             assert progress.result is not None
             status = status_of(progress.result.exit, progress.patch, progress.grade)
-            await self._pay(order, status, progress)
+            await self._pay_own_reward(order, status, progress)
         except TraceStoreError:
             raise
         except GradeError as failure:
@@ -159,9 +167,23 @@ class Attempter:
         trajectory.began_s = progress.began_s | {"end": self._wall_clock()}
         return trajectory, progress.result
 
+    async def _recall_first(self, continued: ContinuedAttempts, trajectory_id: str) -> None:
+        recall = await asyncio.to_thread(continued.recall, trajectory_id)
+        if recall is not None:
+            self._gateway.recall_first(trajectory_id, recall)
+
     def _settings(self, order: Order) -> SessionSettings:
-        """A program inside of the sandbox does not count its turns as we do, if at all: the gateway does."""
-        return replace(order.settings, max_calls=self._rollout.max_turns) if self._agent.needs_door else order.settings
+        """A program inside of the sandbox does not count its turns as we do, if at all: the gateway does. What such a
+        program says of its segments is not believed."""
+        if not self._agent.needs_door:
+            return order.settings
+        return replace(order.settings, max_calls=self._max_turns(order), compacts=False)
+
+    def _max_turns(self, order: Order) -> int:
+        """Returns how many turns the attempt may have: those of its step, or of an evaluation."""
+        if order.id.is_evaluation:
+            return self._rollout.max_turns
+        return rollout_at(self._rollout, order.id.step).max_turns
 
     async def _judge(
         self, order: Order, progress: _Progress, times_s: dict[str, float], grading: Coroutine[Any, Any, Grade]
@@ -175,11 +197,9 @@ class Attempter:
             times_s["grade"] = times_s.get("grade", 0.0) + self._clock() - began_s
         if self._keep_log is not None:
             await asyncio.to_thread(self._keep_log, order, progress.grade.log or progress.grade.log_tail)
-        progress.tricks = tricks_of(progress.grade, progress.taken.shown, order.instance)
-        if progress.tricks and self._rollout.tricks is not TrickPolicy.count:
-            progress.grade = progress.grade.worthless()
+        progress.tricks = tricks_of(progress.grade)
 
-    async def _pay(self, order: Order, status: Status, progress: _Progress) -> None:
+    async def _pay_own_reward(self, order: Order, status: Status, progress: _Progress) -> None:
         """Pays by a reward of somebody's own. Raises RewardError."""
         grade = progress.grade
         result = progress.result
@@ -192,8 +212,7 @@ class Attempter:
         )
         paid = await self._reward.turn_rewards(attempt)
         progress.turn_rewards = paid[: len(result.turns)]
-        tricked = progress.tricks and self._rollout.tricks is not TrickPolicy.count
-        if rule is OutcomeReward.graded and grade is not None and not tricked:
+        if rule is OutcomeReward.graded and grade is not None and not progress.tricks:
             progress.own_reward = await self._reward.reward(attempt)
 
     async def _act(self, order: Order, progress: _Progress, times_s: dict[str, float]) -> None:
@@ -204,7 +223,8 @@ class Attempter:
         sandbox = await self._sandboxes.create(workspace, owner=order.trajectory_id, door=door)
         try:
             base_commit = order.instance.base_commit
-            in_place = self._env if isinstance(self._env, GradesInPlace) else None
+            env = self._part(order).env
+            in_place = env if isinstance(env, GradesInPlace) else None
             if workspace.image is not None and in_place is None:  # what we made ourselves has no history to hide
                 base_commit = await prepare_image(sandbox, order.instance)
             times_s["boot"] = self._clock() - started_s
@@ -218,6 +238,8 @@ class Attempter:
 
     async def _run_agent(self, order: Order, progress: _Progress, times_s: dict[str, float], sandbox: Sandbox) -> None:
         started_s, progress.began_s["agent"] = self._clock(), self._wall_clock()
+        if self._continued is not None:
+            sandbox = await asyncio.to_thread(self._continued.recorded, order.trajectory_id, sandbox)
         waited = partial(self._gateway.waited_s, order.trajectory_id)
         work = Assignment(
             Task(order.instance.instance_id, self._env.prompt(order.instance)),
@@ -226,6 +248,7 @@ class Attempter:
             sandbox=sandbox,
             timeout_s=min(self._rollout.agent_timeout_s, self._gradings.limits(order.instance).agent_s),
             waited=waited,
+            max_turns=self._max_turns(order),
         )
         running = asyncio.ensure_future(self._agent.run(work))
         try:
@@ -235,6 +258,8 @@ class Attempter:
             if not running.done():
                 running.cancel()
                 await asyncio.wait({running})
+            if self._continued is not None:
+                self._continued.ended(order.trajectory_id)
             times_s["waited"] = waited()
         times_s["agent"] = self._clock() - started_s
         times_s["command"] = sum(turn.command_s for turn in progress.result.turns)
@@ -286,6 +311,10 @@ class Attempter:
         except SandboxError:
             return await take_once()
 
+    def _part(self, order: Order) -> EnvPart:
+        """Returns the environment of the order's instance: a part of a mix, or the only one."""
+        return part_of(self._env, self._env_config, order.instance)
+
     def _door(self, order: Order) -> Door:
         parts = urlsplit(self._gateway.session_url(order.trajectory_id))
         assert parts.hostname is not None and parts.port is not None
@@ -317,7 +346,8 @@ class Attempter:
         outcome = self._rollout.outcomes[status.value]
         grade = progress.grade
         masked = bool(progress.tricks) and self._rollout.tricks is TrickPolicy.mask
-        reward = reward_of(status, grade, self._rollout.outcomes, self._env_config.reward)
+        part = self._part(order)
+        reward = reward_of(status, grade, self._rollout.outcomes, part.config.reward)
         if reward is not None and self._reward is not None:
             paid = progress.own_reward is not None and outcome.reward is OutcomeReward.graded
             reward = progress.own_reward if paid else self._reward.failure
@@ -325,6 +355,7 @@ class Attempter:
             trajectory_id=order.trajectory_id,
             group_id=order.id.group_id,
             **asdict(order.id),
+            part=part.name,
             status=status,
             reward=None if masked else reward,
             trained=outcome.trained and not masked,

@@ -12,15 +12,18 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from swe_rl.agent.protocol import AgentResult
-from swe_rl.config.choices import INFRA_STATUSES
+from swe_rl.agent.agent import AgentResult
+from swe_rl.config.choices import INFRA_STATUSES, CompactionKind
 from swe_rl.config.schema import RolloutConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.errors import RunError
+from swe_rl.facts.schedule import rollout_at
 from swe_rl.gateway.session import SessionSettings
+from swe_rl.rollout.places import Places
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
 
 # This share of a step may run out of time; where nearly all do, the limit is to blame and not the policy.
@@ -87,7 +90,7 @@ def require_some_understood(trajectories: Sequence[Trajectory]) -> None:
     raise RolloutError(
         f"{len(refused)} of {len(trajectories)} trajectories ({len(refused) / len(trajectories):.0%}) ended in "
         f"request_refused, more than {_MOST_TIMEOUTS:.0%} of a step may: the program sends what the gateway cannot "
-        f"answer (docs/dialects.md). The first said: {refused[0].error}"
+        f"answer (docs/engineering/dialects.md). The first said: {refused[0].error}"
     )
 
 
@@ -134,7 +137,8 @@ class Collector:
     """Collects trajectories. `on_tail` is told when a step begins (False) and when its last trajectory has begun
     (True).
 
-    `watch` goes on beside a step's trajectories, and ends them with what it raises.
+    `watch` and `steer` go on beside a step's trajectories, and end them with what they raise. `make_places` makes the
+    places of a step; without it there are `rollout.concurrency`.
     """
 
     def __init__(
@@ -150,6 +154,12 @@ class Collector:
         self._seed = seed
         self.on_tail = on_tail or (lambda _: None)
         self.watch = watch
+        # A step's places are made by this.
+        self.make_places: Callable[[], Places] = partial(Places, int(rollout.concurrency))
+        # This changes their number beside a step's trajectories; None where it stays.
+        self.steer: Callable[[], Coroutine[Any, Any, None]] | None = None
+        # This gives what was recorded of an attempt that broke to the one in its place; None: it begins anew.
+        self.hand_over: Callable[[str, str], None] | None = None
         # So many attempts of `collect` have begun, and are not graded and handed to `on_done` yet.
         self.num_under_way = 0
 
@@ -171,7 +181,7 @@ class Collector:
         TraceStoreError, and what `watch` raises.
         """
         alone = places is None
-        limit = places or asyncio.Semaphore(self._rollout.concurrency)
+        limit = places or self.make_places()
         collected = Collected([], [])
         waiting_to_begin = len(instances) * n - len(known)
         if alone:
@@ -221,12 +231,13 @@ class Collector:
 
     @asynccontextmanager
     async def _watching(self, group: asyncio.TaskGroup | None) -> AsyncIterator[None]:
-        watching = group.create_task(self.watch()) if group is not None and self.watch is not None else None
+        works = (self.watch, self.steer) if group is not None else ()
+        beside = [group.create_task(work()) for work in works if group is not None and work is not None]
         try:
             yield
         finally:
-            if watching is not None:
-                watching.cancel()
+            for task in beside:
+                task.cancel()
 
     async def attempts(
         self,
@@ -253,17 +264,23 @@ class Collector:
             if name.attempt >= min(allowed, self._rollout.infra_retries):
                 return trajectory, result
             retried.append(trajectory)
-            name = replace(name, attempt=name.attempt + 1)
+            again = replace(name, attempt=name.attempt + 1)
+            if self.hand_over is not None and again.attempt == 1:
+                await asyncio.to_thread(self.hand_over, str(name), str(again))
+            name = again
 
     def _order(self, instance: Instance, name: TrajectoryId, temperature: float, place: AttemptPlace | None) -> Order:
+        limits = self._rollout if name.is_evaluation else rollout_at(self._rollout, name.step)
         settings = SessionSettings(
             temperature=temperature,
             top_p=self._rollout.top_p,
             top_k=self._rollout.top_k,
             min_p=self._rollout.min_p,
             max_turn_tokens=self._rollout.max_turn_tokens,
-            max_trajectory_tokens=self._rollout.max_trajectory_tokens,
+            max_trajectory_tokens=limits.max_trajectory_tokens,
             max_prompt_tokens=self._rollout.max_prompt_tokens,
+            max_total_tokens=self._rollout.max_total_tokens,
+            compacts=self._rollout.compaction is not CompactionKind.none,
             seed=sampling_seed(self._seed, str(name)),
             group_id=name.group_id,
         )

@@ -20,11 +20,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from swe_rl.agent.protocol import AgentResult
-from swe_rl.rollout.batch import degenerate_groups
+from swe_rl.agent.agent import AgentResult
 from swe_rl.rollout.collect import AttemptPlace, Collected
-from swe_rl.rollout.sampler import Begun, GroupOrder
-from swe_rl.rollout.sampler_state import SamplerState
+from swe_rl.rollout.counts import degenerate_groups
+from swe_rl.rollout.order.sampler import Begun, GroupOrder
+from swe_rl.rollout.order.sampler_state import SamplerState
+from swe_rl.rollout.places import Places
 from swe_rl.rollout.trajectory import Trajectory
 
 Attempted = tuple[Trajectory, AgentResult | None]
@@ -106,13 +107,14 @@ class Flow:
         steps: int,
         on_tail: Callable[[bool], None] | None = None,
         on_left: Callable[[Begun, int], None] | None = None,
+        places: Places | None = None,
     ) -> None:
         self._order = order
         self._work = work
         self._pace = pace
         self._on_tail = on_tail or (lambda _: None)
         self._on_left = on_left or (lambda *_: None)
-        self.places = asyncio.Semaphore(pace.concurrency)
+        self.places = places or Places(pace.concurrency)
         self._steps_left = steps
         # These are begun and neither taken nor set aside.
         self._open: dict[int, _FlowGroup] = {}

@@ -9,15 +9,17 @@ Invariants:
 
 import asyncio
 import math
+from dataclasses import replace
 
 from swe_rl.config.schema import RolloutConfig
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import ComparesWithFix, Env, Grade, GradeError, GradesInPlace, InstanceLimits
 from swe_rl.env.grading.blame import BROKEN
 from swe_rl.env.history import hide_history
+from swe_rl.env.mix import env_of
 from swe_rl.env.patch import NOOP_PATCH, collect_patch
-from swe_rl.env.protocol import ComparesWithFix, Env, Grade, GradeError, GradesInPlace, InstanceLimits
 from swe_rl.errors import one_line
-from swe_rl.sandbox.protocol import OutsideError, Sandbox, SandboxError, SandboxProvider, run_whole
+from swe_rl.sandbox.sandbox import OutsideError, Sandbox, SandboxError, SandboxProvider, run_whole
 
 _SETUP_S = 600.0
 _HIDE_HISTORY_S = 120.0
@@ -37,7 +39,8 @@ class Gradings:
         self._judged_untouched: set[str] = set()  # instances whose verifier gave a verdict where nobody acted
 
     def limits(self, instance: Instance) -> InstanceLimits:
-        return self._env.limits(instance) if isinstance(self._env, GradesInPlace) else _NO_LIMITS
+        env = env_of(self._env, instance)
+        return env.limits(instance) if isinstance(env, GradesInPlace) else _NO_LIMITS
 
     async def grade(self, instance: Instance, patch: str) -> Grade:
         """Grades a patch. Tests that did not end are run once more: a hiccup of the machine is no verdict.
@@ -67,14 +70,7 @@ class Gradings:
         except OutsideError:
             raise
         except (GradeError, SandboxError) as error:
-            return Grade(
-                resolved=False,
-                patch_applied=True,
-                fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
-                log_tail=str(error),
-                findings=(BROKEN,),
-                started=False,
-            )
+            return replace(Grade.failed(instance, str(error), BROKEN), started=False)
         self._note_duration(instance, grade)
         return grade
 
@@ -105,10 +101,11 @@ class Gradings:
 
         Raises GradeError, SandboxError.
         """
-        if not isinstance(self._env, ComparesWithFix):
+        env = env_of(self._env, instance)
+        if not isinstance(env, ComparesWithFix):
             return grade
         names = grade.session.passed_twins
-        failing = await self._env.failing_with_fix(instance, names, self._sandboxes, self._timeout_s)
+        failing = await env.failing_with_fix(instance, names, self._sandboxes, self._timeout_s)
         return grade.worthless("twin_passed") if failing else grade
 
     async def check_patch_can_be_taken(self, instance: Instance, error: SandboxError) -> None:

@@ -1,19 +1,18 @@
 """Decides by the failure policy what a status means for reward, training and baseline.
 
 Invariants:
-- conf/rollout has one row for every status; nothing else decides a reward.
+- conf/rollout has one row for every status. Else only a reward of the user's own and rollout.tricks decide.
 - An infrastructure failure has no reward at all.
 """
 
 from collections.abc import Mapping
 
-from swe_rl.agent.protocol import Exit
+from swe_rl.agent.agent import Exit
 from swe_rl.config.choices import INFRA_STATUSES, OutcomeReward, RewardKind
 from swe_rl.config.schema import OutcomeConfig
-from swe_rl.dataset.instance import Instance
-from swe_rl.env.cheating.attempts import tricks_in_code
-from swe_rl.env.protocol import TRICKS, Grade
+from swe_rl.env.env import TRICKS, Grade
 from swe_rl.gateway.live import SessionSummary
+from swe_rl.gateway.trace import Break
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 _UNSUBMITTED = {
@@ -87,13 +86,9 @@ def graded_reward(grade: Grade, kind: RewardKind) -> float:
     return 1.0 if grade.resolved else FAILURE_REWARD[kind]
 
 
-def tricks_of(grade: Grade | None, patch: str, instance: Instance) -> list[str]:
-    """Returns what could have changed the verdict: findings of the run, and of the patch's code where a test passed."""
-    if grade is None:
-        return []
-    paid = grade.resolved or any(grade.fail_to_pass.values())
-    in_code = tricks_in_code(patch, instance) if paid else []
-    return [*(name for name in grade.findings if name in TRICKS), *in_code]
+def tricks_of(grade: Grade | None) -> list[str]:
+    """Returns the findings that say that the patch made tests pass without solving the issue."""
+    return [name for name in grade.findings if name in TRICKS] if grade else []
 
 
 def count_calls(trajectory: Trajectory, summary: SessionSummary) -> None:
@@ -104,7 +99,7 @@ def count_calls(trajectory: Trajectory, summary: SessionSummary) -> None:
     """
     trajectory.num_calls = summary.num_calls
     trajectory.sampled_tokens = summary.sampled_tokens
-    trajectory.prefix_breaks = sum(summary.breaks.values())
+    trajectory.prefix_breaks = sum(number for kind, number in summary.breaks.items() if kind is not Break.compacted)
     trajectory.request_notes = dict(summary.notes)
     trajectory.superseded_replies = summary.superseded_replies
     trajectory.superseded_tokens = summary.superseded_tokens

@@ -14,7 +14,7 @@ from typing import Any
 
 from swe_rl.report.resolved import of_counts
 from swe_rl.report.statistics import clustered_interval
-from swe_rl.rollout.batch import valid_counts
+from swe_rl.rollout.counts import part_numbers, valid_counts
 from swe_rl.rollout.trajectory import Trajectory, cheating_counts
 
 _RESOLVED = ("rate", "low", "high", "num_samples", "num_instances")
@@ -72,7 +72,7 @@ def reported_ks(n: int) -> list[int]:
 
 
 def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n: int) -> dict[str, Any]:
-    """Returns `eval.json`: `all` and each repository with its counts, rates and statuses.
+    """Returns `eval.json`: `all`, each part of a mix and each repository with its counts, rates and statuses.
 
     `repos` maps an instance's id to its repository.
     """
@@ -82,6 +82,7 @@ def score_table(trajectories: Sequence[Trajectory], repos: Mapping[str, str], n:
     return {
         "samples_per_instance": n,
         "all": _compute_scores(trajectories, n),
+        **part_numbers(trajectories, lambda members: _compute_scores(members, n)),
         "repositories": {repo: _compute_scores(members, n) for repo, members in sorted(by_repo.items())},
     }
 

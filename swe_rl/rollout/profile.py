@@ -12,7 +12,7 @@ Invariants:
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.gateway.trace import Trace, superseded_turns
 from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.trajectory import Trajectory

@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import RewardConfig
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.env import Grade, GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import (
@@ -41,16 +41,16 @@ class RewardError(GradeError):
 class Attempt:
     """A trajectory as a reward is told of it. `reward` hears of those that are resolved or unresolved alone.
 
-    `status` is as docs/failure_policy.md has it. `grade` is one without any, where nothing was put to tests. `messages`
-    are the whole conversation in OpenAI's shape; a program that keeps its own has the task alone.
+    `status` is as docs/engineering/failure_policy.md has it. `grade` is one without any, where nothing was put to
+    tests. `messages` are the whole conversation in OpenAI's shape; a program that keeps its own has the task alone.
     """
 
-    trajectory_id: str
-    instance: Instance
+    trajectory_id: str  # The name of the attempt's file in the run's folder.
+    instance: Instance  # What was to be solved.
     status: str
-    patch: str
+    patch: str  # What the agent changed, as git writes it; empty if nothing.
     grade: Grade
-    turns: Sequence[Turn]
+    turns: Sequence[Turn]  # The turns of the agent, the first one first.
     messages: Sequence[Mapping[str, Any]]
 
 

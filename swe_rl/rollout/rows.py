@@ -3,7 +3,7 @@
 Invariants:
 - Sampled tokens have mask 1 and their own log-probability, everything else mask 0 and 0.0.
 - There is one row a chain; each sampled token is in one row; a reply that was aborted, or that a client's retry
-  superseded and nothing went on from, is in none.
+  superseded and nothing went on from, is in none, and neither is a summary that no segment goes on from.
 - A row's ids are the last prompt of its chain and what was sampled after it, put together by one concatenation. What
   every trace adds stands there at its place, id for id; anything else is a RowError.
 - The work grows with the row, not with the sum of its prompts, and is done on arrays.
@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from swe_rl.agent.protocol import AgentResult
+from swe_rl.agent.agent import AgentResult
 from swe_rl.algo.credit import of_turns
 from swe_rl.algo.row import ROUNDING_NATS as _ROUNDING_NATS
 from swe_rl.algo.row import Ids, Mask, PerToken, Row, fill_sampled, find_unsound_logprob
 from swe_rl.errors import RunError
 from swe_rl.gateway.trace import Trace, joined_ids, joined_routes, superseded_turns, trace_ancestry, whole_prompts
 from swe_rl.model.chat import ChatRenderer
+from swe_rl.rollout.segments import recorded_chains
 from swe_rl.rollout.trajectory import Trajectory
 
 
@@ -33,8 +34,9 @@ class RowError(RunError):
 def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
     """Returns rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
     by_turn = {trace.turn: trace for trace in traces}
-    chains = _group_by_chain(traces)
-    answers = {turn: i for i, turn in enumerate(sorted(trace.turn for chain in chains for trace in chain))}
+    chains = recorded_chains(traces)
+    answered = [trace.turn for chain in recorded_chains(traces, with_unused=True) for trace in chain]
+    answers = {turn: i for i, turn in enumerate(sorted(answered))}
     rows = []
     for chain in chains:
         line = trace_ancestry(chain[-1], by_turn)
@@ -58,6 +60,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 trained=trajectory.trained,
                 turns=_turn_of_tokens(chain, answers) if len(answers) == len(trajectory.turns) else None,
                 routes=joined_routes(line),
+                segment=chain[0].chain,
             )
         )
     return rows
@@ -71,13 +74,13 @@ def _turn_of_tokens(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
 def with_current_advantages(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
     """Returns rows with the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
+    last = {row.trajectory_id: row for row in rows if row.sampled_tokens}
     return [
         replace(
             row,
             advantage=_advantage_per_token(row, trajectory),
             trained=row.trained and trajectory.trained,
-            rewards=_rewards_per_token(row, trajectory),
-            turns=None,
+            rewards=_rewards_per_token(row, trajectory, is_last=row is last.get(row.trajectory_id)),
         )
         for row in rows
         for trajectory in (by_id[row.trajectory_id],)
@@ -93,27 +96,18 @@ def _advantage_per_token(row: Row, trajectory: Trajectory) -> PerToken:
     return together.astype(np.float32)[row.turns]
 
 
-def _rewards_per_token(row: Row, trajectory: Trajectory) -> PerToken | None:
-    """Returns rewards for a critic: the trajectory's at the end of each of its rows, and a turn's where it ended."""
+def _rewards_per_token(row: Row, trajectory: Trajectory, *, is_last: bool) -> PerToken | None:
+    """Returns rewards for a critic: the trajectory's at the end of its last row, and a turn's where it ended."""
     if trajectory.charged_reward is None:
         return None
     rewards = fill_sampled(0.0, row.loss_mask)
-    rewards[-1:] += trajectory.charged_reward
+    if is_last:
+        rewards[-1] += trajectory.charged_reward
     if row.turns is not None and trajectory.turn_rewards:
         # -1 is the number of no turn, so the last token always ends one.
         ends = np.flatnonzero(np.diff(row.turns, append=-1))
         rewards[ends] += np.array(trajectory.turn_rewards, np.float32)[row.turns[ends]]
     return rewards
-
-
-def _group_by_chain(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """Returns the traces by chain, without the superseded and the aborted ones."""
-    left_out = superseded_turns(traces)
-    chains: dict[int, list[Trace]] = {}
-    for trace in sorted(traces, key=lambda stored: (stored.chain, stored.turn)):
-        if trace.turn not in left_out and trace.finish_reason != "abort" and len(trace.sampled_ids):
-            chains.setdefault(trace.chain, []).append(trace)
-    return list(chains.values())
 
 
 def _check_chain(chain: Sequence[Trace], ids: Ids, in_line: set[int], by_turn: Mapping[int, Trace]) -> None:

@@ -2,14 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
+from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.dataset.instance import Instance
-from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.trace import SegmentRole
+from swe_rl.rollout.segments import Segment
+
+if TYPE_CHECKING:  # It is the type of a field alone.
+    from swe_rl.gateway.session import SessionSettings
 
 
 class Status(StrEnum):
@@ -86,7 +91,7 @@ class Order:
 
     instance: Instance
     id: TrajectoryId
-    settings: SessionSettings
+    settings: "SessionSettings"
     acted: Callable[[], None] = field(default=_nobody_waits, compare=False)
 
     @property
@@ -124,6 +129,10 @@ class Trajectory:
     # Its last reply was cut, and nothing in it was run.
     ended_by_cut: bool = False
     prefix_breaks: int = 0
+    segments: list[Segment] = field(default_factory=list)
+    # These summaries are not trained: they were rejected, or the attempt ended before it went on with them.
+    rejected_summaries: int = 0
+    rejected_tokens: int = 0
     # These are calls, by what was mended in them.
     request_notes: dict[str, int] = field(default_factory=dict)
     # These are in no row: the agent asked anew and went on from another one.
@@ -148,6 +157,13 @@ class Trajectory:
     findings: list[str] = field(default_factory=list)
     # These are its last lines, where the patch did not resolve the instance.
     grade_log: str = ""
+    # The instance is of this part of a mix; it is empty where there is one environment.
+    part: str = ""
+
+    @property
+    def compactions(self) -> int:
+        """Returns how often the conversation was compacted and went on."""
+        return sum(segment.role is SegmentRole.compacted for segment in self.segments)
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
@@ -158,12 +174,30 @@ class Trajectory:
         else.
         """
         turns = [Turn(**_drop_keys(turn, _FORMER_OF_TURN)) for turn in record["turns"]]
-        values = _drop_keys(record, _FORMER) | {"status": Status(record["status"]), "turns": turns}
+        segments = [Segment.from_record(segment) for segment in record.get("segments", ())]
+        read = {"status": Status(record["status"]), "turns": turns, "segments": segments}
+        values = _drop_keys(record, _FORMER) | read
         return cls(**values)
 
 
 def _drop_keys(record: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in keys}
+
+
+def keep_attempts_of_policy(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Returns the attempts that say something about the policy.
+
+    Left out are those that infrastructure broke, and those that a later attempt replaced (`retries` of their outcome).
+    """
+    last: dict[tuple[str, int], int] = {}
+    for made in trajectories:
+        place = (made.group_id, made.sample)
+        last[place] = max(made.attempt, last.get(place, 0))
+    return [
+        made
+        for made in trajectories
+        if made.status not in INFRA_STATUSES and made.attempt == last[made.group_id, made.sample]
+    ]
 
 
 def cheating_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:

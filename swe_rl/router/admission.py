@@ -19,6 +19,11 @@ from swe_rl.router.pausing import relieve_engine
 from swe_rl.router.programs import AgeingQueue, Program
 from swe_rl.router.tr_state import TrState
 
+# The programs that are admitted together grow up together, and each that is paused for it loses its whole prefix. They
+# end at different times, so that half of the growth that is to come is there at once. Where prefixes fit into the GPU's
+# cache alone, they are short and cheap to compute again, and full batches are worth more.
+GROWTH_SHARE = 0.5
+
 # Leases run out and weights fade without an event. So all engines are asked again after so long.
 _ASK_ALL_S = 0.5
 
@@ -136,7 +141,9 @@ def _choose_engine(state: TrState, program: Program, books: Iterable[EngineBook]
 def _spare_places(book: EngineBook) -> int:
     """Returns fewer for more programs, where they share the engine's work alone: a tier in the host's memory has room
     for what they hold. The same number for all engines whose cache is what is scarce."""
-    return -len(book.programs) if book.capacity.reaches_host else 0
+    if not book.capacity.reaches_host:
+        return 0
+    return -len(book.programs)
 
 
 def _estimate_room(state: TrState, program: Program, book: EngineBook) -> float:
@@ -155,8 +162,10 @@ def _need_tokens(state: TrState, program: Program, book: EngineBook) -> int:
 
 def _fits_now(state: TrState, program: Program, book: EngineBook) -> bool:
     need = _need_tokens(state, program, book)
-    fits = book.account.empty or need <= state.room_tokens(book, state.settings.resume_at)
-    return fits and may_run(state, book, need)
+    room = state.room_tokens(book, state.settings.resume_at)
+    if book.programs.get(program.program_id) is None and book.capacity.reaches_host:
+        room -= GROWTH_SHARE * state.growth_to_come_tokens(program, book)
+    return (book.account.empty or need <= room) and may_run(state, book, need)
 
 
 def _fits_after_pausing(state: TrState, program: Program, book: EngineBook) -> bool:

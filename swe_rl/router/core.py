@@ -60,11 +60,11 @@ class DecisionLog:
 class RequestArrived:
     """A program wants a completion. Programs of one `group_id` begin with the same prompt."""
 
-    program_id: str
-    request_id: str
-    prompt_tokens: int
+    program_id: str  # The program that asks: one trajectory.
+    request_id: str  # `Place` names the request by it.
+    prompt_tokens: int  # The length of the whole prompt.
     group_id: str | None = None
-    turn: int | None = None
+    turn: int | None = None  # The turn of the program, counted from 0; None if it is not known.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ class RequestFinished:
     its prompt and what was sampled. `cached_tokens` counts what of its prompt was in the engine's prefix cache; None if
     that is not known."""
 
-    program_id: str
-    request_id: str
+    program_id: str  # The program that asked.
+    request_id: str  # The request that ended.
     context_tokens: int
     cached_tokens: int | None = None
 
@@ -83,7 +83,7 @@ class RequestFinished:
 class ProgramReleased:
     """The program will ask no more."""
 
-    program_id: str
+    program_id: str  # The program that ended.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ class EngineLoad:
     """Describes an engine's load. `kv_used_tokens` belong to running requests; `preemptions_total` only grows.
     `host_capacity_tokens` is the size of its tier in the host's memory; 0: it has none, or does not say so."""
 
-    engine: str
-    running: int
-    waiting: int
+    engine: str  # The engine's name.
+    running: int  # Requests that it samples for now.
+    waiting: int  # Requests that wait inside of the engine.
     kv_used_tokens: int
-    kv_capacity_tokens: int
+    kv_capacity_tokens: int  # The size of its cache; 0 if it is not known.
     preemptions_total: int = 0
     host_capacity_tokens: int = 0
 
@@ -104,7 +104,7 @@ class EngineLoad:
 class Tick:
     """Comes every `tick_s` of a policy that has one."""
 
-    loads: tuple[EngineLoad, ...]
+    loads: tuple[EngineLoad, ...]  # The engines that serve, as they are now.
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class EngineLost:
     """An engine died or cannot be reached: nothing it held is left. Its requests in flight still end with
     RequestFinished."""
 
-    engine: str
+    engine: str  # The engine's name.
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDrained:
     """An engine gets nothing new until it is added again. What it serves ends there."""
 
-    engine: str
+    engine: str  # The engine's name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class EngineAdded:
     """An engine is new, was restarted (so it is empty), or was drained before. If `kv_capacity_tokens` is 0, it is not
     known yet."""
 
-    engine: str
+    engine: str  # The engine's name.
     kv_capacity_tokens: int = 0
 
 
@@ -156,8 +156,8 @@ class GroupLeft:
     """So many programs of a group have not ended, those that have not begun included. The group is of use when none is
     left. If a group has no such event, nothing is known of its programs."""
 
-    group_id: str
-    programs: int
+    group_id: str  # The group, as in `RequestArrived`.
+    programs: int  # So many of its programs are left.
 
 
 Event = (
@@ -183,8 +183,8 @@ OVERDUE = "overdue"
 class Place:
     """Sends a request to an engine. `reason` explains the choice; two placements that differ only in it are equal."""
 
-    request_id: str
-    engine: str
+    request_id: str  # The request that is placed.
+    engine: str  # The engine that gets it.
     reason: str = field(default="", compare=False)
 
 
@@ -197,7 +197,7 @@ class Policy(Protocol[State]):
     """Defines a router's rules. `state` may have a method `snapshot()` that returns plain values, which status pages
     show."""
 
-    name: str
+    name: str  # Figures and status pages call the router so.
     tick_s: float | None  # None: no ticks
 
     @abstractmethod

@@ -113,11 +113,9 @@ _FULL = 0.9
 # less time than to compute it (`TrSettings.copy_pays`). Then requests that wait for the GPU's blocks are no shortage: a
 # pause would not make them any faster.
 #
-# The host has a copy of what the GPU has, but what runs there need not be copied back. So a share of the GPU's cache
-# counts beside the host's. In simulations of 40 to 80 programs at a tier of 30 or 60 GiB, a half was best: with none,
-# `tr` lost 3 to 6 % against `default` where the tier is just too small, and with all of it a tenth where it is far too
-# small.
-_GPU_BESIDE_HOST = 0.5
+# The host has a copy of what the GPU has, so the GPU's cache adds nothing to it. In simulations with half of that cache
+# counted beside the host's, `tr` lost a tenth against the best cap where prefixes are long and the tier is far too
+# small, and gained 1 to 2 % where it is just too small.
 
 
 class Capacity:
@@ -143,13 +141,15 @@ class Capacity:
     @property
     def tokens(self) -> float:
         if self.reaches_host:
-            return self._host_tokens + _GPU_BESIDE_HOST * self.reported_tokens
+            return float(self._host_tokens)
         return max(1.0, self.reported_tokens - self.bias_tokens)
 
     @property
     def stretch(self) -> float:
         """Returns how many times longer a prefix stays than in the GPU's cache alone."""
-        return self.tokens / self.reported_tokens if self.reaches_host else 1.0
+        if self.reaches_host:
+            return self.tokens / self.reported_tokens
+        return 1.0
 
     def report(self, tokens: int, host_tokens: int = 0) -> None:
         """Takes reported capacities. A value of 0 or less means that it is not known, and what was known stays."""
@@ -190,6 +190,9 @@ class EngineBook:
     acting: OrderedDict[str, Program] = field(default_factory=OrderedDict)
     # Has the programs that are admitted.
     programs: dict[str, Program] = field(default_factory=dict)
+    # Sums their sizes, and their first prompts.
+    size_tokens: int = 0
+    first_tokens: int = 0
     up: bool = True
     draining: bool = False
     # Counts the tokens of cold prompts since the last sync.

@@ -97,7 +97,7 @@ class Account:
 
     def own_tokens(self, tokens: int, group_id: str | None, prefix_tokens: int) -> int:
         """Returns how many of `tokens` belong to the program alone."""
-        prefix = self._prefixes.get(group_id) if group_id is not None else None
+        prefix = self._prefixes.get(group_id or "")
         shared = prefix_tokens if prefix is None else prefix.tokens
         return max(0, tokens - max(self.common_tokens, shared if group_id is not None else 0))
 
@@ -156,7 +156,7 @@ class Account:
 
     def alone_tokens(self, charge: Charge) -> int:
         """Returns how many tokens of the group's prefix leave with the charge."""
-        prefix = self._prefixes.get(charge.group_id) if charge.group_id is not None else None
+        prefix = self._prefixes.get(charge.group_id or "")
         if prefix is not None and prefix.running + prefix.acting == 1:
             return prefix.own_tokens
         return 0

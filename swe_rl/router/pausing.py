@@ -57,7 +57,9 @@ def plan_pauses(state: TrState, book: EngineBook, excess_tokens: float, idle_s: 
         picked = free.pop(0) if free else _take_cheapest(costly, left)
         chosen.append(picked)
         left -= picked[1]
-    return _without_needless(chosen, excess_tokens) if left <= 0 else []
+    if left <= 0:
+        return _without_needless(chosen, excess_tokens)
+    return []
 
 
 def _take_cheapest(costly: list[tuple[Program, float]], left: float) -> tuple[Program, float]:

@@ -81,6 +81,8 @@ class TrState:
         self.left_of_group: dict[str, int] = {}
         # Sums the sizes of all programs.
         self.demand_tokens = 0
+        # Sums their first prompts.
+        self.first_tokens = 0
         # These engines may have more room than at the last attempt.
         self.changed: dict[str, EngineBook] = {}
         self.now_s = 0.0
@@ -127,12 +129,25 @@ class TrState:
     def room_tokens(self, book: EngineBook, share: float) -> float:
         return share * book.capacity.tokens - book.account.load_tokens(self.now_s)
 
+    def expected_growth_tokens(self) -> float:
+        """Returns by how much a program grows from its first prompt to its end: what programs that ended say, or those
+        that are there, if they have grown by more already."""
+        living = (self.demand_tokens - self.first_tokens) / max(1, len(self.programs))
+        return max(self.growth.mean_tokens, living)
+
+    def growth_to_come_tokens(self, program: Program, book: EngineBook) -> float:
+        """Returns by how much the engine's programs are expected to grow yet, with the program among them."""
+        grown = book.size_tokens - book.first_tokens + program.size_tokens - program.first_prompt_tokens
+        return max(0.0, (len(book.programs) + 1) * self.expected_growth_tokens() - grown)
+
     def reserve_tokens(self, request: ProgramRequest) -> int:
         return request.prompt_tokens + int(self.answers.mean_tokens)
 
     def prefix_tokens(self, program: Program) -> int:
-        group = self.groups.get(program.group_id) if program.group_id is not None else None
-        return group.prefix_tokens if group is not None else 0
+        group = self.groups.get(program.group_id or "")
+        if group is None:
+            return 0
+        return group.prefix_tokens
 
     def learn_common(self, cached_tokens: int) -> None:
         if self.common.observe(cached_tokens):
@@ -161,6 +176,7 @@ class TrState:
             self._programs_seen += 1
             program = Program(program_id, self._programs_seen, group_id, prompt_tokens)
             self.programs[program_id] = program
+            self.first_tokens += prompt_tokens
             if group_id is not None:
                 group = self.groups.setdefault(group_id, Group(prompt_tokens))
                 program.first_of_group = not group.programs
@@ -173,6 +189,7 @@ class TrState:
         if program.turns:
             self.growth.observe(max(0, program.context_tokens - program.first_prompt_tokens))
         self.resize(program, 0)
+        self.first_tokens -= program.first_prompt_tokens
         del self.programs[program.program_id]
         if program.group_id is not None:
             group = self.groups[program.group_id]
@@ -181,7 +198,10 @@ class TrState:
                 del self.groups[program.group_id]
 
     def resize(self, program: Program, tokens: int) -> None:
-        self.demand_tokens += tokens - program.size_tokens
+        added = tokens - program.size_tokens
+        self.demand_tokens += added
+        if program.engine is not None:
+            self.books[program.engine].size_tokens += added
         program.size_tokens = tokens
 
     def bind(self, program: Program, book: EngineBook) -> None:
@@ -189,12 +209,17 @@ class TrState:
         program.engine = program.origin = book.name
         program.admitted_s = self.now_s
         book.programs[program.program_id] = program
+        book.size_tokens += program.size_tokens
+        book.first_tokens += program.first_prompt_tokens
 
     def unbind(self, program: Program) -> None:
         """Ends the program's admission. Running requests keep their charges."""
         if program.engine is not None:
             self.end_acting(program)
-            del self.books[program.engine].programs[program.program_id]
+            book = self.books[program.engine]
+            del book.programs[program.program_id]
+            book.size_tokens -= program.size_tokens
+            book.first_tokens -= program.first_prompt_tokens
             program.engine = None
 
     def rest(self, program: Program) -> None:
@@ -250,7 +275,7 @@ class TrState:
         """Puts the program into the queue where it belongs now, or into none."""
         self.new.remove(program.program_id)
         self.cold.remove(program.program_id)
-        origin = self.books.get(program.origin) if program.origin is not None else None
+        origin = self.books.get(program.origin or "")
         if origin is not None:
             origin.resident.remove(program.program_id)
             self.changed[origin.name] = origin
@@ -271,7 +296,9 @@ class TrState:
 
     def _standing(self, program: Program) -> float:
         """Returns the program's standing in turns: the lowest goes first."""
-        left = self.left_of_group.get(program.group_id, 0) if program.group_id is not None else 0
+        left = 0
+        if program.group_id is not None:
+            left = self.left_of_group.get(program.group_id, 0)
         return program.turns + self.settings.sibling_turns * left
 
     def _queue(self, program: Program, origin: EngineBook | None) -> AgeingQueue:
@@ -280,7 +307,9 @@ class TrState:
                 return self.cold
             return self.new
         here = bool(program.running) or origin.cache.resident_tokens(program.program_id) > 0
-        return origin.resident if here and origin.open else self.cold
+        if here and origin.open:
+            return origin.resident
+        return self.cold
 
     def run(self, request: ProgramRequest, book: EngineBook, reason: str) -> None:
         """Charges a request to an engine where its program is admitted, and places it."""
@@ -288,7 +317,10 @@ class TrState:
         tokens = self.reserve_tokens(request)
         self.note("place", program, book, reason)
         request.engine = book.name
-        request.expected_cached_tokens = book.cache.resident_tokens(program.program_id)
+        # A shorter prompt does not go on from what the program had, so nothing says what of it can be cached.
+        request.expected_cached_tokens = 0
+        if request.prompt_tokens >= program.context_tokens:
+            request.expected_cached_tokens = book.cache.resident_tokens(program.program_id)
         request.charge = book.account.charge(tokens, program.group_id, self.prefix_tokens(program), False, self.now_s)
         program.running[request.request_id] = request
         if self.stagger_since_s is not None and not request.expected_cached_tokens:
@@ -298,8 +330,12 @@ class TrState:
         self.actions.append(Place(request.request_id, book.name, reason))
 
     def note(self, decision: str, program: Program, book: EngineBook | None, reason: str) -> None:
-        load_tokens = int(self.load_tokens(book)) if book is not None else 0
-        capacity_tokens = int(book.capacity.tokens) if book is not None else 0
+        load_tokens = 0
+        if book is not None:
+            load_tokens = int(self.load_tokens(book))
+        capacity_tokens = 0
+        if book is not None:
+            capacity_tokens = int(book.capacity.tokens)
         self.log.add(
             Decision(
                 self.clock.wall_s,

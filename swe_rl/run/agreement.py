@@ -19,9 +19,9 @@ import numpy as np
 from swe_rl.algo.row import Row, fill_sampled
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineState, SamplingParams, WeightSyncError
+from swe_rl.engine.engine import Completion, Engine, EngineError, EngineState, SamplingParams, WeightSyncError
 from swe_rl.facts.sizes import uses_no_gpu
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.trainer import TrainsPolicy
 
 # A short probe is enough: a wrong weight changes nearly every log-probability.
 PROMPT_TOKENS = 24

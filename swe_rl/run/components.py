@@ -14,26 +14,28 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swe_rl.agent.agent import Agent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
-from swe_rl.agent.protocol import Agent
-from swe_rl.config.choices import EngineKind, JobName, Unproven
+from swe_rl.agent.scripted import Patches
+from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
 from swe_rl.dataset.predictions import Predictions, read_predictions
 from swe_rl.engine.endpoint.engine import EndpointEngine
+from swe_rl.engine.engine import Engine, LossTeller
 from swe_rl.engine.make import engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import Engine, LossTeller
 from swe_rl.engine.vllm.engines import EngineFolders
 from swe_rl.engine.watch import require_an_engine
+from swe_rl.env.env import Env
 from swe_rl.env.make import make_env
-from swe_rl.env.protocol import Env
 from swe_rl.errors import UserError
-from swe_rl.facts.sizes import asks_model, read_elsewhere
+from swe_rl.facts.concurrency import adapts_concurrency
+from swe_rl.facts.sizes import asks_model, most_at_once, read_elsewhere
 from swe_rl.files.disk import write_text_atomic
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.store.traces import TraceStore
@@ -43,19 +45,22 @@ from swe_rl.host.scratch import ScratchRefusedError, make_scratch, scratch_path
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.make_renderer import make_renderer
+from swe_rl.plan.concurrency import bounds_of
 from swe_rl.plan.host_tier import host_tier
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.collect import Collector
+from swe_rl.rollout.continued import ContinuedAttempts, can_continue
 from swe_rl.rollout.reward import make_reward
 from swe_rl.rollout.trajectory import Order
 from swe_rl.router.make import make_router
-from swe_rl.run.proving import prove_untried, say_left_out
+from swe_rl.run.proving import prove_untried, refuse_unproven, say_left_out
 from swe_rl.run.runtime_keeper import kept_fleet
 from swe_rl.run.session import RunSession
+from swe_rl.run.steering import Steering
 from swe_rl.sandbox.lease import reap_stale
-from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import greet_server, make_provider, speaks_ours
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
+from swe_rl.sandbox.sandbox import SandboxProvider
 from swe_rl.sandbox.working_copy import remove_tree
 
 if TYPE_CHECKING:
@@ -87,8 +92,12 @@ class Components:
     store: TraceStore
     renderer: ChatRenderer
     collector: Collector
+    # With rollout.concurrency=auto this changes how many trajectories are under way.
+    steering: Steering | None = None
     # agent=predictions hands these patches in.
     predictions: Predictions | None = None
+    # Attempts go on by this after a kill; None: they are sampled again.
+    continued: ContinuedAttempts | None = None
 
 
 def cache_folder(config: Config) -> Path:
@@ -121,7 +130,10 @@ def load_sampled(config: Config) -> "tuple[PreTrainedModel | None, PreTrainedTok
     """
     from swe_rl.model.load import load_model, load_tokenizer
 
-    model = load_model(config.model) if config.engine.kind is EngineKind.embedded and asks_model(config) else None
+    if config.engine.kind is EngineKind.embedded and asks_model(config):
+        model = load_model(config.model)
+    else:
+        model = None
     return model, load_tokenizer(config.model)
 
 
@@ -169,9 +181,8 @@ async def start_components(
     async with AsyncExitStack() as stack:
         predictions = _read_predictions(config)
         env = make_env(config.env, cache_folder(config) / "workspaces", config.sandbox.kind, config.grader)
-        if config.env.unproven is Unproven.refuse:
-            # It refuses before anything was started.
-            say_left_out(config, env, session.progress.message)
+        # It refuses before anything was started.
+        refuse_unproven(config, env, session.progress.message)
         servers = fleet
         if fleet is None and uses_meeting(config):
             servers = await stack.enter_async_context(kept_fleet(config, session))
@@ -191,15 +202,25 @@ async def start_components(
         say_left_out(config, env, session.progress.message)
         client = ChatClient(rng=random.Random(config.trainer.seed), api_key=key)
         stack.push_async_callback(client.close)
-        patches = _gold_patches(config, env) if predictions is None else predictions.patches
+        patches: Patches = _gold_patches(config, env)
+        if predictions is not None:
+            patches = predictions.patches
         agent = make_agent(config.agent, config.rollout, client, patches=patches, api_key=key)
-        collector = _make_collector(config, session, env, agent, door, sandboxes)
-        yield Components(env, door.engines, door.gateway, door.store, door.renderer, collector, predictions)
+        steering = _make_steering(config, session, door)
+        continued = None
+        if can_continue(config):
+            continued = ContinuedAttempts(session.folder.under_way, door.store, session.progress.message)
+        collector = _make_collector(config, session, env, agent, door, sandboxes, steering, continued)
+        yield Components(
+            env, door.engines, door.gateway, door.store, door.renderer, collector, steering, predictions, continued
+        )
 
 
 def own_key(config: Config) -> str | None:
     """Returns what this run's agents must send where other machines reach its gateway; it is written nowhere."""
-    return None if is_loopback(config.gateway.host) else secrets.token_urlsafe(32)
+    if is_loopback(config.gateway.host):
+        return None
+    return secrets.token_urlsafe(32)
 
 
 def _read_predictions(config: Config) -> Predictions | None:
@@ -211,8 +232,9 @@ def _read_predictions(config: Config) -> Predictions | None:
 
 def _gold_patches(config: Config, env: Env) -> Callable[[str], str | None]:
     """Returns the gold patch by instance id; the instances are read when agent=gold asks for the first one."""
-    evaluates = config.job.name is JobName.eval
-    splits = (config.env.eval_split,) if evaluates else (config.env.split, config.env.eval_split)
+    splits = [config.env.eval_split]
+    if config.job.name is not JobName.eval:
+        splits.insert(0, config.env.split)
 
     @cache
     def patches() -> dict[str, str]:
@@ -231,10 +253,26 @@ def _keep_log(folder: RunFolder, order: Order, log: str) -> None:
     write_text_atomic(folder.attempt_file(order.id.instance_id, order.id.sample, "grade.log"), log)
 
 
+def _make_steering(config: Config, session: RunSession, door: Serving) -> Steering | None:
+    if not adapts_concurrency(config):
+        return None
+    steering = Steering(bounds_of(config), door.engines, door.gateway, session.record, session.progress.message)
+    steering.resume(session.folder)
+    return steering
+
+
 def _make_collector(
-    config: Config, session: RunSession, env: Env, agent: Agent, door: Serving, sandboxes: SandboxProvider
+    config: Config,
+    session: RunSession,
+    env: Env,
+    agent: Agent,
+    door: Serving,
+    sandboxes: SandboxProvider,
+    steering: Steering | None,
+    continued: ContinuedAttempts | None,
 ) -> Collector:
-    rollout = config.rollout
+    # Places that are steered are made elsewhere; what else needs a number takes the most that there can be.
+    rollout = replace(config.rollout, concurrency=most_at_once(config))
     gateway = door.gateway
     attempter = Attempter(
         env,
@@ -246,9 +284,15 @@ def _make_collector(
         model_name=config.model.name,
         reward=make_reward(config.reward, rollout.grade_timeout_s),
         keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
+        continued=continued,
     )
     watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
     collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+    if continued is not None:
+        collector.hand_over = continued.hand_over
+    if steering is not None:
+        collector.make_places = steering.make_places
+        collector.steer = steering.steer
     for engine in door.engines:
         if isinstance(engine, EndpointEngine):
             collector.watch = partial(engine.watch, lambda: collector.num_under_way)
@@ -283,7 +327,10 @@ async def _started_engines(
     assert isinstance(pad, int)
     embedded = config.engine.kind is EngineKind.embedded or not asks_model(config)
     scratch = scratch_root(config)
-    leased = scratch if embedded else stack.enter_context(engine_scratch(scratch))
+    if embedded:
+        leased = scratch
+    else:
+        leased = stack.enter_context(engine_scratch(scratch))
     folders = EngineFolders(
         logs=session.folder.engine_logs,
         scratch=leased,

@@ -59,7 +59,9 @@ class LastWords:
         ended = self.status.current
         # The end was written down, and something else hangs.
         if ended.status is not RunState.running:
-            return INTERRUPTED if ended.exit_status is None else ended.exit_status
+            if ended.exit_status is None:
+                return INTERRUPTED
+            return ended.exit_status
         self.end_signal.by = self.end_signal.by or signal.SIGTERM.name
         verdict = None
         with suppress(DiskError):

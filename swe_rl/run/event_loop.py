@@ -106,7 +106,8 @@ def open_more_files() -> None:
     """Raises the limit of open files to what this user may have; what is started later may have as many."""
     wanted = _FILES
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlPlace
-from swe_rl.config.compose import config_hash, flatten_config
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import EngineError, EngineState
+from swe_rl.engine.engine import EngineError, EngineState
 from swe_rl.engine.update import make_transfer, make_turns, update_engines
 from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.rollout.sampler_state import SamplerState
+from swe_rl.rollout.order.sampler_state import SamplerState
 from swe_rl.run.agreement import explained_difference, require_agreement
 from swe_rl.run.session import RunSession
 from swe_rl.trainer.checkpoint.folder import by_step, size_problem, step_of
-from swe_rl.trainer.protocol import TrainsPolicy
+from swe_rl.trainer.trainer import TrainsPolicy
 
 if TYPE_CHECKING:
     from swe_rl.run.components import Components  # built elsewhere: a step only uses them

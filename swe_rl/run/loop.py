@@ -27,9 +27,11 @@ from swe_rl.algo.foreign.advantage import make_advantage
 from swe_rl.config.choices import RolloutMode
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
+from swe_rl.facts.schedule import rollout_at
 from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.rollout.batch import groups_of, rollout_numbers, set_advantages, turn_numbers
+from swe_rl.rollout.batch import learned_numbers, rollout_numbers, set_advantages
+from swe_rl.rollout.counts import groups_of
 from swe_rl.rollout.rows import with_current_advantages
 from swe_rl.run.event_loop import run_uninterrupted
 from swe_rl.run.rollouts import Rollouts, SampledStep
@@ -60,8 +62,7 @@ class Run:
         # These are the last step that is done, and the last that is written down.
         self.step = self._recorded_step = 0
         self._covered_step = 0  # It is the newest checkpoint's step; without a trainer the last step.
-        # An evaluation beside others keeps the weights of this step in the engines.
-        self._evaluating: int | None = None
+        self._evaluating: int | None = None  # An evaluation keeps the weights of this step in the engines.
         self._evaluation: asyncio.Task[None] | None = None
         self._trainer = asyncio.Lock()  # It is held while the trainer learns, or its weights are read.
         self._owes_checkpoint = False
@@ -154,8 +155,7 @@ class Run:
         """Gives the engines what the trainer has meanwhile made of its weights afterwards. Raises RolloutError."""
         await self._learner.keep(True)
         await self._rollouts.evaluate(step, stream.flow.places)
-        # From here on a step's end sends its weights itself.
-        self._evaluating = None
+        self._evaluating = None  # From here on a step's end sends its weights itself.
         await self._learner.keep(False)
         await run_uninterrupted(self._catch_up(stream))
 
@@ -171,15 +171,15 @@ class Run:
 
     @property
     def evaluation_is_due(self) -> bool:
-        """True before the first step, after the last one, and every `eval_every_steps`; once each, also
-        over a resume.
-        """
+        """True before the first step, after the last one, and every `eval_every_steps`, from `eval_from_step` on.
+        Each is due once, also over a resume."""
         return self._evaluates(self.step) and not self.is_evaluated()
 
     def _evaluates(self, step: int) -> bool:
         config = self._config.trainer
         due = bool(config.eval_every_steps) and step % config.eval_every_steps == 0
-        return self._learner.evaluates and (due or step in (0, config.steps))
+        due = due or step in (0, config.steps)
+        return self._learner.evaluates and due and step >= config.eval_from_step
 
     async def evaluate_when_due(self) -> None:
         if self.evaluation_is_due:
@@ -229,12 +229,12 @@ class Run:
             collected.trajectories,
             algo,
             kl_sums,
-            rollout.max_trajectory_tokens,
+            rollout_at(rollout, step).max_trajectory_tokens,
             rollout.turn_rewards,
             self._advantage,
             step=step,
         )
-        record |= turn_numbers(collected.trajectories) | item.facts
+        record |= learned_numbers(collected.trajectories, algo) | item.facts
         record["resampled_groups"] = len(groups_of(collected.trajectories)) - rollout.prompts_per_step
         rows = with_current_advantages(rows, collected.trajectories)
         self._is_learning = True

@@ -7,22 +7,24 @@ Invariants:
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import Env
+from swe_rl.env.mix import EnvPart, parts_of
 from swe_rl.env.proof.prove import Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, Provable, Standing
-from swe_rl.env.protocol import Env
 from swe_rl.env.source_build.program import ended_with_the_job
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.errors import UserError
 from swe_rl.run.session import RunSession
 from swe_rl.sandbox.lease import reap_stale
-from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import SandboxProvider
 
 _SHOWN = 10
 
@@ -65,51 +67,90 @@ def line_of(result: Proof | UntriedError) -> str:
     if not result.proven:
         return f"left out after {result.took_s:.0f} s: {result.reason}"
     changes = [trial.change for trial in result.trials if trial.change]
-    mended = f", mended {changes[-1]}" if result.source is not None and changes else ""
-    times = f" {len(result.gold)} times" if len(result.gold) > 1 else ""
+    mended = ""
+    if result.source is not None and changes:
+        mended = f", mended {changes[-1]}"
+    times = ""
+    if len(result.gold) > 1:
+        times = f" {len(result.gold)} times"
     counts = f"{len(result.fail_to_pass)} FAIL_TO_PASS and {len(result.pass_to_pass)} PASS_TO_PASS tests"
-    flaky = f", flaky and left out: {', '.join(result.flaky)}" if result.flaky else ""
-    tests = f"; measured: {counts}{flaky}" if result.fail_to_pass else ""
+    flaky = ""
+    if result.flaky:
+        flaky = f", flaky and left out: {', '.join(result.flaky)}"
+    tests = ""
+    if result.fail_to_pass:
+        tests = f"; measured: {counts}{flaky}"
     twins = "; it has no twin" if result.untwinned else ""
     return f"proven in {result.took_s:.0f} s{mended} (gold resolved{times}, a change of nothing not){tests}{twins}"
 
 
 async def prove_untried(config: Config, session: RunSession, env: Env, sandboxes: SandboxProvider) -> None:
     """Proves what this run is about to use and nobody tried, where it can be tried here. Raises UserError."""
+    for part in parts_of(env, config.env):
+        await _prove_untried_of(replace(config, env=part.config), session, part, sandboxes)
+
+
+async def _prove_untried_of(config: Config, session: RunSession, part: EnvPart, sandboxes: SandboxProvider) -> None:
+    """Proves one environment, which `config` has alone. Raises UserError."""
+    env = part.env
     if not isinstance(env, ProvenEnv):
         return
     if config.env.unproven is Unproven.skip and config.sandbox.kind is SandboxKind.process:
-        untried = {instance.instance_id: instance for split in used_splits(config) for instance in env.untried(split)}
+        splits = used_splits(config, trained=part.trained)
+        untried = {instance.instance_id: instance for split in splits for instance in env.untried(split)}
         if untried:
             session.progress.message(
-                f"{len(untried)} instances were never tried here: their gold patches are run first (job=validate "
-                "does it before a run)"
+                f"{_of_part(part)}{len(untried)} instances were never tried here: their gold patches are run first "
+                "(job=validate does it before a run)"
             )
             with session.progress.phase("prove", trajectories=len(untried)):
                 await prove_instances(config, env, list(untried.values()), sandboxes, session.progress.message)
+
+
+def _of_part(part: EnvPart) -> str:
+    """Returns the beginning of a line that is about a part of a mix; nothing where there is one environment."""
+    if part.name:
+        return f"{part.name}: "
+    return ""
 
 
 def say_left_out(config: Config, env: Env, say: Callable[[str], None]) -> None:
     """Says by name, with the reason, what is left out. Raises InstanceError with env.unproven=refuse, or if nothing is
     left.
     """
+    for part in parts_of(env, config.env):
+        _say_left_out_of(replace(config, env=part.config), part, say)
+
+
+def refuse_unproven(config: Config, env: Env, say: Callable[[str], None]) -> None:
+    """Says what is left out where env.unproven=refuse. Raises InstanceError if that is anything."""
+    for part in parts_of(env, config.env):
+        if part.config.unproven is Unproven.refuse:
+            _say_left_out_of(replace(config, env=part.config), part, say)
+
+
+def _say_left_out_of(config: Config, part: EnvPart, say: Callable[[str], None]) -> None:
+    """Says it of one environment, which `config` has alone. Raises InstanceError."""
+    env = part.env
     if not isinstance(env, ProvenEnv):
         return
-    for split in used_splits(config):
+    for split in used_splits(config, trained=part.trained):
         used = len(env.instances(split))
         left_out = env.left_out(split)
         if left_out:
-            say(f"{split}: {used} of {used + len(left_out)} instances are used; left out:")
+            say(f"{_of_part(part)}{split}: {used} of {used + len(left_out)} instances are used; left out:")
         for name, reason in list(left_out.items())[:_SHOWN]:
             say(f"  {name}: {reason}")
         if len(left_out) > _SHOWN:
             say(f"  and {len(left_out) - _SHOWN} more, which job=validate names")
 
 
-def used_splits(config: Config) -> list[str]:
-    """Returns the splits whose instances this job uses, each once."""
+def used_splits(config: Config, *, trained: bool = True) -> list[str]:
+    """Returns the splits whose instances this job uses, each once; without `trained` those that are evaluated."""
     parts = started_parts(config)
-    splits = {Part.steps: config.env.split, Part.evaluation: config.env.eval_split}
+    splits = {Part.evaluation: config.env.eval_split}
+    if trained:
+        splits = {Part.steps: config.env.split, **splits}
     return list(dict.fromkeys(split for part, split in splits.items() if part in parts))
 
 
@@ -170,5 +211,7 @@ def _count_proofs(unproven: Unproven, count: int, not_proven: list[str], left_ou
 
 
 def _list_names(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more, named above" if len(names) > _SHOWN else ""
+    more = ""
+    if len(names) > _SHOWN:
+        more = f" and {len(names) - _SHOWN} more, named above"
     return f"{', '.join(names[:_SHOWN])}{more}"

@@ -9,21 +9,25 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from swe_rl.agent.protocol import AgentResult
+from swe_rl.agent.agent import AgentResult
 from swe_rl.algo.row import Row
-from swe_rl.config.choices import Capture, InstanceChoice, KeepTraces
+from swe_rl.config.choices import Capture, KeepTraces
 from swe_rl.config.schema import Config
 from swe_rl.dataset.instance import Instance
+from swe_rl.dataset.predictions import find_predicted
 from swe_rl.engine.watch import watch_engines
+from swe_rl.env.mix import part_of
 from swe_rl.errors import UserError
+from swe_rl.facts.schedule import rollout_at, scheduled_numbers
 from swe_rl.files.kill_point import kill_point
 from swe_rl.logger.jsonl import iter_jsonl
-from swe_rl.report.resolved import describe_split, line_of
+from swe_rl.report.resolved import describe_split, line_of, part_lines
 from swe_rl.rollout.batch import count_tokens, eval_numbers
 from swe_rl.rollout.collect import (
     NONE_KNOWN,
@@ -34,11 +38,11 @@ from swe_rl.rollout.collect import (
     require_some_in_time,
     require_some_understood,
 )
-from swe_rl.rollout.pass_rates import PassRates
+from swe_rl.rollout.order.mixed_sampler import make_sampler, require_shares
+from swe_rl.rollout.order.sampler import InstanceSampler, observe_step, sample_step
+from swe_rl.rollout.order.sampler_state import SamplerState
 from swe_rl.rollout.profile import program_event
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows
-from swe_rl.rollout.sampler import PromptSampler, observe_step, sample_step
-from swe_rl.rollout.sampler_state import SamplerState
 from swe_rl.rollout.trajectory import EVALUATION, OUR_WORDS, Trajectory, TrajectoryId
 from swe_rl.run.same_instances import carried_over, compared_held_out, keep_ids
 from swe_rl.run.session import RunSession
@@ -87,7 +91,11 @@ class Rollouts:
                 f"rollout.prompts_per_step={wanted}, but env.split={split} has only {len(instances)} instances; lower "
                 "it, or choose more with env.dataset or env.instances"
             )
+        require_shares(self._config, Counter(self._part_name(instance) for instance in instances))
         return instances
+
+    def _part_name(self, instance: Instance) -> str:
+        return part_of(self.parts.env, self._config.env, instance).name
 
     @cached_property
     def held_out(self) -> Sequence[Instance]:
@@ -95,39 +103,22 @@ class Rollouts:
 
         Raises UserError where such a file has a patch for none of it.
         """
-        env = self._config.env
-        instances = self.parts.env.instances(env.eval_split)
+        instances = self.parts.env.instances(self._config.env.eval_split)
         if self.parts.predictions is None:
             return instances
-        patches = self.parts.predictions.patches
-        predicted = [instance for instance in instances if instance.instance_id in patches]
-        if not predicted:
-            raise UserError(
-                f"agent.predictions={self._config.agent.predictions} has no patch for any of the {len(instances)} "
-                f"instances of env.eval_split={env.eval_split}: it has {_two_ids(list(patches))}, the split has "
-                f"{_two_ids([instance.instance_id for instance in instances])}. Choose the data set that the patches "
-                "were made for, with env, env.dataset and env.eval_split."
-            )
-        known = {instance.instance_id for instance in instances}
-        unknown = [name for name in patches if name not in known]
+        predicted, unknown = find_predicted(self._config, self.parts.predictions, instances)
         if unknown:
-            self.session.warn(
-                f"agent.predictions: {len(unknown)} of {len(patches)} patches are for no instance of "
-                f"env.eval_split={env.eval_split} and are not graded: {_two_ids(unknown)}"
-            )
+            self.session.warn(unknown)
         return predicted
 
     @cached_property
-    def sampler(self) -> PromptSampler:
+    def sampler(self) -> InstanceSampler:
         """The order of the training instances. Raises UserError where there are too few for a step."""
-        rollout = self._config.rollout
-        size = len(self.instances)
-        rates = None
-        if rollout.instances is InstanceChoice.informative:
-            rates = PassRates(size, rollout.pass_rate_half_life_steps * rollout.prompts_per_step)
-        ids = [instance.instance_id for instance in self.instances]
-        keep_ids(self.session.folder, ids)
-        return PromptSampler(size, self._config.trainer.seed, rates, ids=ids)
+        ids_by_part: dict[str, list[str]] = {}
+        for instance in self.instances:
+            ids_by_part.setdefault(self._part_name(instance), []).append(instance.instance_id)
+        keep_ids(self.session.folder, [instance.instance_id for instance in self.instances])
+        return make_sampler(self._config, ids_by_part)
 
     def carry_over(self, order: SamplerState) -> SamplerState:
         """Returns the saved `order` for the instances of now, which an earlier start may not have had: says what
@@ -166,7 +157,16 @@ class Rollouts:
         except BaseException:
             self.sampler.restore(before)
             raise
-        return SampledStep(collected, self.sampler.state(), {"generate_s": time.monotonic() - started_s}, facts)
+        times_s = {"generate_s": time.monotonic() - started_s}
+        facts |= scheduled_numbers(self._config.rollout, step)
+        return SampledStep(collected, self.sampler.state(), times_s, {**facts, **self.steered()})
+
+    def steered(self) -> dict[str, Any]:
+        """Returns what a step's record has of the number of trajectories under way, if that changes."""
+        steering = self.parts.steering
+        if steering is None:
+            return {}
+        return steering.facts()
 
     async def _generate(self, indices: Sequence[int], step: int) -> Collected:
         config = self._config
@@ -178,9 +178,8 @@ class Rollouts:
                 session.steps.append_programs(step, event, [fields])
 
             async with watch_engines(self.parts.engines, record, step=step):
-                return await self._collect(
-                    instances, config.env.split, step, config.rollout.n, config.rollout.temperature
-                )
+                temperature = rollout_at(config.rollout, step).temperature
+                return await self._collect(instances, config.env.split, step, config.rollout.n, temperature)
 
     async def measure(
         self,
@@ -199,7 +198,9 @@ class Rollouts:
         rollout = self._config.rollout
         split = self._config.env.eval_split
         started_s = time.monotonic()
-        shown = 0 if places else len(self.held_out) * rollout.eval_n
+        shown = 0
+        if not places:
+            shown = len(self.held_out) * rollout.eval_n
         with session.progress.phase("eval", trajectories=shown):
             for trajectory in known.values():
                 session.progress.trajectory(trajectory.status, trajectory.sampled_tokens)
@@ -220,7 +221,12 @@ class Rollouts:
         kill_point("eval_trajectories_written")
         self.session.evaluated(numbers)
         kill_point("eval_recorded")
-        self.session.progress.eval_done(f"{describe_split(numbers)}, after step {step}", *line_of(numbers))
+        when = "before step 1"
+        if step:
+            when = f"after step {step}"
+        self.session.progress.eval_done(f"{describe_split(numbers)}, {when}", *line_of(numbers))
+        for line in part_lines(self.session.evals()):
+            self.session.progress.message(f"  {line}")
         self._remember(step, collected)
 
     async def _collect(
@@ -238,7 +244,9 @@ class Rollouts:
 
         def done(trajectory: Trajectory, result: AgentResult | None) -> Awaitable[None] | None:
             self.ended(trajectory, counted=places is None)
-            return None if on_done is None else on_done(trajectory, result)
+            if on_done is None:
+                return None
+            return on_done(trajectory, result)
 
         collected = await self._while_trainer_lives(
             self.parts.collector.collect(
@@ -349,25 +357,28 @@ class Rollouts:
         if trained is not None:
             stays = {*trained, *queued}
             late = {id for id in ids if (id.step >= half if id.is_evaluation else id.group_id not in stays)}
+        if trained is None:
+            self.keep_under_way(id for id in late if id.step == (step if id.is_evaluation else step + 1))
         self.parts.store.delete([str(id) for id in late])
         self._sessions = {step: [str(id) for id in ids if id not in late and id.group_id not in queued]}
 
+    def keep_under_way(self, ids: Iterable[TrajectoryId]) -> None:
+        """Keeps what was sampled of the next attempts, under the weights of now. Raises TraceStoreError, OSError."""
+        if self.parts.continued is not None and (kept := self.parts.continued.keep(ids)).attempts:
+            self.session.events.write("attempts_kept", attempts=kept.attempts, sampled_tokens=kept.sampled_tokens)
+
     def forget_through(self, step: int) -> None:
-        """Forgets traces of what was trained or evaluated up to `step`, unless they are kept."""
-        if self._config.gateway.keep_traces is KeepTraces.all:
-            return
+        """Forgets traces of what was trained or evaluated up to `step`, unless they are kept, and its commands."""
         covered = [past for past in self._sessions if past <= step]
-        self.parts.store.delete([name for past in covered for name in self._sessions.pop(past)])
+        names = [name for past in covered for name in self._sessions.pop(past)]
+        if self.parts.continued is not None:
+            self.parts.continued.forget(names, at_the_end=step >= self._config.trainer.steps)
+        if self._config.gateway.keep_traces is not KeepTraces.all:
+            self.parts.store.delete(names)
 
     def _remember(self, step: int, collected: Collected) -> None:
         names = [trajectory.trajectory_id for trajectory in (*collected.trajectories, *collected.retried)]
         self._sessions.setdefault(step, []).extend(names)
-
-
-def _two_ids(names: Sequence[str]) -> str:
-    """Returns the first two ids as text, and says how many more there are."""
-    shown = " and ".join(names[:2]) or "none"
-    return shown if len(names) <= 2 else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
 def _all_records(collected: Collected) -> list[dict[str, Any]]:

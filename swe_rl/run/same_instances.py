@@ -10,10 +10,11 @@ Invariants:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from swe_rl.files.disk import decode_json, encode_json, read_file, write_bytes_atomic
+from swe_rl.files.disk import read_file, write_bytes_atomic
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.resolved import pairs_of
-from swe_rl.rollout.sampler_state import (
+from swe_rl.rollout.order.sampler_state import (
     WAYS_OUT,
     InstancesDifference,
     OtherInstancesError,
@@ -24,7 +25,7 @@ from swe_rl.rollout.sampler_state import (
 )
 
 if TYPE_CHECKING:
-    from swe_rl.rollout.sampler import PromptSampler
+    from swe_rl.rollout.order.sampler import InstanceSampler
     from swe_rl.run.session import RunSession
 
 
@@ -35,7 +36,7 @@ def keep_ids(folder: RunFolder, ids: Sequence[str]) -> None:
         write_bytes_atomic(path, encode_json(list(ids)) + b"\n")
 
 
-def carried_over(sampler: "PromptSampler", order: SamplerState, session: "RunSession") -> SamplerState:
+def carried_over(sampler: "InstanceSampler", order: SamplerState, session: "RunSession") -> SamplerState:
     """Returns the saved `order` for the instances of `sampler`, whose `ids` then have the order of the earlier ones.
 
     Raises OtherInstancesError where it cannot be continued, DiskError.

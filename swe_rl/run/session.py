@@ -10,16 +10,18 @@ import asyncio
 import os
 import resource
 import shutil
+import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.choices import JobName
-from swe_rl.config.compose import config_hash, flatten_config
+from swe_rl.config.choices import TRAININGS, JobName
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
@@ -31,19 +33,26 @@ from swe_rl.hardware.slurm.jobs import current_allocation
 from swe_rl.hardware.slurm.requeue import EXIT_STATUS, Requeued, Survival, Verdict
 from swe_rl.hardware.sync import Rounds, keep_synced
 from swe_rl.host.ending import LAST_WORDS_S, last_words
+from swe_rl.host.terminal import terminal_width
 from swe_rl.logger.folder import RunFolder, RunState, RunStatus, StatusWriter
 from swe_rl.logger.foreign import Mirrors, make_loggers
-from swe_rl.logger.health import HealthFinding, describe_finding, judge_training
-from swe_rl.logger.jsonl import EventLog, StepLog, read_evals, read_events, read_jsonl
+from swe_rl.logger.jsonl import EventLog, StepLog, read_evals, read_events
 from swe_rl.logger.progress import Progress, ProgressState
 from swe_rl.logger.run_log import RunLog
 from swe_rl.logger.summary import write_summary
 from swe_rl.logger.wandb import WandbLogger
+from swe_rl.plan.updates import describe_imitation
+from swe_rl.report.card import HUB_FIELD, STARTED, names_on_hub
+from swe_rl.report.health.findings import HealthFinding, describe_finding
+from swe_rl.report.health.run import judge_run, record_findings
 from swe_rl.report.refresh import FreshReport
 from swe_rl.report.resolved import intervals_line, summary_of
 from swe_rl.run.end_signal import EndSignal, LastWords, listen_for_end
 from swe_rl.run.which_folder import copy_folder, lock_folder
+from swe_rl.view.known_instances import task_text
 
+# A paragraph is this wide without a terminal, or on a wider one.
+_LONGEST_LINE = 110
 _BYTES_PER_GB = 1024**3
 # Where the run hangs, this part of job.end_within_s is for having the job queued again.
 _ASKING_SLURM_S = 4.0
@@ -81,7 +90,7 @@ class RunSession:
     asking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.report = FreshReport(self.folder)
+        self.report = FreshReport(self.folder, task_text=task_text)
 
     def step_done(self, record: Mapping[str, Any]) -> None:
         """Shows a step of `steps.jsonl`: to loggers, in `status.json`, on the console, in the report.
@@ -126,9 +135,10 @@ class RunSession:
         """Writes summary and report of what the folder holds, with `ending` in the report."""
         earlier_s = sum(float(event.get("wall_s", 0.0)) for event in read_events(self.folder.events_jsonl, "stopped"))
         wall_s = time.monotonic() - self.started_s
-        self.health = judge_training(read_jsonl(self.folder.steps_jsonl), self.evals())
-        for finding in self.health:
-            self.events.write("health", **asdict(finding))
+        self.health = judge_run(self.folder, ending or self.status.current)
+        # A run that ended in another way may go on, and be healthy then.
+        if ending is not None and ending.status is RunState.done:
+            record_findings(self.folder, self.events, self.health)
         self.events.write("stopped", wall_s=wall_s)
         extra = {"peak_memory_gb": round(peak_memory_gb(), 3), **summary_of(self.evals())}
         summary = write_summary(self.folder, wall_s=earlier_s + wall_s, extra=extra)
@@ -145,14 +155,18 @@ class RunSession:
             paired = self.summary.get("resolved_gain")
             gain = f"{100 * (after - before if paired is None else paired):+.1f} points"
             counts = [self.summary[f"resolved_samples_{when}"] for when in ("before", "after")]
-            samples = f"{counts[0]} samples each" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} samples"
+            if counts[0] == counts[1]:
+                samples = f"{counts[0]} samples each"
+            else:
+                samples = f"{counts[0]} and {counts[1]} samples"
             print(f"held-out resolved rate {before:.1%} -> {after:.1%} ({gain}), {samples}")
             if intervals := intervals_line(self.summary):
                 print(intervals)
         for caveat in self.caveats:
             print(caveat)
+        columns = min(_LONGEST_LINE, terminal_width(sys.stdout, _LONGEST_LINE))
         for finding in self.health:
-            print(f"health: {describe_finding(finding)}")
+            print(textwrap.fill(f"health: {describe_finding(finding)}", columns, subsequent_indent="    "))
         print(f"run folder: {_from_here(self.folder.path)}")
         if self.folder.report_html.is_file():
             print(f"report:     {_from_here(self.folder.report_html)}", flush=True)
@@ -177,7 +191,9 @@ def banner_lines(config: Config, plan: Mapping[str, Any], folder: Path, override
 def _from_here(path: Path) -> str:
     """Returns a path relative to the working directory where it lies below it."""
     try:
-        return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+        if path.is_relative_to(Path.cwd()):
+            return os.path.relpath(path)
+        return str(path)
     # The working directory was removed.
     except OSError:
         return str(path)
@@ -185,9 +201,14 @@ def _from_here(path: Path) -> str:
 
 def _describe_run(config: Config) -> str:
     if config.job.name is JobName.sft:
-        return f"{config.model.name} on demonstrations of {config.env.name}: layout {config.layout.name}"
+        files = ", ".join(config.sft.data)
+        if files:
+            what = f"data of {files}"
+        else:
+            what = f"demonstrations of {config.env.name}"
+        return f"{config.model.name} on {what}: layout {config.layout.name}"
     parts = [f"agent {config.agent.name}", f"engine {config.engine.kind.value}"]
-    if config.job.name is JobName.train:
+    if config.job.name in TRAININGS:
         parts.insert(1, f"algo {config.algo.name}")
     if not sizes.uses_no_gpu(config.layout):
         parts.append(f"{sizes.gpus_needed(config)} GPUs, layout {config.layout.name}, router {config.router.name}")
@@ -197,15 +218,14 @@ def _describe_run(config: Config) -> str:
 def _describe_work(config: Config, time: Mapping[str, Any]) -> str:
     rollout = config.rollout
     if config.job.name is JobName.sft:
-        sft = config.sft
-        return f"{sft.steps} + {sft.beginner_steps} updates of {sft.tokens_per_batch} tokens"
+        return describe_imitation(config)
     if config.job.name is JobName.eval:
         return f"{rollout.eval_n} trajectories for each instance of {config.env.eval_split}"
     steps = f"{config.trainer.steps} steps of {rollout.prompts_per_step} instances x {rollout.n} trajectories"
-    known = "run" in time and (
-        config.job.name is not JobName.train or isinstance(time.get("training_s_per_step"), float)
-    )
-    return f"{steps}, about {time['run']}" if known else steps
+    known = "run" in time and (config.job.name not in TRAININGS or isinstance(time.get("training_s_per_step"), float))
+    if known:
+        return f"{steps}, about {time['run']}"
+    return steps
 
 
 _LABEL_COLUMNS = 8
@@ -264,11 +284,15 @@ def open_session(
             )
         if not sizes.uses_no_gpu(config.layout):
             stack.enter_context(watched_gpus(progress.message))
-        restarts = {"job": here.job_id, "restarts": here.restarts} if here is not None else {}
+        if here is not None:
+            restarts = {"job": here.job_id, "restarts": here.restarts}
+        else:
+            restarts = {}
         if reports:
             for line in banner_lines(config, read_json(folder.plan_json), folder.path, folder.overrides()):
                 progress.message(line)
-        events.write("resumed" if resumed else "started", name=config.name, seed=config.trainer.seed, **restarts)
+        began = {"name": config.name, "seed": config.trainer.seed, HUB_FIELD: names_on_hub(flatten_config(config))}
+        events.write("resumed" if resumed else STARTED, **began, **restarts)
         try:
             if run_session.survival is not None:
                 done = before is not None and before.status is RunState.done
@@ -280,7 +304,9 @@ def open_session(
             _end_early(run_session, RunState.interrupted, "interrupted", 130)
             raise
         except BaseException as error:
-            exit_status = error.exit_status if isinstance(error, SweRlError) else 1
+            exit_status = 1
+            if isinstance(error, SweRlError):
+                exit_status = error.exit_status
             _end_early(run_session, RunState.failed, f"{type(error).__name__}: {error}", exit_status)
             raise
         else:
@@ -329,7 +355,10 @@ def _end_early(session: RunSession, state: RunState, reason: str, exit_status: i
         session.progress.message(f"not queued again: {error}")
     if verdict is None:
         return _close_session(session, state, reason, exit_status)
-    reason = f"{verdict.reason}; and then {reason}" if state is RunState.failed else verdict.reason
+    if state is RunState.failed:
+        reason = f"{verdict.reason}; and then {reason}"
+    else:
+        reason = verdict.reason
     session.progress.message(reason)
     if not verdict.requeued:
         return _close_session(session, state, reason, exit_status)
@@ -359,7 +388,9 @@ def _close_session(session: RunSession, state: RunState, reason: str | None, exi
             with suppress(DiskError):
                 session.status.finish(RunState.failed, reason=f"{type(error).__name__}: {error}", exit_status=1)
             raise
-        what = "the summary and the report" if session.reports else "how it ended"
+        what = "how it ended"
+        if session.reports:
+            what = "the summary and the report"
         session.progress.message(f"{what} could not be written: {error}")
     finally:
         session.mirrors.finish(exit_status)

@@ -23,13 +23,16 @@ import numpy as np
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import INFRA_STATUSES, DynamicSampling, InstanceChoice
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Engine
+from swe_rl.engine.engine import Engine
 from swe_rl.engine.watch import watch_engines
-from swe_rl.files.disk import Redactor, disk_error, encode_json, write_bytes_atomic
+from swe_rl.facts.schedule import rollout_at, scheduled_numbers
+from swe_rl.facts.sizes import most_at_once
+from swe_rl.files.disk import disk_error, write_bytes_atomic
+from swe_rl.files.json_text import encode_json
 from swe_rl.files.kill_point import kill_point
+from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.rollout.batch import groups_of
 from swe_rl.rollout.collect import (
     AttemptPlace,
     Collected,
@@ -38,9 +41,10 @@ from swe_rl.rollout.collect import (
     require_some_in_time,
     require_some_understood,
 )
+from swe_rl.rollout.counts import groups_of
 from swe_rl.rollout.flow import Attempted, Flow, Pace
-from swe_rl.rollout.sampler import Begun, GroupOrder
-from swe_rl.rollout.sampler_state import SamplerState
+from swe_rl.rollout.order.sampler import Begun, GroupOrder
+from swe_rl.rollout.order.sampler_state import SamplerState
 from swe_rl.rollout.trajectory import OUR_WORDS, Status, Trajectory, TrajectoryId
 from swe_rl.run.rollouts import Rollouts, SampledStep
 
@@ -59,7 +63,7 @@ class GroupQueue:
         """Writes a group. Raises DiskError."""
         head: dict[str, Any] = {"trajectories": len(collected.trajectories)}
         records = [trajectory.to_record() for trajectory in (*collected.trajectories, *collected.retried)]
-        lines = [self._redactor.json(encode_json(record), OUR_WORDS) for record in (head, *records)]
+        lines = [self._redactor.record_json(encode_json(record), OUR_WORDS) for record in (head, *records)]
         write_bytes_atomic(self._folder.queued_group(number), b"".join(line + b"\n" for line in lines))
 
     def find(self, number: int) -> Collected | None:
@@ -153,7 +157,7 @@ class GroupStream:
         replaces = algo.dynamic_sampling is DynamicSampling.resample
         pace = Pace(
             n=rollout.n,
-            concurrency=rollout.concurrency,
+            concurrency=most_at_once(self._config),
             prompts=rollout.prompts_per_step,
             ahead=self._ahead,
             max_rounds=algo.max_resample_rounds if replaces else None,
@@ -165,10 +169,14 @@ class GroupStream:
         def left(begun: Begun, trajectories: int) -> None:
             parts.gateway.group_left(self._name(begun, 0).group_id, trajectories)
 
-        self._flow = Flow(self._order, self, pace, steps, parts.collector.on_tail, left)
+        steering = parts.steering
+        places = None if steering is None else steering.make_places()
+        self._flow = Flow(self._order, self, pace, steps, parts.collector.on_tail, left, places)
         beside: list[Coroutine[Any, Any, None]] = [self._rollouts.trainer_lives(), self._idles(parts.engines)]
         if parts.collector.watch is not None:
             beside.append(parts.collector.watch())
+        if steering is not None:
+            beside.append(steering.steer())
         self._taken_s = time.monotonic()
         self._sampling = step + 1
 
@@ -207,6 +215,8 @@ class GroupStream:
             "queued_groups": taken.queued,
             "open_groups": taken.under_way,
             **taken.foreseen,
+            **scheduled_numbers(rollout, step),
+            **self._rollouts.steered(),
         }
         # This start spent no time on them, so a rate would be wrong.
         if self._earlier.intersection(facts["groups"]):
@@ -247,8 +257,8 @@ class GroupStream:
     async def attempt(self, begun: Begun, sample: int, retried: list[Trajectory], place: AttemptPlace) -> Attempted:
         collector = self._rollouts.parts.collector
         instance = self._rollouts.instances[begun.index]
-        temperature = self._config.rollout.temperature
         name = self._name(begun, sample)
+        temperature = rollout_at(self._config.rollout, name.step).temperature
         trajectory, result = await collector.attempts(instance, name, temperature, retried, place)
         self._rollouts.ended(trajectory)
         return trajectory, result

@@ -14,15 +14,16 @@ from typing import Any
 
 from swe_rl.config.schema import Config
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.protocol import Env
+from swe_rl.env.env import Env
+from swe_rl.env.mix import MixedEnv
 from swe_rl.env.strength.measure import StrengthMeasure, UnmeasuredError
 from swe_rl.env.strength.record import Strength, summarize_strengths
 from swe_rl.env.strength.siblings import read_siblings
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.report.figures import strength_line
 from swe_rl.sandbox.lease import reap_stale
-from swe_rl.sandbox.protocol import SandboxProvider
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import SandboxProvider
 
 Say = Callable[[str], None]
 _SHOWN_SURVIVORS = 3
@@ -32,7 +33,10 @@ async def measure_here(
     config: Config, env: ProvenEnv, instances: Sequence[Instance], scratch: Path, say: Say
 ) -> dict[str, Strength]:
     """In sandboxes of this job's own, those that were not measured yet. Raises UserError."""
-    siblings = read_siblings(Path(config.env.siblings)) if config.env.siblings else {}
+    if config.env.siblings:
+        siblings = read_siblings(Path(config.env.siblings))
+    else:
+        siblings = {}
     todo = [instance for instance in instances if env.strength(instance) is None]
     if todo:
         reap_stale(scratch)
@@ -102,8 +106,12 @@ def line_of(result: Strength | UnmeasuredError) -> str:
         return f"nothing was measured: {result.reason}{_describe_gaps(result)}"
     rejected = f"its tests reject {result.graded - result.accepted} of {result.graded} wrong patches"
     shown = [survivor.what for survivor in result.survivors[:_SHOWN_SURVIVORS]]
-    more = ", ..." if len(result.survivors) > _SHOWN_SURVIVORS else ""
-    accepted = f"; accepted: {', '.join(shown)}{more}" if shown else ""
+    more = ""
+    if len(result.survivors) > _SHOWN_SURVIVORS:
+        more = ", ..."
+    accepted = ""
+    if shown:
+        accepted = f"; accepted: {', '.join(shown)}{more}"
     return f"{rejected}{accepted}{_describe_gaps(result)} ({result.cpu_s:.0f} s of CPU)"
 
 
@@ -128,4 +136,14 @@ def print_strengths(strengths: Mapping[str, Strength], proofs: Path, say: Say) -
 
 def strengths_of(env: Env, split: str) -> dict[str, Any] | None:
     """The summary of a split's used instances, for eval.json; None where nothing was measured."""
-    return summarize_strengths(env.strengths(split)) if isinstance(env, ProvenEnv) else None
+    if isinstance(env, MixedEnv):
+        strengths = {
+            f"{part.name}.{name}": strength
+            for part in env.parts_in(split)
+            if isinstance(part.env, ProvenEnv)
+            for name, strength in part.env.strengths(env.split_of(part, split)).items()
+        }
+        return summarize_strengths(strengths)
+    if not isinstance(env, ProvenEnv):
+        return None
+    return summarize_strengths(env.strengths(split))

@@ -18,12 +18,13 @@ from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
 from swe_rl.engine.vllm.devices import visible_devices
 from swe_rl.errors import RunError
+from swe_rl.facts.schedule import by_step
 from swe_rl.facts.sizes import shares_gpus
 from swe_rl.hardware.slurm.nodes import names_of, node_address
 from swe_rl.layout.placement import node_of_run, place_layout
 from swe_rl.plan import duration
 from swe_rl.run.session import RunSession
-from swe_rl.trainer.protocol import RankLost, TrainsPolicy
+from swe_rl.trainer.trainer import RankLost, TrainsPolicy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -180,6 +181,7 @@ def in_this_process(
         config.algo,
         pad_token_id=pad_token_id(tokenizer),
         temperature=config.rollout.temperature,
+        temperatures=by_step(config.rollout.schedule.temperature),
         reference=load_model(config.model).requires_grad_(False) if config.algo.kl_coef and not adapter else None,
         adapter=adapter,
         teacher=teacher,
@@ -202,6 +204,7 @@ def rank_group(config: Config, session: RunSession, pad_token_id: int, restart: 
         loss=config.loss,
         pad_token_id=pad_token_id,
         temperature=config.rollout.temperature,
+        temperatures=by_step(config.rollout.schedule.temperature),
         rank=0,
         world=trainer_ranks(config),
         sp=config.layout.sequence_parallel,
@@ -214,8 +217,9 @@ def rank_group(config: Config, session: RunSession, pad_token_id: int, restart: 
         logs=session.folder.path / "trainer" / (f"restart{restart}" if restart else ""),
     )
     in_memory = config.engine.kind is EngineKind.embedded and Part.engines in started_parts(config)
-    ranks = _ray_ranks(config, session) if by_ray else _step_ranks(config, session)
-    return TrainerGroup(setup, in_memory=in_memory, ranks=ranks)
+    if by_ray:
+        return TrainerGroup(setup, in_memory=in_memory, ranks=_ray_ranks(config, session))
+    return TrainerGroup(setup, in_memory=in_memory, ranks=_step_ranks(config, session))
 
 
 def _step_ranks(config: Config, session: RunSession) -> "RankSteps | None":
@@ -276,7 +280,9 @@ def where_ranks_are(config: Config, environ: Mapping[str, str]) -> str:
     if len(nodes) > 1:
         return f"{len(gpus)} GPUs of {len(nodes)} nodes"
     named = zip(gpus, trainer_gpus(config, environ), strict=True)
-    return f"GPU {', '.join(name or str(gpu.index) for gpu, name in named)}" if gpus else "the CPU"
+    if gpus:
+        return f"GPU {', '.join(name or str(gpu.index) for gpu, name in named)}"
+    return "the CPU"
 
 
 def pad_token_id(tokenizer: "PreTrainedTokenizerFast") -> int:

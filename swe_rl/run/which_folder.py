@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.files.disk import remove_asides
@@ -49,7 +49,9 @@ def choose_folder(
     elif folder is not None or not restarted or not _is_of(RunFolder(fresh), config):
         # Otherwise it is a server's, or was killed before it noted whose it is.
         _refuse_used(RunFolder(fresh))
-    return (RunFolder(fresh), False) if folder is None else (folder, True)
+    if folder is None:
+        return (RunFolder(fresh), False)
+    return (folder, True)
 
 
 def earlier_of(configs: Sequence[Config], fresh: Path, here: Allocation | None, given: Sequence[str]) -> Config | None:
@@ -77,8 +79,13 @@ def earlier_of(configs: Sequence[Config], fresh: Path, here: Allocation | None, 
 
 def _copied_runs(config: Config, fresh: Path, here: Allocation | None) -> list[Path]:
     """Returns copies of this job's runs on what survives a node, where the job was queued again."""
-    first = copy_folder(config, here, fresh) if here is not None and here.restarts else None
-    return [] if first is None else list_copies(first)
+    if here is not None and here.restarts:
+        first = copy_folder(config, here, fresh)
+    else:
+        first = None
+    if first is None:
+        return []
+    return list_copies(first)
 
 
 def _known_runs(config: Config, fresh: Path, copied: Sequence[Path]) -> list[RunFolder]:
@@ -113,7 +120,9 @@ def _run_to_resume(config: Config, fresh: Path) -> RunFolder | None:
 
 def _if_unfinished(folder: RunFolder, config: Config) -> RunFolder | None:
     status = folder.status()
-    return folder if status is not None and status.status is not RunState.done and _is_of(folder, config) else None
+    if status is not None and status.status is not RunState.done and _is_of(folder, config):
+        return folder
+    return None
 
 
 def _is_of(folder: RunFolder, config: Config) -> bool:
@@ -149,7 +158,9 @@ def folder_of_ended(config: Config, fresh: Path) -> RunFolder:
         return RunFolder(Path(config.trainer.resume))
     runs = runs_of(Path(config.paths.outputs), config.name)
     done = {status.heartbeat: folder for folder in runs if (status := folder.status()) and _is_of(folder, config)}
-    return done[max(done)] if done else RunFolder(fresh)
+    if done:
+        return done[max(done)]
+    return RunFolder(fresh)
 
 
 def _of_this_job(config: Config, fresh: Path, here: Allocation | None, given: Sequence[str] | None) -> RunFolder | None:
@@ -203,7 +214,10 @@ def copy_folder(config: Config, here: Allocation | None, folder: Path) -> Path |
         return None
     outputs = Path(config.paths.outputs).absolute()
     run = folder.absolute()
-    parts = run.relative_to(outputs).parts if run.is_relative_to(outputs) else run.parts[-1:]
+    if run.is_relative_to(outputs):
+        parts = run.relative_to(outputs).parts
+    else:
+        parts = run.parts[-1:]
     label = "_".join(part for part in parts if part not in ("multirun", config.name))
     return Path(config.paths.sync_to).absolute() / folder_name(here, label or run.name, config.name)
 
@@ -231,3 +245,15 @@ def lock_folder(config: Config, fresh: Path, here: Allocation | None) -> tuple[R
         remove_asides(folder.path)
     kill_point("folder_locked")
     return folder, resumed
+
+
+def place_of_checkpoint(checkpoint: Path) -> Path:
+    """Returns where a checkpoint lies: a link to it, or to the folder of checkpoints, is followed.
+
+    A path that leads there through its run's folder stays as it is.
+    """
+    whole = checkpoint.absolute()
+    leads_there = RunFolder(whole.parent.parent).checkpoints == whole.parent
+    if leads_there and not whole.is_symlink() and not whole.parent.is_symlink():
+        return whole
+    return checkpoint.resolve()

@@ -19,7 +19,7 @@ import secrets
 import tarfile
 from pathlib import Path
 
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 from swe_rl.sandbox.working_copy import remove_tree
 
 
@@ -54,8 +54,14 @@ class _Contents:
                 raise tarfile.ExtractError(
                     f"{member.name!r} links to {member.linkname!r}, which is no file of the archive"
                 )
-        self._types[name] = tarfile.REGTYPE if member.isreg() or member.islnk() else member.type
-        safe.mode = 0o755 if member.isdir() else member.mode & (0o755 if member.mode & 0o100 else 0o644) | 0o600
+        if member.isreg() or member.islnk():
+            self._types[name] = tarfile.REGTYPE
+        else:
+            self._types[name] = member.type
+        if member.isdir():
+            safe.mode = 0o755
+        else:
+            safe.mode = member.mode & (0o755 if member.mode & 0o100 else 0o644) | 0o600
         safe.uid, safe.gid, safe.uname, safe.gname = os.geteuid(), os.getegid(), "", ""
         return safe
 
@@ -88,7 +94,9 @@ class Workspaces:
         if not _DIGEST.fullmatch(digest):
             raise SandboxError("a workspace is named by the SHA-256 of its archive")
         folder = self._folder / digest
-        return folder if folder.is_dir() else None
+        if folder.is_dir():
+            return folder
+        return None
 
     def add(self, digest: str, archive: Path) -> None:
         """Unpacks an archive under its digest. Raises SandboxError when it is another one or cannot be unpacked."""

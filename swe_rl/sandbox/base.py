@@ -16,14 +16,23 @@ import logging
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.door import Doorway
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+from swe_rl.sandbox.sandbox import (
+    Door,
+    ExecResult,
+    NoSnapshotsError,
+    SandboxError,
+    Snapshot,
+    Waited,
+    Workspace,
+    no_wait,
+)
 from swe_rl.sandbox.working_copy import remove_tree
 
 TIMEOUT_EXIT = 124  # The command `timeout` of coreutils ends with the same status.
@@ -45,6 +54,14 @@ def clear_away(path: Path, sandbox_id: str) -> None:
         remove_tree(path)
     except OSError as error:
         raise SandboxError(f"sandbox {sandbox_id}: its folder {path} cannot be removed: {error}") from error
+
+
+def no_snapshots(refuses: object) -> NoSnapshotsError:
+    """Returns the refusal of a sandbox or provider that has no snapshots."""
+    return NoSnapshotsError(
+        f"{type(refuses).__name__}: sandboxes of this kind have no snapshots and no forks: process, docker, podman and "
+        "remote ones on such a server have"
+    )
 
 
 class BaseSandbox(ABC):
@@ -86,6 +103,14 @@ class BaseSandbox(ABC):
                 raise
             # An error in place of the cancellation would let the caller go on.
             _log.warning("%s", error)
+
+    async def snapshot(self) -> Snapshot:
+        """Refuses, as most kinds have no snapshots."""
+        raise no_snapshots(self)
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        """Refuses, as `snapshot` does."""
+        raise no_snapshots(self)
 
     @abstractmethod
     async def _close(self) -> None:
@@ -153,7 +178,10 @@ class LocalSandbox(BaseSandbox):
         if self._doorway is not None:
             command = self._doorway.prefix() + command
         status, duration_s = await self._run(command, output, timeout_s, env or {}, waited)
-        exit_code = TIMEOUT_EXIT if status is None else status
+        if status is None:
+            exit_code = TIMEOUT_EXIT
+        else:
+            exit_code = status
         return ExecResult(exit_code, output.text(), status is None, output.truncated_bytes, duration_s)
 
     @abstractmethod
@@ -184,13 +212,28 @@ class BaseProvider(ABC, Generic[Opened]):
         """
         self._check_open()
         await self._prepare(workspace, owner, door)
+        return await self._in_a_place(lambda: self._make(workspace, owner, door))
+
+    async def fork(self, snapshot: Snapshot, *, owner: str, door: Door | None = None) -> Opened:
+        """Returns a new sandbox with the files of a snapshot, once there is a place for it. Raises SandboxError."""
+        self._check_open()
+        return await self._in_a_place(lambda: self._make_fork(snapshot, owner, door))
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Does nothing, as there are no snapshots."""
+
+    async def _in_a_place(self, make: Callable[[], Awaitable[Opened]]) -> Opened:
         await self._places.acquire()
         try:
             self._check_open()
-            return await self._make(workspace, owner, door)
+            return await make()
         except BaseException:
             self._places.release()
             raise
+
+    async def _make_fork(self, snapshot: Snapshot, owner: str, door: Door | None) -> Opened:
+        """Returns a new sandbox, in a place that is taken already, as `_make` does. Most kinds refuse."""
+        raise no_snapshots(self)
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
         """Looks at a request before a place is waited for. Raises UserError for what does not work here."""
@@ -210,7 +253,9 @@ def image_of(workspace: Workspace, config: SandboxConfig, owner: str, local: boo
     Raises UserError where there is none, or where the image would lack the workspace's programs.
     """
     if not workspace.image and workspace.toolchain is not None:
-        or_image = "" if local else ", or let the environment name an image that has the programs"
+        or_image = ", or let the environment name an image that has the programs"
+        if local:
+            or_image = ""
         raise UserError(
             f"{owner}: its commands need the programs of {workspace.toolchain.folder}, which they see only with "
             f"sandbox=process and bubblewrap: use these{or_image}"

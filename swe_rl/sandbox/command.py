@@ -21,7 +21,7 @@ from typing import Any
 
 from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.process_tree import kill_group
-from swe_rl.sandbox.protocol import Waited, ends_within, no_wait
+from swe_rl.sandbox.sandbox import Waited, ends_within, no_wait
 
 # A process that got away may keep the output open; this long the rest of the output is waited for.
 _DRAIN_S = 1.0
@@ -63,7 +63,10 @@ async def run_command(
         raise
     finally:
         os.close(write_fd)
-    over = watch(process.pid) if watch else asyncio.get_running_loop().create_future()
+    if watch:
+        over = watch(process.pid)
+    else:
+        over = asyncio.get_running_loop().create_future()
     return await _finish_process(process, spec, capture, sweep, over)
 
 
@@ -88,7 +91,9 @@ async def _finish_process(
             kill_group(process.pid)
         ending = asyncio.ensure_future(_end_process(process.pid, exited, capture, sweep))
         await until_done(ending)
-    return None if timed_out else exited.result()
+    if timed_out:
+        return None
+    return exited.result()
 
 
 async def until_done(task: "asyncio.Task[None]") -> None:

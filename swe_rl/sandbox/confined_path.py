@@ -14,7 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 # Linux follows as many links of one path before it takes them for a circle.
 _MAX_LINKS = 40
@@ -114,7 +114,10 @@ def _open_parent(
             raise _as_sandbox_error(path, error) from error
         if not isinstance(place, _Link):
             return place
-        target = place.target if place.target.startswith("/") else "/".join([*place.before, place.target])
+        if place.target.startswith("/"):
+            target = place.target
+        else:
+            target = "/".join([*place.before, place.target])
         todo = _parts_inside(target, path, workdir) + place.after
     raise SandboxError(f"{path!r} in the sandbox goes through more than {_MAX_LINKS} links")
 
@@ -124,7 +127,10 @@ def _walk_parts(
 ) -> tuple[int, str] | _Link:
     if not parts:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    here = os.open(".", _FOLDER, dir_fd=root) if isinstance(root, int) else os.open(root, _FOLDER)
+    if isinstance(root, int):
+        here = os.open(".", _FOLDER, dir_fd=root)
+    else:
+        here = os.open(root, _FOLDER)
     try:
         for index, part in enumerate(parts[:-1]):
             if (target := _link_target(here, part)) is not None:

@@ -20,7 +20,8 @@ from swe_rl.extension.conformance import NONE, ConformanceError, Params, group_f
 from swe_rl.extension.find import Foreign
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.foreign import ForeignProvider, make_own
-from swe_rl.sandbox.protocol import Door, Sandbox, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import Door, Sandbox, SandboxError, Workspace
+from swe_rl.sandbox.snapshot_conformance import check_snapshots
 
 _LATE_S = 10.0  # A command has to be ended so many seconds after its time at the latest.
 _BEAT_S = 0.05  # So often it is looked whether somebody keeps the event loop.
@@ -55,9 +56,13 @@ async def _try_provider(sandboxes: type, scratch: Path, params: Params, image: s
     stalls = _Stalls()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "given.txt").write_text("given\n")
-        workspace = Workspace(image=image) if image else Workspace(path=Path(folder))
+        if image:
+            workspace = Workspace(image=image)
+        else:
+            workspace = Workspace(path=Path(folder))
         try:
             await _check_provider(provider, maker, made, workspace)
+            await check_snapshots(provider, workspace)
             if getattr(made, "ends_when_killed", False):
                 await _check_killed(sandboxes, scratch, params, workspace, made, maker, lease_s)
         except SandboxError as error:
@@ -100,7 +105,9 @@ class _Stalls:
 async def _check_provider(provider: ForeignProvider, maker: Foreign, made: object, workspace: Workspace) -> None:
     async with await asyncio.start_server(_hang_up, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        door = Door("127.0.0.1", port, "/v1") if getattr(made, "has_door", False) else None
+        door = None
+        if getattr(made, "has_door", False):
+            door = Door("127.0.0.1", port, "/v1")
         first = await provider.create(workspace, owner="conformance/one", door=door)
         await _check_commands(first, maker)
         await _check_ends(first, maker)
@@ -190,7 +197,10 @@ async def wait_to_be_killed(facts: dict[str, object]) -> None:
     config = replace(config, name=str(facts["name"]), _target_=str(facts["target"]), params=dict(facts["params"]))  # type: ignore[call-overload]
     provider = make_own(config, Path(str(facts["scratch"])), print)
     image = facts["image"]
-    workspace = Workspace(image=str(image)) if image else Workspace(path=Path(str(facts["path"])))
+    if image:
+        workspace = Workspace(image=str(image))
+    else:
+        workspace = Workspace(path=Path(str(facts["path"])))
     sandbox = await provider.create(workspace, owner="conformance/killed")
     print(json.dumps(sandbox.sandbox_id), flush=True)
     await sandbox.exec("sleep 600", timeout_s=600)

@@ -24,7 +24,7 @@ from aiohttp import web
 from yarl import URL
 
 from swe_rl.host.http_log import http_logger
-from swe_rl.sandbox.protocol import Door, SandboxError
+from swe_rl.sandbox.sandbox import Door, SandboxError
 
 # These are the requests to a model in all dialects. Nothing else is sent on to the gateway.
 _ASKED = ("/chat/completions", "/messages", "/messages/count_tokens", "/responses")
@@ -44,7 +44,10 @@ _END_S = 0.1  # Calls that are in flight at the end get so long.
 
 def direct_url(door: Door) -> str:
     """Returns the address of a door's session for commands that share this machine's network."""
-    host = f"[{door.host}]" if ":" in door.host else door.host
+    if ":" in door.host:
+        host = f"[{door.host}]"
+    else:
+        host = door.host
     return f"http://{host}:{door.port}{door.path}"
 
 
@@ -129,7 +132,9 @@ class Doorway:
             return _refuse_request(404, "Nothing but the model is behind this address.", "not_found")
         url = URL(direct_url(self._door) + asked[1], encoded=True)
         headers = {name: request.headers[name] for name in _PASSED_IN if name in request.headers}
-        body = request.content if request.can_read_body else None
+        body = None
+        if request.can_read_body:
+            body = request.content
         response: web.StreamResponse | None = None
         try:
             async with self._client.request(
@@ -189,7 +194,10 @@ def _open_listener(folder: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path = f"/proc/self/fd/{handle}/{SOCKET_NAME}" if Path("/proc/self/fd").is_dir() else str(folder / SOCKET_NAME)
+        if Path("/proc/self/fd").is_dir():
+            path = f"/proc/self/fd/{handle}/{SOCKET_NAME}"
+        else:
+            path = str(folder / SOCKET_NAME)
         with contextlib.suppress(FileNotFoundError):
             (folder / SOCKET_NAME).unlink()
         listener.bind(path)

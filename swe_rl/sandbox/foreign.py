@@ -26,7 +26,7 @@ from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import describe_failure, make_extension
 from swe_rl.sandbox.base import BaseProvider, HeadTail, LocalSandbox
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import (
+from swe_rl.sandbox.sandbox import (
     Door,
     ExecResult,
     SandboxError,
@@ -48,7 +48,7 @@ _ANY_S = 86_400.0
 class OwnSandbox(Protocol):
     """This is the sandbox of one trajectory or one grading. Calls come one after another, but for `close`."""
 
-    sandbox_id: str
+    sandbox_id: str  # Messages, and `is_there`, call the sandbox so.
     workdir: str  # Commands begin in this folder, as they see it.
 
     @abstractmethod
@@ -127,7 +127,10 @@ class ForeignSandbox(LocalSandbox):
         self, command: str, output: HeadTail, timeout_s: float, env: Mapping[str, str], waited: Waited
     ) -> tuple[int | None, float]:
         began_s = time.monotonic()
-        limit_s = timeout_s if waited is no_wait else _ANY_S
+        if waited is no_wait:
+            limit_s = timeout_s
+        else:
+            limit_s = _ANY_S
         patience_s = timeout_s + (_GRACE_S if waited is no_wait else 0.0)
         call = partial(self._made.exec, command, limit_s, dict(env))
         answer = await await_bounded(self._maker, "exec", call, patience_s, waited)
@@ -190,7 +193,9 @@ class ForeignProvider(BaseProvider[ForeignSandbox]):
         self._starts = asyncio.Semaphore(config.start_concurrency)
 
     async def _prepare(self, workspace: Workspace, owner: str, door: Door | None) -> None:
-        kind = "folders" if workspace.image is None else "images"
+        kind = "images"
+        if workspace.image is None:
+            kind = "folders"
         if not getattr(self._made, f"takes_{kind}", kind == "folders"):
             raise UserError(f"{owner}: {self._maker} starts no sandboxes from {kind} (its takes_{kind})")
 
@@ -257,7 +262,9 @@ async def await_bounded(
         if not await ends_within(running, limit_s, waited):
             return None
         returned = running.result()
-        return () if returned is None else returned
+        if returned is None:
+            return ()
+        return returned
     except (SandboxError, UserError):
         raise
     except FileNotFoundError as error:

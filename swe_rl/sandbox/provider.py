@@ -6,7 +6,7 @@ from pathlib import Path
 from swe_rl.config.choices import RuntimeProtocol, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import SandboxProvider
+from swe_rl.sandbox.sandbox import SandboxProvider
 
 
 def make_provider(

@@ -30,7 +30,7 @@ from typing import Any
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.base import TIMEOUT_EXIT, image_of
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import Door, ExecResult, SandboxError, Workspace
 
 _KILLED = 137  # A command that SIGKILL ended has this status, so that of `timeout -s KILL`, too.
 _MARGIN_S = 20.0  # A command gets so long beyond its own time, for its end.
@@ -125,11 +125,19 @@ class SweRex:
         if self._local and workspace.image:
             raise UserError(f"{owner}: deployment=local has no images, and this is {workspace.image}; use docker")
         is_bare = self._local and workspace.toolchain is None
-        image = None if is_bare else image_of(workspace, self._config, owner, self._local)
+        if is_bare:
+            image = None
+        else:
+            image = image_of(workspace, self._config, owner, self._local)
         name = f"swe_rex-{uuid.uuid4().hex[:12]}"
-        workdir = str(self._scratch / name) if self._local else workspace.workdir
+        if self._local:
+            workdir = str(self._scratch / name)
+        else:
+            workdir = workspace.workdir
         deployment = self._made(image, name, owner)
-        lease_s = self._config.lease_s if self._deployment == "docker" else 0.0
+        lease_s = 0.0
+        if self._deployment == "docker":
+            lease_s = self._config.lease_s
         made = Deployed(name, workdir, deployment, self._scratch, lease_s, local=self._local)
         try:
             await made.start(workspace.path)
@@ -139,7 +147,10 @@ class SweRex:
         return made
 
     def _made(self, image: str | None, sandbox_id: str, owner: str) -> Any:
-        name = "Docker" if self._deployment == "podman" else self._deployment.capitalize()
+        if self._deployment == "podman":
+            name = "Docker"
+        else:
+            name = self._deployment.capitalize()
         of = getattr(self._kinds, f"{name}DeploymentConfig", None)
         if of is None:
             raise UserError(f"sandbox.params.deployment={self._deployment}: SWE-ReX has no such deployment")
@@ -150,7 +161,10 @@ class SweRex:
             options.setdefault("container_runtime", self._deployment)
             options.setdefault("pull", str(self._config.pull))
             labels = ("--label", f"swe_rl.sandbox={sandbox_id}", "--label", f"swe_rl.owner={owner}")
-            watch = self._watch() if self._deployment == "docker" else []
+            if self._deployment == "docker":
+                watch = self._watch()
+            else:
+                watch = []
             options["docker_args"] = [*self._limits(), *watch, *labels, *options.get("docker_args", ())]
         try:
             return of(**options).get_deployment()

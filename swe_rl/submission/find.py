@@ -3,7 +3,8 @@ of a SLURM job.
 
 Invariants:
 - It reads only, and does not ask SLURM: `submission.json` of a sweep, `requeue.json` of a run.
-- A sweep that nobody submitted, and the folder of one run, are looked at all the same.
+- A sweep that nobody submitted, and the folder of one run, are looked at all the same. What only a dry run wrote is no
+  sweep: it has no jobs, unless somebody submitted its scripts by hand and they began.
 """
 
 import re
@@ -17,7 +18,7 @@ from swe_rl.hardware.slurm.requeue import read_record
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.compare.read import is_run, runs_below
 from swe_rl.submission.freeze import FOLDER as FROZEN
-from swe_rl.submission.record import NAME, NoSubmission, Submission, read_submission
+from swe_rl.submission.record import LOGS, NAME, NoSubmission, Submission, read_submission
 from swe_rl.submission.rows import JobRow, plain_rows, sweep_rows
 
 _NUMBER = re.compile(r"\d+(_\d+)?")
@@ -40,11 +41,18 @@ class Sweep:
 
 def find_sweep(config: Config) -> Sweep:
     """Returns the sweep that the configuration means. Raises NoSubmission."""
-    folder = (
-        Path(config.job.runs).absolute() if config.job.runs else _newest_sweep(Path(config.paths.outputs).absolute())
-    )
+    if config.job.runs:
+        folder = Path(config.job.runs).absolute()
+    else:
+        folder = _newest_sweep(Path(config.paths.outputs).absolute())
     if (folder / NAME).is_file():
-        return Sweep(folder, read_submission(folder))
+        submission = read_submission(folder)
+        if not _has_jobs(folder, submission):
+            raise NoSubmission(
+                f"job.runs={folder} has only what a dry run wrote: nothing was submitted. "
+                f"Submit the scripts in {folder / LOGS} by hand, or leave job.dry_run=true out."
+            )
+        return Sweep(folder, submission)
     if folder.is_dir() and (is_run(folder) or runs_below(folder)):
         return Sweep(folder, None)
     raise NoSubmission(
@@ -54,10 +62,24 @@ def find_sweep(config: Config) -> Sweep:
 
 
 def _newest_sweep(outputs: Path) -> Path:
-    sweeps = [path for path in (outputs / "multirun").glob("*/*") if (path / NAME).is_file() or _has_runs(path)]
+    sweeps = [path for path in (outputs / "multirun").glob("*/*") if _is_sweep(path)]
     if not sweeps:
         raise NoSubmission(f"There is no sweep below {outputs / 'multirun'}. Name one: job.runs=FOLDER.")
     return max(sweeps, key=lambda path: (_begun_s(path), path.name))
+
+
+def _is_sweep(path: Path) -> bool:
+    if not (path / NAME).is_file():
+        return _has_runs(path)
+    try:
+        return _has_jobs(path, read_submission(path))
+    except NoSubmission:
+        # Its record is damaged. Whoever asks for the newest sweep is told so.
+        return True
+
+
+def _has_jobs(folder: Path, submission: Submission) -> bool:
+    return submission.is_submitted or _has_runs(folder)
 
 
 def _has_runs(path: Path) -> bool:

@@ -1,8 +1,9 @@
-"""This module freezes what a sweep's jobs run, as it was when they were submitted: code, conf/, and each job's
-configuration.
+"""This module freezes what a sweep's jobs run, as it was when they were submitted: code, conf/, launchers/, and each
+job's configuration.
 
 Invariants:
-- Jobs compose from the frozen conf/ and import the frozen package; an edit after the submission changes no job.
+- Jobs compose from the frozen conf/ and import the frozen package; an edit after the submission changes no job, and
+  neither does the time of its start.
 - A job whose configuration differs all the same (its environment does) is refused, and the keys are named. One that
   meets other packages is warned of: they are not frozen, and a run that was queued again must be able to end.
 - The snapshot names its commit and holds the differences to it, with this process's secrets masked.
@@ -10,23 +11,31 @@ Invariants:
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swe_rl.check.findings import Finding, warning
-from swe_rl.config.compose import Composed, flatten_config
+from swe_rl.config.compose import Composed
+from swe_rl.config.composition.values import flatten_config, plain_config
 from swe_rl.config.explain import ConfigError
-from swe_rl.config.folders import PACKAGE, conf_dir, sweeps_dir
+from swe_rl.config.folders import PACKAGE, conf_dir, launchers_dir, option_files, sweeps_dir
 from swe_rl.config.secrets import mask_text
 from swe_rl.extension.code import copy_code
 from swe_rl.files.disk import write_text_atomic
+from swe_rl.files.redactor import MASK
 from swe_rl.logger.summary import SNAPSHOT, git_difference, git_state, package_versions
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FOLDER = "frozen"
 _VERSIONS = "versions.json"
 _CODE = "code.json"
+_TIMES = "times.json"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 # A message names so many keys that differ, and counts the others.
 _SHOWN = 5
@@ -44,6 +53,10 @@ class Frozen:
     @property
     def conf(self) -> Path:
         return self.folder / "conf"
+
+    @property
+    def launchers(self) -> Path:
+        return self.folder / "launchers"
 
 
 def freeze_jobs(
@@ -69,10 +82,11 @@ def freeze_jobs(
         ) from error
     shutil.copytree(conf_dir(), folder / "conf", ignore=_IGNORED)
     shutil.copytree(sweeps_dir(), folder / "sweeps", ignore=_IGNORED)
+    shutil.copytree(launchers_dir(), folder / "launchers", ignore=_IGNORED)
     copy = None
     if config_dir is not None:
         copy = folder / "config_dir"
-        shutil.copytree(config_dir, copy, ignore=_IGNORED)
+        _copy_options(config_dir, copy, sweep_dir)
     if code:
         shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=_IGNORED)
     write_text_atomic(folder / SNAPSHOT, json.dumps(git_state(PACKAGE), indent=2) + "\n")
@@ -83,9 +97,19 @@ def freeze_jobs(
     copies = dict(zip(folders, copy_code(list(folders), folder / "code", sweep_dir), strict=True))
     table = {part: copy.name for part, copy in copies.items()}
     write_text_atomic(folder / _CODE, json.dumps(table, indent=2) + "\n")
+    write_text_atomic(folder / _TIMES, json.dumps([job.times for job in jobs], indent=2) + "\n")
     for number, job in enumerate(jobs):
         write_text_atomic(folder / "jobs" / f"{number}.json", json.dumps(flatten_config(job.config), indent=1) + "\n")
     return Frozen(folder, copy, tuple(copies.values()))
+
+
+def _copy_options(config_dir: Path, target: Path, sweep_dir: Path) -> None:
+    """Copies the options of the user's own. `sweep_dir` and the outputs of other runs may be below `config_dir`."""
+    target.mkdir()
+    for entry in option_files(config_dir, skipped=sweep_dir):
+        file = target / Path(entry.path).relative_to(config_dir)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(entry.path, file)
 
 
 def frozen_exports(frozen: Frozen) -> dict[str, str]:
@@ -112,10 +136,26 @@ def _find_record(job_folder: Path, number: int | None) -> Path | None:
     return None
 
 
+def restore_times(job_folder: Path, number: int | None, tree: "DictConfig") -> None:
+    """Has each `${now:FORM}` in a job's tree stand for the time at which the job was checked, not that of its start."""
+    from omegaconf import OmegaConf
+
+    record = _find_record(job_folder, number)
+    if record is None or number is None:
+        return
+    path = record.parents[1] / _TIMES
+    if path.is_file():
+        times = json.loads(path.read_text(encoding="utf-8"))[number]
+        OmegaConf.get_cache(tree).setdefault("now", {}).update({(form,): text for form, text in times.items()})
+
+
 def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[Path]:
     """Returns where a job's own code is: in its sweep's frozen folder, else where `job.code` says."""
     tables = [parent / FOLDER / _CODE for parent in job_folder.absolute().parents]
-    table = next((table for table in tables if table.is_file()), None) if number is not None else None
+    if number is not None:
+        table = next((table for table in tables if table.is_file()), None)
+    else:
+        table = None
     if table is None:
         return [Path(part) for part in code]
     names = json.loads(table.read_text(encoding="utf-8"))
@@ -125,7 +165,9 @@ def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[P
 def other_packages(job_folder: Path, number: int | None) -> list[Finding]:
     """Returns a warning if this job's packages are not of the versions that were there at submission."""
     record = _find_record(job_folder, number)
-    frozen = record.parents[1] / _VERSIONS if record is not None else None
+    frozen = None
+    if record is not None:
+        frozen = record.parents[1] / _VERSIONS
     if frozen is None or not frozen.is_file():
         return []
     then = json.loads(frozen.read_text(encoding="utf-8"))
@@ -153,11 +195,27 @@ def verify_frozen(job_folder: Path, number: int | None, composed: Composed) -> N
         return
     then = json.loads(record.read_text(encoding="utf-8"))
     now = json.loads(json.dumps(flatten_config(composed.config)))
-    differ = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    here = json.loads(json.dumps(plain_config(composed.config)))
+    differ = sorted(key for key in then.keys() | here.keys() if not _is_same(then.get(key), here.get(key)))
     if differ:
         shown = "; ".join(f"{key}={now.get(key)}, then {then.get(key)}" for key in differ[:_SHOWN])
-        more = f" and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
+        more = ""
+        if len(differ) > _SHOWN:
+            more = f" and {len(differ) - _SHOWN} more"
         raise ConfigError(
             f"Job {number} composes to something else than what was checked when it was submitted: {shown}{more}. "
             "Environment variables that conf/ reads must be the same here as there."
         )
+
+
+def _is_same(then: Any, now: Any) -> bool:
+    """Tells whether a recorded value is the one of now. What the record masked is taken for the same: the process that
+    submitted had other secrets in its environment, and a masked value says nothing."""
+    if isinstance(then, str) and MASK in then:
+        kept = [re.escape(part) for part in then.split(MASK)]
+        return re.fullmatch(".*".join(kept), str(now), re.DOTALL) is not None
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(_is_same(*pair) for pair in zip(then, now, strict=True))
+    if isinstance(then, dict) and isinstance(now, dict):
+        return then.keys() == now.keys() and all(_is_same(then[name], now[name]) for name in then)
+    return bool(then == now)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.errors import UserError
-from swe_rl.files.disk import decode_json, write_json_atomic
+from swe_rl.files.disk import write_json_atomic
+from swe_rl.files.json_text import decode_json
 from swe_rl.hardware.rendezvous import Meeting
 from swe_rl.hardware.slurm.batch_script import job_key
 
@@ -41,7 +42,10 @@ class SubmittedJob:
 
     def servers(self) -> dict[str, str]:
         """Returns the servers' ids of now: a run submits a server again that it has lost."""
-        known = Meeting(Path(self.meeting)).jobs() if self.meeting else {}
+        if self.meeting:
+            known = Meeting(Path(self.meeting)).jobs()
+        else:
+            known = {}
         return {**self.beside, **{name: server_id for name, server_id in known.items() if name in self.beside}}
 
     def server_logs(self) -> dict[str, Path]:
@@ -62,6 +66,11 @@ class Submission:
     jobs: tuple[SubmittedJob, ...]
     scripts: tuple[str, ...] = ()
     config_dir: str | None = None
+
+    @property
+    def is_submitted(self) -> bool:
+        """Tells whether SLURM has taken a job. A dry run, and a submission that failed, leave a record without any."""
+        return any(job.slurm_id for job in self.jobs)
 
     @property
     def slurm_ids(self) -> list[str]:

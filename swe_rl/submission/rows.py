@@ -14,7 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from swe_rl.files.disk import decode_json, read_json
+from swe_rl.files.disk import read_json
+from swe_rl.files.json_text import decode_json
 from swe_rl.files.lines import printed_lines
 from swe_rl.hardware.slurm.jobs import JobState, Queue, Run, queue_states
 from swe_rl.host.program import run_program
@@ -132,7 +133,10 @@ def _row_of(
 def outcome_of(status: RunStatus | None, queue: JobState | None, *, alive: bool) -> JobOutcome:
     """Returns what has become of a job. `alive` says of a run that is in no queue whether a process may hold its
     folder."""
-    where = queue.where if queue is not None else Queue.UNKNOWN
+    if queue is not None:
+        where = queue.where
+    else:
+        where = Queue.UNKNOWN
     if where is Queue.WAITS:
         if status is None:
             return JobOutcome.pending
@@ -194,7 +198,10 @@ def _with_steps(row: JobRow, frozen: Path) -> JobRow:
 
 def _job_labels(jobs: Sequence[SubmittedJob]) -> list[str]:
     """Returns what sets each job apart: its overrides that not all have."""
-    shared = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+    if len(jobs) > 1:
+        shared = set.intersection(*(set(job.overrides) for job in jobs))
+    else:
+        shared = set()
     return [" ".join(text for text in job.overrides if text not in shared) if shared else "" for job in jobs]
 
 
@@ -208,14 +215,17 @@ def last_lines(path: Path, lines: int, end: int | None = None) -> list[str]:
     """Returns the last `lines` lines before the byte `end` (None: the file's), of the last _TAIL_BYTES bytes there."""
     try:
         with path.open("rb") as file:
-            end = file.seek(0, 2) if end is None else end
+            if end is None:
+                end = file.seek(0, 2)
             start = max(0, end - _TAIL_BYTES)
             file.seek(start)
             text = file.read(end - start).decode(errors="replace")
     except OSError:
         return []
     kept = printed_lines(text)[1 if start else 0 :]
-    return kept[-lines:] if lines > 0 else []
+    if lines > 0:
+        return kept[-lines:]
+    return []
 
 
 def whole_lines(path: Path, start: int) -> tuple[list[str], int]:

@@ -71,10 +71,18 @@ def prepare_submission(folder: Path, jobs: Sequence[Composed], frozen: Frozen, g
     settings = merge_slurm_settings(first.config, first.launcher_settings, given)
     logs = folder / LOGS
     logs.mkdir(parents=True, exist_ok=True)
-    array = Array(len(jobs), int(settings.get("array_parallelism") or _PARALLEL)) if len(jobs) > 1 else None
+    array = None
+    if len(jobs) > 1:
+        array = Array(len(jobs), int(settings.get("array_parallelism") or _PARALLEL))
     exports = frozen_exports(frozen)
     text = batch_script(
-        settings, _task_command(settings, folder, array), logs=logs, chdir=Path.cwd(), exports=exports, array=array
+        settings,
+        _task_command(settings, folder, array),
+        logs=logs,
+        chdir=Path.cwd(),
+        exports=exports,
+        array=array,
+        launchers=frozen.launchers,
     )
     script = logs / _SCRIPT
     write_text_atomic(script, text)
@@ -120,8 +128,13 @@ def _submit_script(script: Path, run: Run, taken: list[str], options: Sequence[s
             taken.append(sbatch(script, run, options=options))
         return taken[-1]
     except SlurmError as error:
-        what = f"SLURM refused {script}: {error.refusal}" if error.refusal else str(error)
-        left = _PERHAPS if error.perhaps else "Nothing of this sweep is in the queue."
+        if error.refusal:
+            what = f"SLURM refused {script}: {error.refusal}"
+        else:
+            what = str(error)
+        left = "Nothing of this sweep is in the queue."
+        if error.perhaps:
+            left = _PERHAPS
         raise SubmissionError(f"{what}. {left}") from error
 
 
@@ -150,10 +163,16 @@ def _no_ctrl_c() -> Iterator[None]:
 def _submit_all(prepared: Prepared, run: Run, taken: list[str]) -> Submission:
     main = _submit_script(prepared.script, run, taken)
     jobs = prepared.submission.jobs
-    ids = [f"{main}_{job.number}" for job in jobs] if len(jobs) > 1 else [main]
+    if len(jobs) > 1:
+        ids = [f"{main}_{job.number}" for job in jobs]
+    else:
+        ids = [main]
     beside: list[dict[str, str]] = []
     for number, (job_id, companions) in enumerate(zip(ids, prepared.beside, strict=True)):
-        waits = [f"--dependency=after:{job_id}"] if prepared.parallel and number >= prepared.parallel else []
+        if prepared.parallel and number >= prepared.parallel:
+            waits = [f"--dependency=after:{job_id}"]
+        else:
+            waits = []
         beside.append({})
         for companion in companions:
             beside[-1][companion.job_key] = _submit_script(companion.path, run, taken, waits)
@@ -168,7 +187,14 @@ def _make_companions(job: Composed, folder: Path, frozen: Frozen, exports: Mappi
     """Makes the companions and writes their scripts. They are jobs of their own, which nobody submits once more."""
     overrides = [override for override in job.overrides if override.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
     meeting = meeting_of(job.config, folder)
-    made = companion_jobs(job.config, overrides, meeting, exports=exports, config_dir=frozen.config_dir)
+    made = companion_jobs(
+        job.config,
+        overrides,
+        meeting,
+        exports=exports,
+        config_dir=frozen.config_dir,
+        launchers=frozen.launchers,
+    )
     for companion in made:
         companion.meeting.create()
         write_text_atomic(companion.path, companion.script)
@@ -214,7 +240,10 @@ def _wait_for_jobs(folder: Path, submission: Submission) -> int:
     try:
         watch_rows(look, sys.stdout)
     except KeyboardInterrupt:
-        left = sum(not row.outcome.is_end for row in rows) if rows else len(submission.jobs)
+        if rows:
+            left = sum(not row.outcome.is_end for row in rows)
+        else:
+            left = len(submission.jobs)
         print(
             f"\ninterrupted: the watching, not the jobs. {left} of {len(submission.jobs)} are still queued or running."
         )
@@ -241,14 +270,23 @@ def _print_ids(folder: Path, submission: Submission) -> None:
     for job in submission.jobs:
         beside = "".join(f", {name} {server_id}" for name, server_id in job.beside.items())
         print(f"job {job.number}: SLURM {job.slurm_id}{beside}  {folder / job.folder}")
-    jobs = "1 job" if len(submission.jobs) == 1 else f"{len(submission.jobs)} jobs"
+    if len(submission.jobs) == 1:
+        jobs = "1 job"
+    else:
+        jobs = f"{len(submission.jobs)} jobs"
     print(f"{jobs} submitted by {submission.launcher} in {folder}", flush=True)
 
 
 def _print_scripts(prepared: Prepared, count: int) -> None:
     for path in prepared.scripts:
         print(f"# {path}\n{path.read_text(encoding='utf-8')}")
-    what = f"an array of {count} jobs, {prepared.parallel} at once" if prepared.parallel else "one job"
+    what = "one job"
+    if prepared.parallel:
+        what = f"an array of {count} jobs, {prepared.parallel} at once"
     beside = len(prepared.scripts) - 1
     print(f"Nothing was submitted: {what}{f' and {beside} beside' if beside else ''}. By hand:", flush=True)
-    print("\n".join(f"  sbatch {shlex.quote(str(path))}" for path in prepared.scripts), flush=True)
+    print("\n".join(f"  sbatch {shlex.quote(str(path))}" for path in prepared.scripts))
+    print(
+        f"The scripts need the copies beside them. Away with all of it: rm -r {shlex.quote(str(prepared.folder))}",
+        flush=True,
+    )

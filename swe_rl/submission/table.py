@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from swe_rl.errors import count_noun
 from swe_rl.host.terminal import is_live
 from swe_rl.logger.progress_text import format_duration, format_number
 from swe_rl.submission.rows import JobOutcome, JobRow
@@ -53,8 +54,14 @@ def format_table(rows: Sequence[JobRow], *, fold: bool = False) -> list[str]:
 def _row_cells(row: JobRow) -> tuple[str, ...]:
     step = "-"
     if row.step is not None:
-        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
-    heard = "-" if row.silent_s is None else f"{format_duration(row.silent_s)} ago"
+        if row.steps:
+            step = f"{row.step}/{row.steps}"
+        else:
+            step = str(row.step)
+    if row.silent_s is None:
+        heard = "-"
+    else:
+        heard = f"{format_duration(row.silent_s)} ago"
     note = row.note or row.label
     return (
         str(row.number),
@@ -73,18 +80,22 @@ def describe_failures(rows: Sequence[JobRow]) -> list[str]:
     lines = []
     for row in rows:
         if row.outcome is not JobOutcome.done:
-            which = f" ({row.label})" if row.label else ""
+            which = ""
+            if row.label:
+                which = f" ({row.label})"
             lines.append(f"job {row.number}{which}, SLURM {row.slurm_id or '-'}: {row.outcome}: {row.note or '-'}")
             lines.append(f"  {row.folder}")
     ended = sum(row.outcome is JobOutcome.done for row in rows)
-    return [*lines, f"{ended} of {len(rows)} job{'' if len(rows) == 1 else 's'} done"]
+    return [*lines, f"{ended} of {count_noun(len(rows), 'job')} done"]
 
 
 def _pending_reasons(rows: Sequence[JobRow], outcome: JobOutcome) -> str:
     if outcome not in (JobOutcome.pending, JobOutcome.requeued):
         return ""
     reasons = dict.fromkeys(row.note for row in rows if row.outcome is outcome and row.note)
-    return f" ({', '.join(reasons)})" if reasons else ""
+    if reasons:
+        return f" ({', '.join(reasons)})"
+    return ""
 
 
 # Finished steps are shown after so long.
@@ -110,7 +121,8 @@ def _watch_plain(look: Look, stream: TextIO, sleep: Callable[[float], None]) -> 
         if seen != shown or (steps != shown_steps and still_s >= _STEPS_S):
             _print_lines(stream, [*format_table(rows, fold=True), ""])
             # One change brings the next, so the pause is short again.
-            pause_s = _FIRST_S if seen != shown else pause_s
+            if seen != shown:
+                pause_s = _FIRST_S
             shown = seen
             shown_steps = steps
             still_s = 0.0

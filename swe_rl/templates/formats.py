@@ -83,7 +83,10 @@ def first_turn(
 ) -> str:
     """Renders messages without a reply to our text, generation prompt included. Raises ChatTemplateError."""
     form = chat_format(template)
-    body = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    if messages and messages[0]["role"] == "system":
+        body = messages[1:]
+    else:
+        body = messages
     turns = [piece for message in body for piece in form.turn(message, None, None)]
     return "".join([*form.preamble(messages, tools), *turns, *form.generation_prompt(thinking)])
 

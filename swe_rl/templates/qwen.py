@@ -65,7 +65,9 @@ def message_text(content: Any) -> str:
 
 def role_of(message: Message) -> str:
     role = str(message["role"])
-    return "system" if role == "developer" else role
+    if role == "developer":
+        return "system"
+    return role
 
 
 def preamble(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Piece]:
@@ -93,9 +95,18 @@ def turn(message: Message, before: str | None, after: str | None) -> list[Piece]
     text = message_text(message.get("content"))
     if role != "tool":
         return [IM_START, f"{role}\n", text, IM_END, "\n"]
-    head: list[Piece] = [] if before == "tool" else [IM_START, "user"]
-    tail: list[Piece] = [] if after == "tool" else [IM_END, "\n"]
-    return [*head, "\n", TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END, *tail]
+    result = ["\n", TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END]
+    return join_results(result, before, after, opening="user")
+
+
+def join_results(result: Sequence[Piece], before: str | None, after: str | None, *, opening: str) -> list[Piece]:
+    """Renders a tool's result in the one user message that it shares with the results beside it."""
+    pieces = [*result]
+    if before != "tool":
+        pieces = [IM_START, opening, *pieces]
+    if after != "tool":
+        pieces += [IM_END, "\n"]
+    return pieces
 
 
 def reply(think_block: bool, message: Message, opened: bool) -> list[Piece]:
@@ -132,6 +143,17 @@ def _tool_call(call: Mapping[str, Any]) -> list[Piece]:
     arguments = function["arguments"]
     written = arguments if isinstance(arguments, str) else dump_json(arguments)
     return [TOOL_CALL, f'\n{{"name": "{function["name"]}", "arguments": {written}}}\n', TOOL_CALL_END]
+
+
+def parse_arguments(text: str) -> Any:
+    """Reads arguments, which OpenAI's wire has as JSON text. A text that is no object is kept."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, dict):
+        return value
+    return text
 
 
 def dump_json(value: Any, *, ensure_ascii: bool = False, sort_keys: bool = False) -> str:

@@ -9,10 +9,10 @@ Invariants:
   https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct (chat template of the checkpoint).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from swe_rl.files.tables import as_mapping
 from swe_rl.templates.qwen import (
     IM_END,
     IM_START,
@@ -23,7 +23,9 @@ from swe_rl.templates.qwen import (
     Message,
     Piece,
     dump_json,
+    join_results,
     message_text,
+    parse_arguments,
     role_of,
     spoken,
 )
@@ -52,7 +54,10 @@ def preamble(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) ->
     system = bool(messages) and role_of(messages[0]) == "system"
     if not system and not tools:
         return []
-    text = message_text(messages[0].get("content")) if system else _SYSTEM_OF_TOOLS
+    if system:
+        text = message_text(messages[0].get("content"))
+    else:
+        text = _SYSTEM_OF_TOOLS
     pieces: list[Piece] = [IM_START, "system\n", text]
     if tools:
         listed = "".join(f"\n{line}" for tool in tools for line in _tool(tool))
@@ -66,9 +71,8 @@ def turn(message: Message, before: str | None, after: str | None) -> list[Piece]
     text = message_text(message.get("content"))
     if role != "tool":
         return [IM_START, f"{role}\n", text, IM_END, "\n"]
-    head: list[Piece] = [] if before == "tool" else [IM_START, "user\n"]
-    tail: list[Piece] = [] if after == "tool" else [IM_END, "\n"]
-    return [*head, TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END, "\n", *tail]
+    result = [TOOL_RESPONSE, f"\n{text}\n", TOOL_RESPONSE_END, "\n"]
+    return join_results(result, before, after, opening="user\n")
 
 
 def reply(message: Message) -> list[Piece]:
@@ -79,9 +83,12 @@ def reply(message: Message) -> list[Piece]:
     if not calls:
         return spoken(text)
     text = text.strip()
-    pieces: list[Piece] = [*spoken(text), "\n\n"] if text else []
+    pieces: list[Piece] = []
+    if text:
+        pieces = [*spoken(text), "\n\n"]
     for number, call in enumerate(calls):
-        pieces += ["\n"] if number else []
+        if number:
+            pieces.append("\n")
         pieces += _tool_call(call)
     return pieces
 
@@ -93,8 +100,8 @@ def _tool(tool: Mapping[str, Any]) -> Iterator[str]:
         yield _described(function)
     yield "<parameters>"
     parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+    properties = as_mapping(parameters).get("properties")
+    for name, schema in as_mapping(properties).items():
         yield from _parameter(name, schema)
     yield from _others(parameters, ("type", "properties"))
     yield "</parameters>"
@@ -118,32 +125,25 @@ def _described(schema: Mapping[str, Any]) -> str:
 
 def _others(schema: Any, known: Sequence[str]) -> Iterator[str]:
     """Writes what else a schema says, each key as a tag of its own."""
-    for key, value in schema.items() if isinstance(schema, Mapping) else ():
+    for key, value in as_mapping(schema).items():
         if key not in known:
             yield f"<{key}>{_written(value)}</{key}>"
 
 
 def _written(value: Any) -> str:
     """Writes lists and objects as JSON; true, false and null are Python's words, as the model knows them."""
-    return dump_json(value) if isinstance(value, (Mapping, list, tuple)) else str(value)
+    if isinstance(value, (Mapping, list, tuple)):
+        return dump_json(value)
+    return str(value)
 
 
 def _tool_call(call: Mapping[str, Any]) -> list[Piece]:
     function = call.get("function") or call
-    arguments = _read(function.get("arguments"))
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = parse_arguments(arguments)
     if isinstance(arguments, Mapping):
         inner = "".join(f"<parameter={key}>\n{_written(value)}\n</parameter>\n" for key, value in arguments.items())
     else:
         inner = f"{arguments}\n" if arguments else ""
     return [TOOL_CALL, f"\n<function={function['name']}>\n{inner}</function>\n", TOOL_CALL_END]
-
-
-def _read(arguments: Any) -> Any:
-    """Reads arguments, which OpenAI's wire has as JSON text. A text that is no object is kept."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, Mapping) else arguments

@@ -70,7 +70,9 @@ class CompactAdamW(torch.optim.Optimizer):
         locals_ = {key: _view_rows(local_shard(value)) for key, value in state.items() if key != "step"}
         weights = _view_rows(local_shard(param))
         gradients = _view_rows(local_shard(param.grad))
-        first_row = shard_range(param)[0] if param.ndim else 0
+        first_row = 0
+        if param.ndim:
+            first_row = shard_range(param)[0]
         width = max(1, weights.shape[1])
         for start in range(0, len(weights), many := max(1, PART_VALUES // width)):
             rows = slice(start, start + many)
@@ -163,7 +165,10 @@ def stochastic_bfloat16(values: Tensor, salt: tuple[int, int, int], key: str) ->
 
 def _hash_noise(first: int, count: int, device: torch.device) -> Tensor:
     """Returns a random-looking integer of 32 bits for each of `first`, `first` + 1, ... (T. Mueller's integer hash)."""
-    signed = first - 2**32 if first >= 2**31 else first
+    if first >= 2**31:
+        signed = first - 2**32
+    else:
+        signed = first
     # The addition wraps, as the products do.
     values = torch.arange(count, dtype=torch.int32, device=device).add_(signed)
     for _ in range(2):

@@ -33,11 +33,11 @@ from swe_rl.trainer.dropout import train_without_dropout
 from swe_rl.trainer.logprobs import token_logprobs, token_values
 from swe_rl.trainer.minibatch import MiniBatch
 from swe_rl.trainer.output_head import probe_head
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.pulse import Beat, no_beat, with_beats
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import ShardedModel, checkpoint_activations
 from swe_rl.trainer.sharded.packing import PackedBatch, pack_sequences
+from swe_rl.trainer.trainer import TrainerError
 
 
 def balance_rows(
@@ -144,13 +144,18 @@ class ShardedCompute(Compute):
         """
         super().__init__(mesh, beat)
         self._packs_rows = packs_rows
-        self._pair_cost = 1.0 / cost_per_token if cost_per_token > 0 else 0.0
+        if cost_per_token > 0:
+            self._pair_cost = 1.0 / cost_per_token
+        else:
+            self._pair_cost = 0.0
 
     def micro_batches(self, sequences: Sequence[IdsAndMask], max_tokens: int, pad_token_id: int) -> list[PackedBatch]:
         mesh = self.mesh
         lengths = [input_length(mask) for _, mask in sequences]
         # No two rows that have tokens fit into one token.
-        room = max_tokens * mesh.sp if self._packs_rows else 1
+        room = 1
+        if self._packs_rows:
+            room = max_tokens * mesh.sp
         plan = balance_rows(lengths, room, mesh.dp, self._row_cost)
         return [
             pack_sequences(
@@ -292,7 +297,10 @@ def per_token(
             dtype=torch.int64,
             device=compute.device,
         )
-        here = places[batch.trained_index] if isinstance(batch, PackedBatch) else places
+        if isinstance(batch, PackedBatch):
+            here = places[batch.trained_index]
+        else:
+            here = places
         flat[here] = of_batch(batch).double()
     if rows:
         return np.split(compute.mesh.sum(flat).cpu().numpy(), np.cumsum(counts)[:-1])

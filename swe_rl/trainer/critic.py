@@ -3,6 +3,8 @@
 Invariants:
 - The value of a token is read where the token is predicted from, so it knows nothing of it.
 - Values, advantages and targets of a step are those of the critic before the step; it is updated afterwards.
+- The rows of a trajectory are one sequence of decisions, in their order. After the last token of a row comes the first
+  one of the next row, so what a later row brings is credited to the rows before it.
 - Its head, which gives one number a token, begins at zero, so its first values are 0 and the first advantages are
   returns.
 - It has an optimizer and a learning rate of its own; the policy's gradient never reaches it, nor its own the policy.
@@ -29,8 +31,8 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.compute import Compute, of_tokens, per_token
 from swe_rl.trainer.minibatch import MiniBatch
 from swe_rl.trainer.optimizer import CriticMetrics, Optimizer, RowsOf
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.attention import again_without_cudnn
+from swe_rl.trainer.trainer import TrainerError
 
 PREFIX = "critic."
 _MODEL = f"{PREFIX}model."
@@ -89,33 +91,57 @@ class Critic:
 
     def credited(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with advantages in place of rewards. Raises TrainerError where a trained row has no rewards."""
+        attempts = _rows_by_trajectory(rows)
+        known = [row for attempt in attempts for row in attempt]
+        values = {id(row): value for row, value in zip(known, self._predict_values(known), strict=True)}
+        raw: dict[int, npt.NDArray[np.float64]] = {}
+        sizes: dict[int, float] = {}
+        for attempt in attempts:
+            of_attempt, size = self._estimate_advantages(attempt, [values[id(row)] for row in attempt])
+            for row, advantages in zip(attempt, of_attempt, strict=True):
+                raw[id(row)] = advantages
+                sizes[id(row)] = size
         trained = [row for row in rows if row.trained_tokens > 0]
-        sequences = [(row.token_ids, row.loss_mask) for row in trained]
-        limit = self._config.max_tokens_per_micro_batch
-        batches = self._compute.micro_batches(sequences, limit, self._pad_token_id)
-        values = per_token(trained, batches, self._compute, self._of)
+        shift, scale = 0.0, 1.0
+        if self._algo.normalize_std:
+            shift, scale = _mean_and_scale([raw[id(row)] for row in trained])
         self._values = {}
         self._targets = {}
-        raw: list[npt.NDArray[np.float64]] = []
-        sizes: list[float] = []
-        for row, value in zip(trained, values, strict=True):
+        credited: dict[int, Row] = {}
+        for row in trained:
+            advantages = raw[id(row)]
+            value = values[id(row)]
+            # Values are of float32: what that cannot tell from the value that was predicted teaches nothing.
+            scaled = scale * without_residue(advantages - shift, sizes[id(row)], FLOAT32)
+            made = credited[id(row)] = replace(row, advantage=scaled.astype(np.float32))
+            self._values[id(made)] = value.astype(np.float32)
+            self._targets[id(made)] = (advantages + value).astype(np.float32)
+        return [credited.get(id(row), row) for row in rows]
+
+    def _predict_values(self, rows: Sequence[Row]) -> Sequence[npt.NDArray[np.float64]]:
+        """Returns the value of each sampled token, for each row."""
+        sequences = [(row.token_ids, row.loss_mask) for row in rows]
+        limit = self._config.max_tokens_per_micro_batch
+        batches = self._compute.micro_batches(sequences, limit, self._pad_token_id)
+        return per_token(rows, batches, self._compute, self._of)
+
+    def _estimate_advantages(
+        self, attempt: Sequence[Row], values: Sequence[npt.NDArray[np.float64]]
+    ) -> tuple[list[npt.NDArray[np.float64]], float]:
+        """Returns the advantages of each row of an attempt, and the size of the numbers that they were made of.
+
+        The size says how much of a small advantage is only float32's rounding.
+        """
+        rewards = []
+        for row in attempt:
             if row.rewards is None or len(row.rewards) != row.sampled_tokens:
                 raise TrainerError(f"A row of trajectory {row.trajectory_id} has no reward for each sampled token.")
-            raw.append(gae(row.rewards, value, self._algo.discount, self._algo.gae_lambda))
-            # The size of a row's numbers says how much of a small advantage is only float32's rounding.
-            sizes.append(max(np.abs(row.rewards).sum(), np.abs(value).max()))
-        shift, scale = _mean_and_scale(raw) if self._algo.normalize_std else (0.0, 1.0)
-        # Values are of float32: what that cannot tell from the value that was predicted teaches nothing.
-        scaled = [
-            (scale * without_residue(advantages - shift, size, FLOAT32)).astype(np.float32)
-            for advantages, size in zip(raw, sizes, strict=True)
-        ]
-        credited = {id(row): replace(row, advantage=of_row) for row, of_row in zip(trained, scaled, strict=True)}
-        for row, value, advantage in zip(trained, values, raw, strict=True):
-            name = id(credited[id(row)])
-            self._values[name] = value.astype(np.float32)
-            self._targets[name] = (advantage + value).astype(np.float32)
-        return [credited.get(id(row), row) for row in rows]
+            rewards.append(row.rewards)
+        brought = np.concatenate(rewards)
+        predicted = np.concatenate(values)
+        advantages = gae(brought, predicted, self._algo.discount, self._algo.gae_lambda)
+        ends = np.cumsum([len(of_row) for of_row in rewards])[:-1]
+        return np.split(advantages, ends), float(max(np.abs(brought).sum(), np.abs(predicted).max()))
 
     def update(self, minis: Sequence[MiniBatch], lr: float, until_unread: Callable[[], None]) -> CriticMetrics:
         """Updates the critic `algo.critic_epochs` times over the mini-batches of rows that `credited` gave."""
@@ -186,6 +212,19 @@ class Critic:
 
     def load_counters(self, counters: Mapping[str, Any]) -> None:
         self._optimizer.nonfinite_in_a_row = int(counters["critic_nonfinite_in_a_row"])
+
+
+def _rows_by_trajectory(rows: Sequence[Row]) -> list[list[Row]]:
+    """Returns the rows that sampled, for each trajectory with a row that is trained.
+
+    A row that is not trained is needed as well: what it brought is a return of the rows before it.
+    """
+    trained = {row.trajectory_id for row in rows if row.trained_tokens > 0}
+    attempts: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.trajectory_id in trained and row.sampled_tokens > 0:
+            attempts.setdefault(row.trajectory_id, []).append(row)
+    return list(attempts.values())
 
 
 def _mean_and_scale(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:

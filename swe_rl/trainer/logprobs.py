@@ -151,7 +151,9 @@ class _ChunkedHead(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         # Chunks of bfloat16 gradients would round at each sum, and the head's gradient would depend on the size of a
         # chunk.
-        d_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        d_weight = None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros_like(weight, dtype=torch.float32)
         for part in _make_slices(hidden.shape[0], ctx.rows):
             logits = _compute_logits(hidden[part], weight, ctx.temperature, ctx.float32_head)
             log_p = logits.sub_(normaliser[part].unsqueeze(-1))

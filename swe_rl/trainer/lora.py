@@ -36,13 +36,13 @@ from torch import Tensor, nn
 
 from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.config.schema import ModelConfig, TrainerConfig
-from swe_rl.engine.transfer.protocol import WritesFiles
+from swe_rl.engine.transfer.sent_weights import WritesFiles
 from swe_rl.errors import UserError
 from swe_rl.model.adapter import alpha_of
 from swe_rl.model.experts import HubNamed
 from swe_rl.trainer.checkpoint.tensor_file import SINGLE_FILE, write_tensors
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import gather_whole, is_sharded, local_shard, shard_range
+from swe_rl.trainer.trainer import TrainerError
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 TARGETS = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -119,7 +119,9 @@ def attach_adapter(causal_lm: nn.Module, config: TrainerConfig, base: Mapping[st
         with torch.random.fork_rng(devices=[]):
             inject_adapter_in_model(_peft_config(config.lora_rank, alpha, targets), causal_lm, ADAPTER, empty)
     except ValueError as error:
-        looked_for = ", ".join(targets) if len(targets) <= len(TARGETS) else "that carry one"
+        looked_for = "that carry one"
+        if len(targets) <= len(TARGETS):
+            looked_for = ", ".join(targets)
         raise TrainerError(
             f"trainer.lora_rank={config.lora_rank}: this model has none of the layers {looked_for} ({error}). "
             "Set trainer.lora_rank=0."
@@ -146,7 +148,9 @@ def targets_of(causal_lm: nn.Module) -> list[str]:
         return list(ATTENTION if any(hasattr(module, "experts") for module in causal_lm.modules()) else TARGETS)
     modules = dict(causal_lm.named_modules())
     mixtures = tuple(f"{name}." for name, module in modules.items() if hasattr(module, "experts"))
-    of_experts = _EXPERT_MAPS if mixtures else ()
+    of_experts: tuple[str, ...] = ()
+    if mixtures:
+        of_experts = _EXPERT_MAPS
     kernels = {
         f"{name}.out_proj" for name, module in modules.items() if hasattr(module, "A_log") and hasattr(module, "D")
     }

@@ -16,9 +16,9 @@ from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import KlEstimator
 from swe_rl.trainer.compute import Work
 from swe_rl.trainer.optimizer import CriticMetrics, Update
-from swe_rl.trainer.protocol import TrainMetrics
 from swe_rl.trainer.routing import load_entropy, load_max, unused_rate
 from swe_rl.trainer.sharded.mesh import Mesh
+from swe_rl.trainer.trainer import TrainMetrics
 
 
 @dataclass(slots=True)
@@ -135,7 +135,10 @@ class StepStats:
         self.updates += update.applied
         self.nonfinite_updates += not update.is_finite
         self.repeated_updates += update.repeated
-        self.grad_norms += update.grad_norm if update.applied else 0.0
+        if update.applied:
+            self.grad_norms += update.grad_norm
+        else:
+            self.grad_norms += 0.0
 
     def join(self, mesh: Mesh) -> None:
         """Sums, minima and maxima over all ranks; counts of updates and rows are the same on each already."""
@@ -165,7 +168,9 @@ class StepStats:
 
     def metrics(self, *, step: int, rows: int, lr: float, train_s: float) -> TrainMetrics:
         attempts = max(1, self.attempts)
-        tokens = self.expert_tokens
+        repeated_updates = self.repeated_updates
+        if self.critic:
+            repeated_updates += self.critic.repeated_updates
         return TrainMetrics(
             step=step,
             loss=self.loss / attempts,
@@ -185,14 +190,10 @@ class StepStats:
             ratio_max=self.ratio.maximum,
             correction_mean=self.correction.mean,
             masked_fraction=self.masked.mean or 0.0,
-            expert_load_max=None if tokens is None else load_max(tokens),
-            expert_entropy=None if tokens is None else load_entropy(tokens),
-            expert_unused_rate=None if tokens is None else unused_rate(tokens),
+            **self._expert_figures(),
             balance_loss=float(self.balance) / attempts if self.balance is not None and self.attempts else None,
             teacher_kl=self.teacher_kl,
-            value_loss=self.critic.loss if self.critic else None,
-            value_explained=self.critic.explained if self.critic else None,
-            critic_grad_norm=self.critic.grad_norm if self.critic else None,
+            **self._critic_figures(),
             routing_disagreement=_different_share(self.routing_choices),
             stale_rows=self.stale_rows,
             staleness_mean=sum(self.ages_steps) / len(self.ages_steps) if self.ages_steps else None,
@@ -204,16 +205,38 @@ class StepStats:
             lr=lr,
             updates=self.updates,
             nonfinite_updates=self.nonfinite_updates,
-            repeated_updates=self.repeated_updates + (self.critic.repeated_updates if self.critic else 0),
+            repeated_updates=repeated_updates,
             idle_updates=self.attempts - self.updates - self.nonfinite_updates,
             train_s=train_s,
         )
+
+    def _expert_figures(self) -> dict[str, float | None]:
+        tokens = self.expert_tokens
+        if tokens is None:
+            return dict.fromkeys(("expert_load_max", "expert_entropy", "expert_unused_rate"))
+        return {
+            "expert_load_max": load_max(tokens),
+            "expert_entropy": load_entropy(tokens),
+            "expert_unused_rate": unused_rate(tokens),
+        }
+
+    def _critic_figures(self) -> dict[str, float | None]:
+        critic = self.critic
+        if critic is None:
+            return dict.fromkeys(("value_loss", "value_explained", "critic_grad_norm"))
+        return {
+            "value_loss": critic.loss,
+            "value_explained": critic.explained,
+            "critic_grad_norm": critic.grad_norm,
+        }
 
     def _over_all(self, trained: Mean, left: Mean) -> float | None:
         """Returns the mean over all sampled tokens: each one that was looked at stands for as many of the rows left
         out.
         """
-        weight = self.left_out_tokens / self.left_entropy.tokens if self.left_entropy.tokens else 0.0
+        weight = 0.0
+        if self.left_entropy.tokens:
+            weight = self.left_out_tokens / self.left_entropy.tokens
         tokens = trained.tokens + weight * left.tokens
         if tokens:
             return (trained.total + weight * left.total) / tokens
@@ -227,9 +250,11 @@ class StepStats:
 
 
 def _different_share(choices: Tensor | None) -> float | None:
-    compared, different = (0, 0) if choices is None else choices.tolist()
+    if choices is None:
+        return None
+    compared, different = choices.tolist()
     if compared:
-        return different / compared
+        return float(different / compared)
     return None
 
 

@@ -19,7 +19,7 @@ from swe_rl.algo.correction import has_token_weights, weighs_sequences
 from swe_rl.algo.loss import by_sequence, row_weights, zero_advantage_contributes
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,9 @@ def _even_chunks(groups: Sequence[str], most: int) -> list[set[str]]:
 
 def check_row(row: Row, algo: AlgoConfig) -> None:
     """Raises TrainerError where a row could only train nonsense."""
-    problem = _row_problem(row, algo) if row.trained else None
+    problem = None
+    if row.trained:
+        problem = _row_problem(row, algo)
     if problem:
         raise TrainerError(f"A row of trajectory {row.trajectory_id} cannot be trained: {problem}.")
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from swe_rl.config.choices import OptimizerState
 from swe_rl.trainer.compact_adamw import MOMENTS, SCALES, CompactAdamW, fresh_state, state_keys
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import gather_whole, local_shard, replicas_of, shard_range
+from swe_rl.trainer.trainer import TrainerError
 
 MAX_NONFINITE = 3
 # torch's own clipping adds the same number, so that one rank and many scale alike.
@@ -85,17 +85,23 @@ class Optimizer:
         self._offload_threads = offload_threads
         self._kind = kind
         # Fused: one kernel, no temporary copies. Elsewhere torch's own choice, whose bits older runs have.
-        fused = True if offload_threads or all(p.is_cuda for p in self._params.values()) else None
-        self._kinds = _group_by_mesh(self._params.values())
+        fused = None
+        if offload_threads or all(p.is_cuda for p in self._params.values()):
+            fused = True
+        self._params_by_mesh = _group_by_mesh(self._params.values())
         # No kernel takes both kinds at once.
-        groups = [{"params": kind} for kind in self._kinds]
+        groups = [{"params": params} for params in self._params_by_mesh]
         names: dict[Tensor, str] = {param: name for name, param in self._params.items()}
-        self._adamw: torch.optim.Optimizer = (
-            torch.optim.AdamW(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused)
-            if kind is OptimizerState.float32
-            else CompactAdamW(groups, names, kind, lr=lr, weight_decay=weight_decay, betas=betas)
-        )
-        self._max_norm = grad_clip if grad_clip > 0 else math.inf
+        if kind is OptimizerState.float32:
+            self._adamw: torch.optim.Optimizer = torch.optim.AdamW(
+                groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=fused
+            )
+        else:
+            self._adamw = CompactAdamW(groups, names, kind, lr=lr, weight_decay=weight_decay, betas=betas)
+        if grad_clip > 0:
+            self._max_norm = grad_clip
+        else:
+            self._max_norm = math.inf
         self.lr = lr
         self.nonfinite_in_a_row = 0
 
@@ -120,7 +126,10 @@ class Optimizer:
         self._adamw.zero_grad(set_to_none=True)
         # A gradient of 0 says nothing about whether the policy still learns.
         if applied or not finite:
-            self.nonfinite_in_a_row = 0 if applied else self.nonfinite_in_a_row + 1
+            if applied:
+                self.nonfinite_in_a_row = 0
+            else:
+                self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1
         if self.nonfinite_in_a_row >= MAX_NONFINITE:
             raise TrainerError(
                 f"The gradient norm was not finite in {MAX_NONFINITE} updates in a row (last: {norm}); none of them "
@@ -131,7 +140,7 @@ class Optimizer:
 
     def _clip(self) -> float:
         with torch_threads(self._offload_threads or torch.get_num_threads()):
-            return _clip_gradients(self._kinds, self._max_norm)
+            return _clip_gradients(self._params_by_mesh, self._max_norm)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Returns detached views of the state, empty before the first update."""
@@ -163,7 +172,9 @@ class Optimizer:
         keys = {name: (*state_keys(param, self._kind), "step") for name, param in self._params.items()}
         expected = {f"{key}.{name}" for name in keys for key in keys[name]}
         if any("_scale." in name for name in set(names) ^ expected):
-            there = OptimizerState.int8 if self._kind is not OptimizerState.int8 else "not int8"
+            there = "not int8"
+            if self._kind is not OptimizerState.int8:
+                there = OptimizerState.int8
             raise TrainerError(self._another_kind(there))
         if set(names) != expected:
             odd = sorted(set(names) ^ expected)[:3]
@@ -198,7 +209,9 @@ def _group_by_mesh(params: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _clip_gradients(kinds: Sequence[Sequence[Tensor]], max_norm: float) -> float:
     """Returns the L2 norm of all gradients before they are scaled down to `max_norm`; each weight counts once."""
-    replicas = replicas_of(kinds[0][0]) if kinds else 1
+    replicas = 1
+    if kinds:
+        replicas = replicas_of(kinds[0][0])
     if len(kinds) == 1 and replicas == 1:
         return float(gather_whole(nn.utils.clip_grad_norm_(kinds[0], max_norm)))
     gradients = [local_shard(param.grad) for kind in kinds for param in kind if param.grad is not None]

@@ -33,7 +33,10 @@ def output_head(model: nn.Module) -> Head:
         return model.get_submodule("lm_head")
     if model not in _heads:
         head = _PlainHead(model)
-        _heads[model] = head if _does_no_more(model, head) else _OwnHead(model)
+        if _does_no_more(model, head):
+            _heads[model] = head
+        else:
+            _heads[model] = _OwnHead(model)
     return _heads[model]
 
 
@@ -91,7 +94,8 @@ def _layers_give(base: nn.Module, hidden: Tensor) -> Iterator[None]:
     from transformers.modeling_outputs import MoeModelOutputWithPast
 
     named: Any = base
-    named.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=hidden)  # type: ignore[arg-type]
+    states: Any = hidden  # the class wants a FloatTensor, which a checker knows where torch is installed only
+    named.forward = lambda *_, **__: MoeModelOutputWithPast(last_hidden_state=states)
     try:
         yield
     finally:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from swe_rl.algo.correction import weighs_sequences
 from swe_rl.algo.credit import with_teacher_advantages
 from swe_rl.algo.loss import by_sequence, kl_in_loss, token_loss
-from swe_rl.algo.protocol import Loss
+from swe_rl.algo.own_algorithm import Loss
 from swe_rl.algo.row import Row, age_steps, without_old
 from swe_rl.algo.sequences import kl_per_token
 from swe_rl.config.choices import AdvantageKind, KlEstimator, LoraServing
@@ -40,11 +40,11 @@ from swe_rl.trainer.lora import Adapter, MergedWeights, adapter_alone, is_adapte
 from swe_rl.trainer.metrics import StepStats
 from swe_rl.trainer.minibatch import MiniBatch, left_out, measured_rows, mini_batches
 from swe_rl.trainer.optimizer import Optimizer, RowsOf, torch_threads
-from swe_rl.trainer.protocol import TrainerError, TrainMetrics
 from swe_rl.trainer.routing import Routing
 from swe_rl.trainer.schedule import Schedule
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.mesh import lone_mesh
+from swe_rl.trainer.trainer import TrainerError, TrainMetrics
 from swe_rl.trainer.trajectories import correction_of, corrections_of, means_of, terms_of
 
 _PASS = "a pass for log-probabilities"

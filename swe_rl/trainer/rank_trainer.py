@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swe_rl.algo.row import Row
-from swe_rl.engine.transfer.protocol import Announced, SentWeights, Staging
+from swe_rl.config.schema import AlgoConfig, TrainerConfig
+from swe_rl.engine.transfer.sent_weights import Announced, SentWeights, Staging
+from swe_rl.facts.schedule import NO_CHANGES, value_at
 from swe_rl.model.experts import StoredLayout
 from swe_rl.model.stored_names import stored_names
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
@@ -25,10 +27,35 @@ from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.pulse import BeatingWeights
 from swe_rl.trainer.send import hand_over
 from swe_rl.trainer.send.wire import StagingEnd, WireEnd
+from swe_rl.trainer.trainer import TrainMetrics
 
 
 class RankTrainer(Trainer):
-    """A trainer that meets `TrainsPolicy`."""
+    """A trainer that meets `TrainsPolicy`.
+
+    `temperatures` has what the rollouts' temperature becomes from a step on; before the first change it is
+    `temperature`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainerConfig,
+        algo: AlgoConfig,
+        *,
+        temperature: float = 1.0,
+        temperatures: Mapping[int, float] = NO_CHANGES,
+        **others: Any,
+    ) -> None:
+        super().__init__(model, config, algo, temperature=min([temperature, *temperatures.values()]), **others)
+        self._first_temperature = temperature
+        self._temperatures = temperatures
+        self._temperature = temperature
+
+    def train_step(self, rows: Sequence[Row], step: int, lr: float | None = None) -> TrainMetrics:
+        """Does what `Trainer` does, at the temperature that the rollouts of this step had. Raises TrainerError."""
+        self._temperature = value_at(self._temperatures, step, self._first_temperature)
+        return super().train_step(rows, step, lr)
 
     def start(self) -> None:
         """Does nothing: the trainer is this process, which is up."""
@@ -52,7 +79,9 @@ class RankTrainer(Trainer):
 
     def send_weights(self, pipe: Any) -> None:
         """Sends the weights to the ranks' driver; see `hand_over`."""
-        dtype = torch.float32 if self.sends_adapter else None
+        dtype = None
+        if self.sends_adapter:
+            dtype = torch.float32
         hand_over.send_weights(self._beating_weights, self._mesh, pipe, dtype, self._layout)
 
     def write_weights(self, folder: Path, twice: Mapping[str, str]) -> None:

@@ -31,9 +31,9 @@ from swe_rl.config.choices import ROUTED_ARCHITECTURE, RoutingReplay
 from swe_rl.config.known_models import MIXTURE_FACTS
 from swe_rl.model.experts import unknown_route
 from swe_rl.trainer.batching import MicroBatch, input_length
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch
+from swe_rl.trainer.trainer import TrainerError
 
 # The mark is used in tensors of int16, whose sign the routes of engines do not have.
 _UNKNOWN = -1
@@ -66,8 +66,11 @@ class Routing:
         self._tokens = [torch.zeros(gate.num_experts, dtype=torch.int64, device=mesh.device) for gate in routers]
         # These are the choices that were compared, and those of them that differ.
         self._choices = torch.zeros(2, dtype=torch.int64, device=mesh.device)
-        self._size = (len(routers), routers[0].top_k, routers[0].num_experts) if routers else (0, 0, 0)
-        self._coef = balance_coef if routers else 0.0
+        self._size = (0, 0, 0)
+        self._coef = 0.0
+        if routers:
+            self._size = (len(routers), routers[0].top_k, routers[0].num_experts)
+            self._coef = balance_coef
         self._load = torch.zeros(self._size[2], dtype=torch.int64, device=mesh.device)
         # These are positions.
         self._loaded: Tensor | None = None
@@ -134,7 +137,10 @@ class Routing:
     @contextmanager
     def loading(self, positions: Tensor) -> Iterator[None]:
         """Counts for `pull` inside of the block, which is a pass before the mini-batch's own."""
-        self._loaded = positions if self.balances else None
+        if self.balances:
+            self._loaded = positions
+        else:
+            self._loaded = None
         try:
             yield
         finally:

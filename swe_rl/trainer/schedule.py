@@ -37,5 +37,8 @@ class Schedule:
             return 1.0
         decay_steps = max(1, self.total_steps - self.warmup_steps)
         progress = min(1.0, (steps_done - self.warmup_steps) / decay_steps)
-        left = 1.0 - progress if self.kind is LrSchedule.linear else 0.5 * (1.0 + math.cos(math.pi * progress))
+        if self.kind is LrSchedule.linear:
+            left = 1.0 - progress
+        else:
+            left = 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.final_fraction + (1.0 - self.final_fraction) * left

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.algo.correction import correction_weights
-from swe_rl.algo.protocol import Loss, LossTokens
+from swe_rl.algo.own_algorithm import Loss, LossTokens
 from swe_rl.algo.sequences import Sequences
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.compute import Work

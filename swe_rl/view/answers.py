@@ -13,6 +13,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
 from swe_rl.report.trace import trace_lines
 from swe_rl.view.files import ViewError
+from swe_rl.view.known_instances import known_fix
 from swe_rl.view.runs import RunIndex
 from swe_rl.view.tokens import prompt_of, token_page
 from swe_rl.view.trajectories import Query, Trajectories
@@ -37,7 +38,7 @@ class Answers:
             "options": lambda asked: {"options": self._runs.options(_compared_runs(asked))},
             "run": self._run,
             "trajectories": self._page,
-            "trajectory": lambda asked: self._trajectories.trajectory(*self._place(asked)),
+            "trajectory": self._trajectory,
             "group": lambda asked: {"trajectories": self._trajectories.group(*self._place(asked))},
             "tokens": self._tokens,
             "prompt": self._prompt,
@@ -80,6 +81,12 @@ class Answers:
         )
         folder = self._folder(asked)
         return self._trajectories.page(folder, query) | {"sets": self._trajectories.sets(folder)}
+
+    def _trajectory(self, asked: Asked) -> dict[str, Any]:
+        """Returns a trajectory with the fix of its instance that is known, or None."""
+        folder, set_name, trajectory_id = self._place(asked)
+        shown = self._trajectories.trajectory(folder, set_name, trajectory_id)
+        return shown | {"known_fix": known_fix(self._runs.config(folder), str(shown["instance_id"]))}
 
     def _tokens(self, asked: Asked) -> dict[str, Any]:
         folder, set_name, trajectory_id = self._place(asked)

@@ -5,7 +5,24 @@ const FIRST_COLUMNS = ["reward_mean", "held_out_resolved_rate", "avg_response_le
 const CHOSEN_AT_FIRST = 4;
 
 const when = (unixS) => (isNumber(unixS) ? new Date(1000 * unixS).toLocaleString("sv").slice(0, 16) : "–");
-const words = (name) => String(name).replaceAll("_", " ").replaceAll("/", " · ");
+// What a run is: its model, environment and algorithm; the folder's name says only when it began.
+const nameOfRun = (one) => [one.model, one.env, one.algo].filter(Boolean).join(" · ") || shortRun(one.run);
+
+function ageOf(unixS) {
+  if (!isNumber(unixS)) return "–";
+  const ageS = Math.max(0, Date.now() / 1000 - unixS);
+  const units = [["day", 86400], ["hour", 3600], ["minute", 60]];
+  for (const [name, size] of units) {
+    const count = Math.floor(ageS / size);
+    if (count >= 1) return `${count} ${name}${count === 1 ? "" : "s"} ago`;
+  }
+  return "just now";
+}
+
+// Columns of steps.jsonl whose names say less than these words.
+const COLUMN_WORDS = { superseded_replies: "replies that were asked for again", superseded_tokens: "tokens of replies that were asked for again",
+  logprob_diff_mean: "log-probability, engine against trainer", staleness_mean: "age of the rows, in steps" };
+const words = (name) => (Object.hasOwn(COLUMN_WORDS, name) && COLUMN_WORDS[name]) || String(name).replaceAll("_", " ").replaceAll("/", " · ");
 
 async function overviewPage(at) {
   const { root, runs, left_out: leftOut } = await ask("runs");
@@ -18,7 +35,7 @@ async function overviewPage(at) {
   const chosen = at.has("runs") || at.has("none") ? asked
     : runs.filter((one) => one.step > 0 || one.before).slice(0, CHOSEN_AT_FIRST).map((one) => one.run);
   const text = (at.get("text") || "").toLowerCase();
-  const shown = runs.filter((one) => `${one.run} ${one.name} ${one.job} ${one.state.label}`.toLowerCase().includes(text));
+  const shown = runs.filter((one) => `${one.run} ${one.name} ${one.job} ${one.state.label} ${nameOfRun(one)}`.toLowerCase().includes(text));
   const differing = chosen.length > 1 ? (await ask("options", { run: chosen })).options : [];
   return [
     el("h1", {}, "Runs"), note(root),
@@ -43,16 +60,18 @@ function runTable(runs, chosen) {
     const mark = el("i", { class: "box" });
     mark.style.background = colorOf.has(one.run) ? `var(${colorOf.get(one.run)})` : "transparent";
     return el("tr", { "data-item": one.run },
-      el("td", {}, box, " ", mark, anchor(one.run, { run: one.run })),
+      el("td", {}, box, " ", mark, anchor(nameOfRun(one), { run: one.run }, { class: "run-name" }),
+        el("span", { class: "run-place" }, one.run)),
       el("td", { class: "less" }, one.name === one.job ? one.job : `${one.job} ${one.name}`),
       el("td", {}, el("span", { class: `badge ${one.state.kind}`, title: one.state.reason || "" }, one.state.label),
         one.damaged ? el("span", { class: "badge failed", title: one.damaged }, `damaged: ${one.damaged}`) : null),
       el("td", { class: "less" }, one.steps ? `${one.step} of ${one.steps}` : one.step || "–"),
       el("td", {}, one.after ? `${rate(one.before)} → ${rate(one.after)}` : rate(one.before)),
-      el("td", { class: "less" }, when(one.started)));
+      el("td", { class: "less", title: when(one.started) }, ageOf(one.started)));
   });
   const labels = ["run", ["job", "less"], "state", ["steps", "less"], "held-out resolved", ["began", "less"]];
-  const head = labels.map((one) => (Array.isArray(one) ? el("th", { class: one[1] }, one[0]) : el("th", {}, one)));
+  const head = labels.map((one) => (Array.isArray(one) ? el("th", { class: one[1], title: meaningOf(one[0]) }, one[0])
+    : el("th", { title: meaningOf(one) }, one)));
   return el("div", { class: "card" }, scrolling(el("div", { class: "scroll", role: "group", "aria-label": "table of runs" },
     el("table", { class: "runs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)))));
 }
@@ -85,7 +104,10 @@ function choice(key, at, label, entries) {
 async function curves(at, names, first = FIRST_COLUMNS) {
   const wanted = at.has("column") ? at.getAll("column").filter((key) => key !== "none") : first;
   const { columns: known, curves: runs } = await ask("curves", { run: names, column: [...wanted, "step"] });
-  const shown = wanted.filter((key) => known.includes(key));
+  // Nobody chose the first ones: those of nothing but zeros are left out.
+  const isZero = (key) => key !== "held_out_resolved_rate"
+    && runs.every((one) => (one.values[key] || []).every((value) => !isNumber(value) || value === 0));
+  const shown = wanted.filter((key) => known.includes(key) && (at.has("column") || !isZero(key)));
   const smooth = Number(at.get("smooth")) || 0;
   const from = at.has("from") ? Number(at.get("from")) : -Infinity, to = at.has("to") ? Number(at.get("to")) : Infinity;
   const keep = (keys) => choose({ column: keys.length ? keys : "none" });

@@ -21,7 +21,10 @@ function setLinks(run, sets) {
     ...some.map((name) => anchor(setText(name), { run, list: "1", set: name }, { class: "door" }))];
 }
 
-const setText = (name) => `${name.startsWith("eval") ? "held-out after step" : "step"} ${Number(name.split("_")[1])}`;
+function setText(name) {
+  const step = Number(name.split("_")[1]);
+  return name.startsWith("eval") ? `held-out ${evalTime(step)}` : `step ${step}`;
+}
 
 // A file that ui.perfetto.dev draws: of one step, or of all steps where `step` is null.
 const traceLink = (text, run, step = null) =>

@@ -13,13 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from swe_rl.config.choices import TRAININGS, JobName
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
 from swe_rl.logger.figures import flatten_record, numeric_figures
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
-from swe_rl.report.resolved import as_mapping
 from swe_rl.view.files import ParsedFiles, ViewError, stamp_of
 
 Record = Mapping[str, Any]
@@ -71,8 +72,9 @@ class RunIndex:
             return self._row(name, folder) | {"damaged": damaged}
         except READING_ERRORS as error:
             state = {"kind": "failed", "label": "damaged", "reason": damaged or reason_of(error)}
-            nothing = dict.fromkeys(("steps", "before", "after", "started", "heartbeat"))
-            row = {"run": name, "name": "", "job": "", "state": state, "step": 0, **nothing}
+            unknown = dict.fromkeys(("steps", "before", "after", "started", "heartbeat"))
+            unsaid = dict.fromkeys(("name", "job", "model", "env", "algo"), "")
+            row = {"run": name, "state": state, "step": 0, **unsaid, **unknown}
             return row | {"damaged": state["reason"]}
 
     def damaged(self, folder: RunFolder) -> str:
@@ -86,11 +88,15 @@ class RunIndex:
         points = [point for point in self.points(folder) if point["rate"] is not None]
         job = as_mapping(config.get("job"))
         trainer = as_mapping(config.get("trainer"))
-        trains = job.get("name") in ("train", "rollout")
+        trains = job.get("name") in (*TRAININGS, JobName.rollout)
         return {
             "run": name,
             "name": str(config.get("name") or ""),
             "job": str(job.get("name") or ""),
+            "model": _option_name(config, "model"),
+            "env": _option_name(config, "env"),
+            # Only a training has an algorithm.
+            "algo": _option_name(config, "algo") if job.get("name") == "train" else "",
             "state": state_of(folder, status),
             "step": status.step if status else 0,
             "steps": trainer.get("steps") if trains and isinstance(trainer.get("steps"), int) else None,
@@ -189,7 +195,10 @@ def _runs_below(folder: Path, levels: int) -> Iterator[Path]:
 def _news_of(name: str, folder: RunFolder) -> tuple[object, ...]:
     """Returns what changes when there is something new in a run; a new heartbeat alone is no news."""
     status = folder.status()
-    state = (status.status.value, status.step, folder.is_locked()) if status else None
+    if status:
+        state = (status.status.value, status.step, folder.is_locked())
+    else:
+        state = None
     newest = None
     with suppress(OSError, ValueError):
         newest = max((entry.name, entry.stat().st_size) for entry in os.scandir(folder.trajectories_folder))
@@ -209,3 +218,7 @@ def _shorten_value(table: Record, key: str) -> str:
     if len(text) <= _SHOWN_CHARS:
         return text
     return f"{text[:_SHOWN_CHARS]} …"
+
+
+def _option_name(config: Record, group: str) -> str:
+    return str(as_mapping(config.get(group)).get("name") or "")

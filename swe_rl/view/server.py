@@ -22,7 +22,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from swe_rl.errors import SweRlError, UserError
-from swe_rl.files.disk import Redactor, encode_json, read_file
+from swe_rl.files.disk import read_file
+from swe_rl.files.json_text import encode_json
+from swe_rl.files.redactor import Redactor
 from swe_rl.host.addresses import LOOPBACK, is_loopback
 from swe_rl.host.http_log import http_logger
 from swe_rl.view.answers import Answer, Answers, guard_answer
@@ -115,13 +117,15 @@ class ViewServer:
             return web.Response(text=_text_of("swe_rl.view", "view.html"), content_type="text/html")
         # The browser is sent on to an address without the token, so that the token is in no history.
         answer = web.Response(status=302, headers={"Location": "/"})
-        answer.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
+        # Links of report.html have to open, and a file is another site for the browser. Lax gives other sites nothing:
+        # they may send a user here, but read no answer.
+        answer.set_cookie(self._cookie, self.token, httponly=True, samesite="Lax", path="/")
         return answer
 
     def _json(self, answer: Answer) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
             body = await asyncio.to_thread(
-                guard_answer, lambda: self._redactor.json(encode_json(answer(_query_lists(request))))
+                guard_answer, lambda: self._redactor.data_json(encode_json(answer(_query_lists(request))))
             )
             return web.Response(body=body, content_type="application/json")
 

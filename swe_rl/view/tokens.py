@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.algo.row import Logprobs, Row
 from swe_rl.config.choices import FOUND_BY_TRAINER, KlPlace
 from swe_rl.config.schema import ModelConfig
+from swe_rl.files.tables import as_mapping
 from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.trace import Trace, TraceStoreError
 from swe_rl.logger.folder import RunFolder
 from swe_rl.model.load import ModelError, locate_model
 from swe_rl.rollout.rows import RowError, traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Trajectory
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile
+from swe_rl.trainer.trainer import TrainerError
 from swe_rl.view.files import ViewError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def token_page(
     first = int(row.loss_mask[: part.start].sum())
     ids = row.token_ids[part].tolist()
     text = _Text.of(config)
-    by_trainer = _algo_config(config).get("advantage") in FOUND_BY_TRAINER
+    by_trainer = as_mapping(config.get("algo")).get("advantage") in FOUND_BY_TRAINER
     return {
         "rows": [_describe_row(each, config) for each in rows],
         "row": place,
@@ -81,7 +82,10 @@ def prompt_of(folder: RunFolder, config: Record, record: Record, trained_in: int
     rows, _ = rows_of(folder, record, trained_in)
     if not rows:
         raise ViewError("The trajectory has no row: the model sampled nothing that counts.")
-    before = int(rows[0].loss_mask.argmax()) if rows[0].loss_mask.any() else len(rows[0].token_ids)
+    if rows[0].loss_mask.any():
+        before = int(rows[0].loss_mask.argmax())
+    else:
+        before = len(rows[0].token_ids)
     text = _Text.of(config)
     whole = text.joined(rows[0].token_ids[: min(before, _MOST_PROMPT_TOKENS)].tolist())
     said = [_parse_message(part) for part in whole.split(_TURN)]
@@ -151,15 +155,10 @@ def in_loss(row: Row, config: Record) -> bool:
     The row's advantages decide, unless the loss has a term that needs none, or the trainer itself finds the advantages.
     `trainer/minibatch` decides in the same way, but it needs torch.
     """
-    algo = _algo_config(config)
+    algo = as_mapping(config.get("algo"))
     by_kl = bool(algo.get("kl_coef")) and algo.get("kl_in") == KlPlace.loss
     counts = by_kl or algo.get("entropy_coef") or algo.get("balance_coef") or algo.get("advantage") in FOUND_BY_TRAINER
     return row.trained and (row.teaches or bool(counts))
-
-
-def _algo_config(config: Record) -> Record:
-    algo = config.get("algo")
-    return algo if isinstance(algo, Mapping) else {}
 
 
 def _values_where_sampled(mask: Sequence[bool], values: Logprobs | None, part: slice) -> list[float | None]:
@@ -188,7 +187,7 @@ class _Text:
     def of(cls, config: Record) -> "_Text":
         """Returns the text of the model that a run's configuration names."""
         model = config.get("model")
-        facts = model if isinstance(model, Mapping) else {}
+        facts = as_mapping(model)
         path = facts.get("path")
         revision = facts.get("revision")
         if not isinstance(path, str):

@@ -15,7 +15,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO
 
-from swe_rl.files.disk import decode_json, encode_json, open_file
+from swe_rl.files.disk import open_file
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import parse_object
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory
@@ -43,6 +44,7 @@ _FACTS = (
     "response_tokens",
     "prefix_breaks",
     "superseded_tokens",
+    "rejected_summaries",
 )
 SORTABLE = frozenset({*_FACTS, "num_turns", "agent_s"})
 # These are the filters by reward, by their name in the address.
@@ -247,8 +249,11 @@ class Trajectories:
     def _page_of_all(self, folder: RunFolder, query: Query) -> dict[str, Any]:
         names = sorted(self.sets(folder), key=lambda name: (name.partition("_")[2], name), reverse=True)
         begin, _, skipped = query.cursor.partition(":")
-        names = names[names.index(begin) :] if begin in names else names
-        skip = int(skipped) if skipped.isdecimal() and len(skipped) <= 9 else 0
+        if begin in names:
+            names = names[names.index(begin) :]
+        skip = 0
+        if skipped.isdecimal() and len(skipped) <= 9:
+            skip = int(skipped)
         rows: list[Row] = []
         most = min(query.rows, _MOST_PAGE_ROWS)
         read_bytes = 0

@@ -19,6 +19,7 @@ async function trajectoryPage(at) {
   const one = await ask("trajectory", { run, set, id });
   const beside = await neighbours(run, set, id);
   const prompt = await ask("prompt", { run, set, id }).catch((error) => ({ error: error.message }));
+  turnAddress = (index) => address({ run, set, trajectory: id, turn: String(index) });
   const log = one.has_grade_file ? el("a", { class: "door", href: `/grade_log?${address({ run, set, id }).slice(1)}` }, "log of the tests") : null;
   return [
     crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set))),

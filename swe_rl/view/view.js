@@ -58,7 +58,30 @@ async function render() {
   } catch (error) {
     parts = [crumbs(), el("p", { class: "reason" }, error.message)];
   }
-  if (mine === turn) replace(parts, String(at));
+  if (mine !== turn) return;
+  document.title = titleOf(at);
+  replace(parts, String(at));
+  showTurn(at.get("turn"));
+}
+
+// The title of the tab: what is shown first, because a narrow tab shows only the beginning.
+function titleOf(at) {
+  const run = at.get("run");
+  if (!run) return "swe_rl runs";
+  const parts = [at.get("trajectory"), at.get("group"), at.has("list") ? "trajectories" : null, shortRun(run)];
+  return [...parts.filter(Boolean), "swe_rl"].join(" · ");
+}
+
+// An address that names a turn opens there. Fresh data does not scroll back to it.
+let shownTurn = null;
+
+function showTurn(index) {
+  const wanted = index === null ? null : document.getElementById(`turn-${index}`);
+  if (wanted && shownTurn !== location.hash) {
+    wanted.classList.add("here");
+    wanted.scrollIntoView({ block: "start" });
+  }
+  if (wanted || index === null) shownTurn = location.hash;
 }
 
 // What was typed, opened and scrolled to stays when fresh data is drawn.

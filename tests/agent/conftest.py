@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from swe_rl.agent.agent import Agent, AgentResult, Assignment, Task, UnknownEndError
 from swe_rl.agent.client import ChatClient
-from swe_rl.agent.protocol import Agent, AgentResult, Assignment, Task, UnknownEndError
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.env import Grade
 from swe_rl.env.patch import collect_patch
-from swe_rl.env.protocol import Grade
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
@@ -31,8 +31,8 @@ from swe_rl.model.tiny import build_tokenizer
 from swe_rl.rollout.rows import traced_rows
 from swe_rl.rollout.trajectory import Status, Trajectory
 from swe_rl.router.make import make_router
-from swe_rl.sandbox.protocol import Door, ExecResult, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Door, ExecResult, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts: é 'quoted' $HOME\n")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from swe_rl.agent.agent import AgentResult, Exit, Turn
 from swe_rl.agent.atif import atif_trajectory
-from swe_rl.agent.protocol import AgentResult, Exit, Turn
 
 atif = pytest.importorskip("atif")
 

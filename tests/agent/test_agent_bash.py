@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
+from swe_rl.agent.agent import AgentResult, Assignment, Exit, Task
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.schema import AgentConfig
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 from tests.support.scripted_sandbox import Respond, ScriptedCommand, ScriptedProvider
 
@@ -27,6 +27,7 @@ async def run(
     script: Script,
     respond: Respond = lambda command: f"ran {command.command}\n",
     timeout_s: float = 30.0,
+    turns: int | None = None,
     **changes: object,
 ) -> tuple[AgentResult, FakeChatServer, list[str]]:
     config = AgentConfig(system_prompt="short", max_observation_chars=100, max_format_errors=2)
@@ -35,7 +36,7 @@ async def run(
     sandbox = await ScriptedProvider(respond).create(Workspace(), owner="t")
     async with FakeChatServer(script) as server:
         result = await agent.run(
-            Assignment(TASK, base_url=server.base_url, model="m", sandbox=sandbox, timeout_s=timeout_s)
+            Assignment(TASK, server.base_url, "m", sandbox=sandbox, timeout_s=timeout_s, max_turns=turns)
         )
     return result, server, sandbox.commands
 
@@ -175,6 +176,13 @@ async def test_broken_sandboxes_and_engines_are_errors_not_exits(client: ChatCli
         await run(client, replies(block("ls")), broken)
     with pytest.raises(EngineError, match="refused"):
         await run(client, replies(FakeReply("no such model", status=404)))
+
+
+async def test_an_attempt_may_have_fewer_turns_than_the_agent(client: ChatClient):
+    result, _, _ = await run(client, replies(*[block("ls")] * 4), turns=2)
+    assert result.exit is Exit.STEP_LIMIT and len(result.turns) == 2
+    result, _, _ = await run(client, replies(*[block("ls")] * 4), turns=9)
+    assert len(result.turns) == 4
 
 
 async def test_long_output_is_cut_to_the_configured_length(client: ChatClient):

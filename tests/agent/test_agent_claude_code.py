@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from swe_rl.agent.agent import Exit
 from swe_rl.agent.program.claude_code import SETTINGS, ClaudeCodeAgent
-from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
 from swe_rl.dataset.instance import Instance
 from tests.agent.conftest import Installed, call

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from swe_rl.agent.client import ChatClient, ContextOverflow
-from swe_rl.engine.protocol import ContextOverflowError, EngineError
+from swe_rl.engine.engine import ContextOverflowError, EngineError
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, replies
 
 MESSAGES = [{"role": "user", "content": "hello there"}]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from swe_rl.agent.client import ChatClient
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 
 SECRET = "s3cret-of-the-session"
 ANSWERS = {

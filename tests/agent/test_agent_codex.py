@@ -5,8 +5,8 @@ import tomllib
 
 import pytest
 
+from swe_rl.agent.agent import Exit
 from swe_rl.agent.program.codex import SETTINGS, CodexAgent, read_items
-from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
 from swe_rl.dataset.instance import Instance
 from tests.agent.conftest import Installed, call

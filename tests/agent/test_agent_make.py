@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.agent.agent import Agent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
-from swe_rl.agent.protocol import Agent
 from swe_rl.agent.scripted import GoldAgent
 from swe_rl.check.rules.data import AGENT_TOOLS
 from swe_rl.config.compose import compose
@@ -15,7 +15,7 @@ from swe_rl.config.schema import AgentConfig, RolloutConfig
 from swe_rl.errors import UserError
 
 OPTIONS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "agent").glob("*.yaml"))
-INSIDE = {"qwen_code", "claude_code", "codex", "opencode", "openhands", "command"}
+INSIDE = {"qwen_code", "claude_code", "codex", "opencode", "openhands", "terminus_2", "kimi_cli", "command"}
 
 
 def made(option: str, *overrides: str) -> Agent:
@@ -28,7 +28,8 @@ def made(option: str, *overrides: str) -> Agent:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_an_agent(option: str):
-    agent = made(option, "agent.command=program")
+    of_env = ["env=openenv", "env.dataset=http://127.0.0.1:8000"] if option == "openenv" else []
+    agent = made(option, "agent.command=program", *of_env)
     assert agent.name in AGENT_TOOLS and agent.needs_door is (agent.name in INSIDE)
 
 

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("minisweagent", reason="the extra `mini_swe` is not installed")
 
+from swe_rl.agent.agent import AgentResult, Assignment, Exit, Task
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.mini_swe.agent import MiniSweAgent
 from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, packaged_templates
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.schema import AgentConfig
-from swe_rl.engine.protocol import EngineError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.engine.engine import EngineError
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 from tests.support.scripted_sandbox import Respond, ScriptedCommand, ScriptedProvider
 

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("minisweagent", reason="the extra `mini_swe` is not installed")
 
+from swe_rl.agent.agent import AgentResult, Exit, Turn
 from swe_rl.agent.mini_swe.agent import mini_swe_trajectory
 from swe_rl.agent.mini_swe.dialects import load_library
-from swe_rl.agent.protocol import AgentResult, Exit, Turn
 
 MESSAGES = [
     {"role": "system", "content": "s"},
@@ -20,7 +20,8 @@ MESSAGES = [
 
 def written(end: Exit = Exit.SUBMITTED, patch: str = "diff") -> dict:
     result = AgentResult(end, [Turn(0, "a", "ls", "o", exit_code=0)], MESSAGES)
-    trajectory = mini_swe_trajectory(result, instance_id="i-1", agent="bash", model="m", patch=patch)
+    outcome = {"instance_id": "i-1", "status": "unresolved", "reward": 0.0}
+    trajectory = mini_swe_trajectory(result, agent="bash", model="m", patch=patch, outcome=outcome)
     return json.loads(json.dumps(trajectory))
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.agent.observation import format_observation
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 
 def observe(

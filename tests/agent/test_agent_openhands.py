@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
+from swe_rl.agent.agent import AgentError, Exit
 from swe_rl.agent.program.openhands import RUNNER as RUNNER_FILE
 from swe_rl.agent.program.openhands import OpenHandsAgent
 from swe_rl.agent.program.session import read_session
-from swe_rl.agent.protocol import AgentError, Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.gateway.trace import Break
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 from tests.agent.conftest import call, end_of
 
 # Its own environment: it needs a later Python than ours. `.ci/run` makes it.

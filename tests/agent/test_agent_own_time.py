@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from swe_rl.agent.agent import Assignment, Exit, Task
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.conversation import Budget
 from swe_rl.agent.program.agent import ProgramAgent
-from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, GatewayConfig, RouterConfig, SandboxConfig
 from swe_rl.engine.scripted import ScriptedEngine
@@ -18,8 +18,8 @@ from swe_rl.gateway.server import Gateway
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.router.make import make_router
-from swe_rl.sandbox.protocol import Door, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Door, Workspace
 
 OWN_S = {"bash": 1.5, "command": 10.0}  # an interpreter has to start within a program's own time
 MORE_S = 0.5  # held for longer than the agent's whole time

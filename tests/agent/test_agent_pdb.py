@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from swe_rl.agent.agent import AgentResult, Assignment, Exit, Task
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.pdb.actions import _show_diff
 from swe_rl.agent.pdb.agent import CALL_REMINDER, PdbAgent, debugging_prompt
 from swe_rl.agent.pdb.tools import TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import ExecResult, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, Workspace
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, Script, replies
 from tests.support.scripted_sandbox import Respond, ScriptedProvider
 
@@ -218,6 +218,7 @@ async def test_the_lines_of_an_edit_are_those_of_view(client: ChatClient, worksp
     assert (await workspace.read_file("marks.py")).decode() == source.replace("c = 3", "c = 4")
 
 
+@pytest.mark.slow
 async def test_the_tools_in_a_real_sandbox(client: ChatClient, workspace):
     script = replies(
         call("view", path="calc.py", start=2, end=2), call("view", path="."), call("view", path="none.py"),

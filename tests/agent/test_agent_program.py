@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
+from swe_rl.agent.agent import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.agent.program.agent import NO_KEY, ProgramAgent
-from swe_rl.agent.protocol import AgentError, Assignment, Exit, UnknownEndError
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 from tests.agent.conftest import TASK, end_of
 from tests.support.scripted_sandbox import ScriptedSandbox
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from swe_rl.agent.agent import Exit
 from swe_rl.agent.program.qwen_code import SETTINGS, QwenCodeAgent
-from swe_rl.agent.protocol import Exit
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig
 from swe_rl.dataset.instance import Instance

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
+from swe_rl.agent.agent import AgentError, Assignment, Exit, Task
 from swe_rl.agent.scripted import GoldAgent, NoopAgent, PredictionsAgent, ScriptedAgent
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.proof import prove
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import ExecResult, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 TASK = Task("calc__calc-1", "add() subtracts.")

@@ -1,5 +1,7 @@
 """env=verifiers with agent=verifiers: the real package, our gateway before a scripted engine."""
 
+import importlib
+import importlib.util
 import re
 import signal
 import subprocess
@@ -9,18 +11,15 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
-pytest.importorskip("verifiers.legacy", reason="verifiers 0.4 has no environments of this kind")
-
+from swe_rl.agent.agent import AgentError, Assignment, Exit, Task
 from swe_rl.agent.make import make_agent
-from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, GatewayConfig, RouterConfig
 from swe_rl.dataset.instance import InstanceError
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.env.env import GradeError
 from swe_rl.env.make import make_env
-from swe_rl.env.protocol import GradeError
 from swe_rl.env.verifiers import VerifiersEnv, load_package
 from swe_rl.errors import UserError
 from swe_rl.gateway.server import Gateway
@@ -33,7 +32,26 @@ from swe_rl.router.make import make_router
 from tests.agent.conftest import call
 from tests.support.scripted_sandbox import ScriptedProvider
 
+
+def has_environments():
+    """Says whether the package has environments of this kind. It is not imported: that takes seconds, and each process
+    of pytest collects this file."""
+    package = importlib.util.find_spec("verifiers")
+    if package is None:
+        return False
+    return any(Path(folder, "legacy").is_dir() for folder in package.submodule_search_locations)
+
+
+pytestmark = pytest.mark.skipif(
+    not has_environments(), reason="neither without the extra `verifiers` nor with its version 0.4"
+)
 PACKAGE = str(Path(__file__).parents[1] / "env" / "verifiers_package")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """The package reads the environment as it is imported, so that comes before a test changes it."""
+    importlib.import_module("verifiers.legacy")
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,17 @@
 """env=verifiers with a taskset of the package's module v1, which versions 0.3 and 0.4 have."""
 
+import importlib
+import importlib.util
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
-
 from swe_rl.agent import verifiers_task
+from swe_rl.agent.agent import AgentError, Assignment, Exit, Task
 from swe_rl.agent.make import make_agent
-from swe_rl.agent.protocol import AgentError, Assignment, Exit, Task
 from swe_rl.config.compose import compose
 from swe_rl.dataset.instance import InstanceError
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.env.make import make_env
 from swe_rl.env.verifiers import load_package
 from swe_rl.env.verifiers_tasksets import LoadedTaskset
@@ -19,8 +19,18 @@ from swe_rl.errors import UserError
 from tests.support.fake_chat_server import FakeChatServer, FakeReply
 from tests.support.scripted_sandbox import ScriptedProvider
 
+# The package is not imported here: that takes seconds, and each process of pytest collects this file.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("verifiers") is None, reason="the extra `verifiers` is not installed"
+)
 PACKAGE = str(Path(__file__).parents[1] / "env" / "verifiers_package")
 WORDS = ["env=verifiers", "env.dataset=tiny-sums"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """The package reads the environment as it is imported, so that comes before a test changes it."""
+    importlib.import_module("verifiers")
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +97,7 @@ def test_its_tasks_are_the_split_train_and_parts_of_it(tmp_path):
 
 
 def test_what_needs_more_than_a_reply_is_refused_by_name(monkeypatch):
-    import verifiers.v1 as vf
+    vf = importlib.import_module("verifiers.v1")
 
     played = load_package("tiny-sums", {})
     assert isinstance(played, LoadedTaskset)

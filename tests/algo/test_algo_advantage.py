@@ -13,7 +13,7 @@ from swe_rl.config.schema import AlgoConfig
 GRPO = AlgoConfig(advantage=AdvantageKind.grpo)
 GRPO_NO_STD = AlgoConfig(advantage=AdvantageKind.grpo, normalize_std=False)
 DR_GRPO = AlgoConfig(advantage=AdvantageKind.dr_grpo)
-RLOO = AlgoConfig(advantage=AdvantageKind.rloo)
+RLOO = AlgoConfig(advantage=AdvantageKind.rloo, normalize_std=False)
 EVERY = st.sampled_from([GRPO, GRPO_NO_STD, DR_GRPO, RLOO])
 REWARD = st.floats(-10, 10).map(lambda r: round(r, 3))
 MEMBERS = st.lists(st.tuples(REWARD, st.booleans()), min_size=1, max_size=12)
@@ -39,6 +39,14 @@ def test_rloo_is_the_reward_less_the_mean_of_the_others():
     others = [(sum(rewards) - r) / 3 for r in rewards]
     expected = [r - o for r, o in zip(rewards, others, strict=True)]
     assert compute_advantages(rewards, [True] * 4, RLOO) == pytest.approx(expected)
+
+
+def test_a_normalized_rloo_divides_by_the_groups_deviation():
+    rewards = np.array([1.0, 0.0, 0.0, 0.0])
+    others = np.array([(rewards.sum() - reward) / 3 for reward in rewards])
+    expected = (rewards - others) / (rewards.std(ddof=1) + 1e-6)
+    normalized = AlgoConfig(advantage=AdvantageKind.rloo)
+    assert compute_advantages(rewards.tolist(), [True] * 4, normalized) == pytest.approx(expected.tolist())
 
 
 def test_the_sign_convention_of_the_reward_does_not_matter_to_grpo():

@@ -27,7 +27,7 @@ def reference(rewards, kept, discount, scale, leave_one_out):
             if not kept[i] or len(peers) < 2:
                 row.append(0.0)
             else:
-                row.append(value - np.mean(others) if leave_one_out else scale * (value - np.mean(peers)))
+                row.append(scale * (value - np.mean(others if leave_one_out else peers)))
         result.append(row)
     return result
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swe_rl.algo.foreign.advantage import ask_estimator
-from swe_rl.algo.protocol import RewardGroup
+from swe_rl.algo.own_algorithm import RewardGroup
 
 
 class LessMean:
@@ -69,6 +69,19 @@ def test_what_compares_more_than_the_rewards_of_a_group_is_kept():
     assert ask_estimator(OverTheBatch(), [equal, equal]) == [[0.0] * 3] * 2
     longer = group(0.1, 0.1, sampled_tokens=(10, 30))
     assert ask_estimator(ByLength(), [longer]) == [pytest.approx([1e-8, -1e-8])]
+
+
+class LessAHalf(Reinforce):
+    needs_group = False
+
+    def of(self, group):
+        return [reward - 0.5 for reward in group.rewards]
+
+
+@pytest.mark.parametrize("rewards", [(0.6, 0.6), (0.6,), (1.4, 1.4, 1.4)])
+def test_what_needs_no_group_is_believed(rewards):
+    """The power of two next to these rewards is a place where the method says 0."""
+    assert ask_estimator(LessAHalf(), [group(*rewards)]) == [[reward - 0.5 for reward in rewards]]
 
 
 def test_it_is_asked_again_only_where_rounding_could_have_answered():

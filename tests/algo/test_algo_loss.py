@@ -103,6 +103,17 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     assert got.high.tolist() == [True, False] and got.low.tolist() == [False, True]
 
 
+def test_imitation_is_the_cross_entropy_whatever_the_ratio():
+    """Other weights made the ratio: it is in neither the loss nor its gradient, and no clip holds a token."""
+    new = torch.log(torch.tensor([0.9, 0.1, 0.5])).requires_grad_()
+    advantages = torch.tensor([1.0, 1.0, 0.0])
+    algo = AlgoConfig(policy_loss=PolicyLoss.nll)
+    loss = token_loss(new, torch.full((3,), -9.0), advantages, new, torch.ones(3), None, algo)
+    assert torch.equal(loss.policy.detach(), -advantages * new.detach())
+    loss.total.sum().backward()
+    assert new.grad.tolist() == [-1.0, -1.0, 0.0] and not loss.clipped.any()
+
+
 def test_a_loss_by_trajectory_needs_the_trajectory():
     one = torch.tensor([-1.0])
     with pytest.raises(ValueError, match="mean log-ratios"):

@@ -9,7 +9,7 @@ import torch
 
 from swe_rl.algo.conformance import check_advantage, check_loss
 from swe_rl.algo.foreign.loss import make_loss
-from swe_rl.algo.protocol import RewardGroup
+from swe_rl.algo.own_algorithm import RewardGroup
 from swe_rl.config.choices import LossAggregation
 from swe_rl.config.folders import examples_dir
 from swe_rl.config.schema import AlgoConfig, LossConfig, TrainerConfig

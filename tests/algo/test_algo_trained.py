@@ -9,7 +9,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Correction, MaskLevel, PolicyLoss
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 CONFIG = TrainerConfig(lr=3e-3, num_threads=1, prompts_per_mini_batch=1)
 

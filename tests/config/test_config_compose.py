@@ -4,20 +4,25 @@ import copy
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from swe_rl.cli.help import default_choices, help_text
 from swe_rl.config.choices import EngineKind, JobName, OutcomeReward
-from swe_rl.config.compose import compose, config_hash, expand_sweep, flatten_config, from_tree, resolved_yaml
-from swe_rl.config.composition import trees
+from swe_rl.config.compose import compose, expand_sweep, from_tree, resolved_yaml
+from swe_rl.config.composition import merged, trees
+from swe_rl.config.composition.omegaconf_internals import plain_values
 from swe_rl.config.composition.trees import _compose_by_hydra, compose_tree
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import list_options
-from swe_rl.config.schema import OutcomeConfig
+from swe_rl.config.schema import Config, OutcomeConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "default.json"
 GROUPS = frozenset(list_options())
@@ -188,6 +193,7 @@ def test_conf_is_found_beside_the_package_and_inside_it(tmp_path, monkeypatch):
 
 def test_what_is_spared_changes_no_result(monkeypatch):
     """Each quickened part against Hydra's and OmegaConf's own one: same trees, and what each node knows."""
+    import hydra.version
     import omegaconf.base
     from hydra._internal import defaults_list
     from hydra.core.config_store import ConfigStore
@@ -204,12 +210,61 @@ def test_what_is_spared_changes_no_result(monkeypatch):
         (DictConfig, "__deepcopy__"),
         (ListConfig, "__deepcopy__"),
         (defaults_list, "_create_interpolation_map"),
+        (hydra.version, "_get_version"),
     ):
         monkeypatch.setattr(holder, name, getattr(holder, name).__wrapped__)
     monkeypatch.setattr(OmegaConf, "load", staticmethod(OmegaConf.load.__wrapped__))
     real = _compose_by_hydra(overrides, None)
     assert flatten_config(from_tree(real, real.hydra, overrides).config) == flatten_config(quick.config)
     assert known(quick_tree) == known(copy.deepcopy(real))
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
+def test_plain_values_are_those_of_omegaconf(name):
+    """All values of a tree with tables, lists, references, and units that hold one of two kinds."""
+    for overrides in (["layout=dp4", "+hardware.env_vars.B=2"], ["+experiment=fasrc_prod", "engine.urls=[a,b]"]):
+        node = compose_tree(overrides, None, GROUPS)[name]
+        if OmegaConf.is_config(node):
+            real = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+            assert plain_values(node) == real and repr(plain_values(node)) == repr(real)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{a: {b: '???'}}",
+        "{a: ['${c.d}']}",
+        "{a: '${c}', c: '${d}', d: {e: '???'}}",
+        "{a: '${c}', c: [1, '${d}', {}], d: null}",
+        "{a: '???'}",
+        "{a: '\\${b}', c: 'x${d}', d: [1]}",
+        "{a: '${oc.env:NO_SUCH_VARIABLE}'}",
+    ],
+)
+def test_plain_values_fail_as_omegaconf_does(text):
+    answers = []
+    for read in (plain_values, lambda node: OmegaConf.to_container(node, resolve=True, throw_on_missing=True)):
+        try:
+            answers.append(read(OmegaConf.create(text)))
+        except OmegaConfBaseException as error:
+            answers.append((type(error), str(error)))
+    assert answers[0] == answers[1]
+
+
+def test_files_are_read_once_for_the_lists_of_defaults(monkeypatch):
+    """Only the file of an option that was never chosen before is read, for the list and for the merge of its table."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+    compose(["layout=dp4", "router=tr"])
+    read = []
+    load = FileConfigSource.load_config
+    monkeypatch.setattr(
+        FileConfigSource,
+        "load_config",
+        lambda source, config_path: read.append(config_path) or load(source, config_path),
+    )
+    compose(["layout=dp4", "router=tr", "hardware=h200x8"])
+    assert sorted(set(read) - {"config"}) == ["hardware/h200x8"]
 
 
 def known(node):
@@ -252,6 +307,62 @@ def test_options_that_were_chosen_before_are_not_composed_again(monkeypatch):
     assert compose(["layout=dp4", "rollout.n=5"]).config.rollout.n == 5
 
 
+def test_groups_that_were_merged_before_are_what_hydra_merges():
+    """Options that were chosen before, each beside others: none of their files is merged again."""
+    for overrides in (["layout=dp4", "agent=openhands"], ["model=qwen3_8b", "env=swe_gym"], ["hydra.job.chdir=true"]):
+        compose_tree(overrides, None, GROUPS)
+    tables = len(merged._KEPT.tables)
+    for overrides in (["layout=dp4", "env=swe_gym"], ["agent=openhands", "model=qwen3_8b", "env=swe_gym"]):
+        assert known(compose_tree(overrides, None, GROUPS)) == known(_compose_by_hydra(overrides, None))
+    assert len(merged._KEPT.tables) == tables > 20
+    wrong = ["layout=dp4", "+layout.no_such_key=1", "env=swe_gym"]
+    with pytest.raises(ConfigError, match="no_such_key"):
+        compose(wrong)
+
+
+BROKEN = {"type": "cpus_per_node: many\n", "key": "cpus: 3\n", "text": "account: 010\n"}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_composition_that_failed_changes_no_later_one(tmp_path, name):
+    """The first composition of a process is the one that fails, so that nothing was kept before."""
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "broken.yaml").write_text(BROKEN[name])
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "broken.yaml").write_text("# @package _global_\nrollout: {nn: 3}\n")
+    alone = _compose_by_hydra([], tmp_path)
+    for failing in (["rollout=swe", "algo=rloo", "hardware=broken"], ["rollout=swe", "+experiment=broken"]):
+        merged._KEPT.__init__()
+        trees._kept_tree.cache_clear()
+        with pytest.raises(ConfigError) as first:
+            compose(failing, tmp_path)
+        with pytest.raises(ConfigError) as again:
+            compose(failing, tmp_path)
+        assert str(first.value) == str(again.value)
+        tree = compose_tree([], tmp_path, GROUPS)
+        assert known(tree) == known(alone)
+
+
+def test_kept_merges_share_no_node_with_what_was_read(monkeypatch):
+    loaded = []
+    load = ConfigLoaderImpl._load_single_config
+
+    def noted(loader, default, repo):
+        result = load(loader, default, repo)
+        loaded.append(result.config)
+        return result
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_single_config", noted)
+    merged._KEPT.__init__()
+    trees._kept_tree.cache_clear()
+    compose_tree(["algo=rloo", "layout=dp4"], None, GROUPS)
+    kept = merged._KEPT
+    trees_kept = [tree for head in kept.heads.values() for tree in (head.root, *head.children.values())]
+    owned = {id(node) for tree in (*trees_kept, *kept.tables.values()) for node in nodes(tree)}
+    assert loaded
+    assert not owned & {id(node) for tree in loaded for node in nodes(tree)}
+
+
 def test_a_search_path_of_the_users_own_is_composed_each_time(tmp_path):
     """Nobody looks whether files there changed."""
     (tmp_path / "hardware").mkdir()
@@ -283,6 +394,62 @@ def test_a_changed_file_is_composed_anew(tmp_path):
     mine.unlink()
     with pytest.raises(ConfigError, match="mine"):
         compose(overrides, tmp_path)
+
+
+@pytest.mark.parametrize("by", ["file", "command line", "group"])
+def test_what_the_environment_chooses_is_chosen_each_time(tmp_path, monkeypatch, by):
+    (tmp_path / "experiment").mkdir()
+    chosen = "${oc.env:HW,cpu}"
+    given = {
+        "file": ["+experiment=mine"],
+        "command line": [f"hardware={chosen}"],
+        "group": ["+experiment=${oc.env:HW,cpu}"],
+    }
+    text = f"# @package _global_\ndefaults:\n  - _self_\n  - override /hardware: {chosen}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    for name in ("h100x8", "a100x8"):
+        text = f"# @package _global_\nhardware: {{name: {name}}}\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    for name in ("h100x8", "a100x8", "h100x8"):
+        monkeypatch.setenv("HW", name)
+        for _ in range(2):
+            assert compose([*given[by], "rollout.n=4"], tmp_path).config.hardware.name == name
+
+
+def test_a_variable_that_hydra_copies_is_as_it_is_now(monkeypatch):
+    for value in ("1", "2"):
+        monkeypatch.setenv("COPIED", value)
+        tree = compose_tree(["hydra.job.env_copy=[COPIED]", "rollout.n=4"], None, GROUPS)
+        assert tree.hydra.job.env_set == {"COPIED": value}
+        assert known(tree) == known(_compose_by_hydra(["hydra.job.env_copy=[COPIED]", "rollout.n=4"], None))
+
+
+def test_what_is_no_option_is_not_looked_at(tmp_path, monkeypatch):
+    """As where the options are in the folder of a project, whose outputs change all the time."""
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text("cpus_per_node: 6\n")
+    compose(["hardware=mine"], tmp_path)
+    (tmp_path / "outputs" / "train" / "now").mkdir(parents=True)
+    (tmp_path / "outputs" / "train" / "now" / "config.yaml").write_text("name: x\n")
+    (tmp_path / "hardware" / "notes.txt").write_text("text")
+    monkeypatch.setattr(trees, "_compose_by_hydra", None)
+    assert compose(["hardware=mine", "rollout.n=4"], tmp_path).config.hardware.cpus_per_node == 6
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert compose(["hardware=mine", "rollout.n=4"], tmp_path).config.hardware.cpus_per_node == 6
+
+
+@pytest.mark.parametrize("replaced", ["renamed", "written"])
+def test_a_file_of_the_same_size_and_time_is_composed_anew(tmp_path, replaced):
+    (tmp_path / "hardware").mkdir()
+    mine, other = tmp_path / "hardware" / "mine.yaml", tmp_path / "other.yaml"
+    for cpus in (6, 7):
+        other.write_text(f"name: mine\ncpus_per_node: {cpus}\n")
+        os.utime(other, (1, 1))
+        if replaced == "renamed":
+            other.replace(mine)
+        else:
+            shutil.copy2(other, mine)
+        assert compose(["hardware=mine"], tmp_path).config.hardware.cpus_per_node == cpus
 
 
 def test_the_folder_of_a_composition_is_where_it_was_made(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +16,8 @@ from swe_rl.check.rules.agent import AGENT_TOOLS
 from swe_rl.check.rules.data import ENVS
 from swe_rl.check.sweep import check_sweep
 from swe_rl.config.choices import ROUTERS, JobName
-from swe_rl.config.compose import compose, compose_all, expand_sweep, flatten_config
+from swe_rl.config.compose import compose, compose_all, expand_sweep
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.folders import conf_dir, list_options
 from tests.support.composed import composed_once
 from tests.support.hub_configs import HUB_CONFIGS
@@ -30,6 +32,16 @@ HOST = Host(
     version=lambda _: "",  # every package is installed
     absolute=lambda path: str(Path("/home/me", path)),  # wherever the tests are
 )
+JOBS_PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
+GROUP_ROWS = JOBS_PAGE.read_text(encoding="utf-8").partition("## Groups")[2].splitlines()
+VARIANTS = {
+    "deepswe": "harbor",
+    "terminal_bench_2": "harbor",
+    "mined_small": "mined",
+    "pdb_rewrite_only": "pdb",
+    "tr_atw01": "tr",
+}  # the same part with other settings
+NAMED = {"model", "layout", "router", "env", "hardware", "agent", "algo"}
 EXPERIMENTS = [option.name for option in list_options()["experiment"]]
 SWEEPS = [option.name for option in list_options()["sweep"]]
 # What a rule says about a published set-up and is right about; everything else would be a false alarm.
@@ -107,8 +119,10 @@ NEEDS = {
         "jsonl": ["env.dataset=/data/mine"],
         "mined": ["env.dataset=/data/mine"],
         "mined_small": ["env.dataset=/data/mine"],
-        "harbor": ["env.dataset=/data/mine"],
+        **{name: ["env.dataset=/data/mine"] for name in ("harbor", "deepswe", "terminal_bench_2")},
         "verifiers": ["env.dataset=rich"],
+        "mix": ["+env@env.mix.bugs=bugs"],
+        "openenv": ["env.dataset=http://127.0.0.1:8000"],
     },
     "agent": {
         "command": ["agent.command=program"],
@@ -120,7 +134,10 @@ NEEDS = {
         "codex": LENGTHS,
         "opencode": ["sandbox.memory_gb=13", *LENGTHS],
         "openhands": LENGTHS,
+        "terminus_2": LENGTHS,
+        "kimi_cli": LENGTHS,
         "verifiers": ["env=verifiers", "env.dataset=rich"],
+        "openenv": ["env=openenv", "env.dataset=http://127.0.0.1:8000"],
     },
 }
 LARGE = [
@@ -133,6 +150,11 @@ LARGE = [
 ]
 JOB = ["runtime.cpus_per_node=128", "runtime.memory_gb=1024"]
 DATA = {"env": LARGE, "sandbox": LARGE, "rollout": LARGE, "runtime": [*LARGE, *JOB]}
+
+
+def is_marked(group, name):
+    [row] = [line for line in GROUP_ROWS if line.startswith(f"| `{group}` |")]
+    return re.search(rf"\b{name}°", row) is not None
 
 
 @cache
@@ -156,6 +178,8 @@ def test_no_false_alarm_over_an_experiment(name):
     found = said(f"+experiment={name}")
     assert {rule for _, rule in found} == TRUE.get(name, set())
     assert {rule for severity, rule in found if severity is Severity.error} == set()
+    composed = composed_once(f"+experiment={name}")
+    assert composed.choices["experiment"] == composed.config.name == name
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -197,10 +221,26 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("group", "name"), ALONE)
-def test_an_option_passes_with_the_machine_that_it_names(group, name):
+def test_an_option_composes_and_passes_with_the_machine_that_it_names(group, name):
     more = [*NEEDS.get(group, {}).get(name, []), *DATA.get(group, [])]
     errors = {rule for severity, rule in said(f"{group}={name}", *more) if severity is Severity.error}
     assert errors - {"available"} == set()
+    composed = composed_once(f"{group}={name}", *more)
+    assert composed.choices[group] == name
+    if group in NAMED:
+        assert getattr(composed.config, group).name == VARIANTS.get(name, name), "an option's `name` is its file's"
+    assert ("available" in errors) == is_marked(group, name), "docs/jobs.md says what cannot run yet"
+
+
+@pytest.mark.parametrize("name", [option.name for option in list_options()["job"]])
+def test_every_job_composes(name):
+    composed = compose([f"job={name}"])
+    assert composed.choices["job"] == composed.config.job.name == name
+
+
+@pytest.mark.parametrize("name", [option.name for option in list_options()["hydra/launcher"]])
+def test_every_launcher_composes(name):
+    assert composed_once(f"hydra/launcher={name}").choices["hydra/launcher"] == name
 
 
 GROUPS = ("model", "layout", "router", "env", "agent", "algo", "hardware")

@@ -22,19 +22,21 @@ MESSAGES = {
     "model=qwen3": (
         "model=qwen3: the group model has no option 'qwen3'. Did you mean qwen3_8b or qwen3_4b or qwen3_32b? Options: "
         "devstral, folder, gemma_4_31b, glm_4_5_air, glm_4_7_flash, gpt_oss_20b, nemotron_3_nano, olmo_3_7b, "
-        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, qwen3_5_27b, qwen3_5_2b, "
+        "qwen2_5_coder_0_5b, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, "
+        "qwen3_5_27b, qwen3_5_2b, "
         "qwen3_5_35b_a3b, qwen3_5_4b, qwen3_5_9b, qwen3_8b, qwen3_coder_30b_a3b, qwen3_coder_next, "
         "qwen3_next_80b_a3b, seed_oss_36b, tiny, tiny_moe."
     ),
     "algo=gpro": (
         "algo=gpro: the group algo has no option 'gpro'. Did you mean gspo or grpo? "
-        "Options: cispo, dapo, distill, dr_grpo, grpo, gspo, ppo, ppo_clip, reinforce_pp, reinforce_pp_baseline, rloo."
+        "Options: cispo, dapo, distill, dr_grpo, grpo, gspo, ppo, ppo_clip, reinforce_pp, reinforce_pp_baseline, "
+        "rft, rloo."
     ),
     "trainer.lr=fast": "trainer.lr must be a number, not 'fast' (command line: trainer.lr=fast).",
     "rollout.n=8.5": "rollout.n must be a whole number, not '8.5' (command line: rollout.n=8.5).",
     "algo.advantage=grp": (
-        "algo.advantage must be one of grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gae, teacher, not "
-        "'grp' (command line: algo.advantage=grp). Did you mean grpo or dr_grpo?"
+        "algo.advantage must be one of grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, gae, teacher, kept, "
+        "not 'grp' (command line: algo.advantage=grp). Did you mean grpo or dr_grpo?"
     ),
     "model.num_layers=null": "model.num_layers must be a whole number (command line: model.num_layers=null).",
     "rollout.n=2,4": "rollout.n=2,4 lists several values: add --multirun to run each, or write a list as KEY=[a,b].",
@@ -59,7 +61,8 @@ MESSAGES = {
     "model=[tiny,null]": (
         "model=[tiny,null] names no option of the group model. Options: "
         "devstral, folder, gemma_4_31b, glm_4_5_air, glm_4_7_flash, gpt_oss_20b, nemotron_3_nano, olmo_3_7b, "
-        "qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, qwen3_5_27b, qwen3_5_2b, "
+        "qwen2_5_coder_0_5b, qwen3_0_6b, qwen3_14b, qwen3_1_7b, qwen3_32b, qwen3_4b, qwen3_5_0_8b, "
+        "qwen3_5_27b, qwen3_5_2b, "
         "qwen3_5_35b_a3b, qwen3_5_4b, qwen3_5_9b, qwen3_8b, qwen3_coder_30b_a3b, qwen3_coder_next, "
         "qwen3_next_80b_a3b, seed_oss_36b, tiny, tiny_moe."
     ),

@@ -7,6 +7,7 @@ import pytest
 from swe_rl.check.check import check_config
 from swe_rl.check.findings import Host, report_lines
 from swe_rl.config import compose as composing
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.explain import ConfigError, check_overrides, explain_errors
 from swe_rl.config.keys import key_types
 from swe_rl.config.secrets import hide_secrets
@@ -47,7 +48,7 @@ def answers(pairs, monkeypatch):
         findings = check_config(composed.config, composed.origins, HOST)
         found += [report_lines(finding, 100) for finding in findings]
         composing.resolved_yaml(composed)
-        composing.config_hash(composed.config)
+        config_hash(composed.config)
     return refusals, found
 
 

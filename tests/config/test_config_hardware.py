@@ -10,7 +10,8 @@ from swe_rl.check.findings import Host, Severity
 from swe_rl.check.rules.hardware import on_smallest_machine, smallest_machine
 from swe_rl.config import known_hardware
 from swe_rl.config.choices import JobName
-from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.known_hardware import describe_hardware
 from swe_rl.config.schema import HardwareConfig
 from swe_rl.facts.sizes import gpus_needed, gpus_there

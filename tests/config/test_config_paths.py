@@ -7,7 +7,8 @@ from typing import get_args, get_origin
 import pytest
 
 from swe_rl.check.findings import Host, value_at
-from swe_rl.config.compose import PATHS, compose, config_hash, flatten_config
+from swe_rl.config.compose import PATHS, compose
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.keys import key_types
 from swe_rl.model.load import model_folder
@@ -28,11 +29,12 @@ NO_PATHS = {  # words of the schema that name nothing of this machine, or someth
     "env": "name _target_ split eval_split revision image_template eval_image_template",
     "gateway": "host",
     "hardware": "name gpu_kind ray_address partition account qos exclude constraint gres",
-    "job": "baseline_label candidate_label topic commits test_command setup python",
+    "job": "baseline_label candidate_label topic commits test_command setup python push",
     "layout": "name",
     "logger": "name _target_ otel project",
     "model": "name revision chat_template system_prompt tool_parser",
     "runtime": "containers partition qos host",
+    "rollout": "concurrency compaction_request",
     "router": "name _target_",
     "sandbox": "name _target_ runtime_url runtime_key_env host image",
     "algo": "name",

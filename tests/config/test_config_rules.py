@@ -18,7 +18,8 @@ from swe_rl.check.findings import Host, Severity, folder_writable, forbids_start
 from swe_rl.check.rules import algo as rules_algo
 from swe_rl.check.rules import model as rules_model
 from swe_rl.config.choices import INFRA_STATUSES, Correction, MaskLevel
-from swe_rl.config.compose import compose, flatten_config
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.schema import AlgoConfig, Config
 from swe_rl.facts import logprobs
 from swe_rl.model.tool_parser import TOOL_PARSERS

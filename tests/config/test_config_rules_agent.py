@@ -1,8 +1,8 @@
 """What the rules know of agents is what the agents are."""
 
+from swe_rl.agent.agent import Exit
 from swe_rl.agent.pdb.tools import TOOLS
 from swe_rl.agent.prompts import SYSTEM_PROMPTS
-from swe_rl.agent.protocol import Exit
 from swe_rl.check.rules.agent import AGENT_PROMPTS, AGENT_TOOLS, EXITS
 
 

@@ -20,7 +20,7 @@ from swe_rl.check.rules.memory import engine_memory
 from swe_rl.config.choices import Correction, EngineKind, LoraServing, WeightSync
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, Config, EngineConfig, LayoutConfig
-from swe_rl.facts.sizes import VLLM_COMMAND, server_arguments
+from swe_rl.facts.server_arguments import VLLM_COMMAND, server_arguments
 
 HOST = Host(environment={})
 GPUS = LayoutConfig(name="dp4", engines=4, trainer_gpus=4, colocated=False)

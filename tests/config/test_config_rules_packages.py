@@ -27,8 +27,8 @@ REQUIREMENTS = (
     "omegaconf<2.4,>=2.3.1",
     "torch==2.13.0; extra == 'cpu'",
     "torch<2.14,>=2.11; extra == 'gpu'",
-    "transformers<5.20,>=5.17; extra == 'cpu'",
-    "transformers<5.20,>=5.17; extra == 'gpu'",
+    "transformers<5.25,>=5.17; extra == 'cpu'",
+    "transformers<5.25,>=5.17; extra == 'gpu'",
     "vllm<0.34,>=0.26; extra == 'gpu'",
     "swe-rl[cpu,wandb]; extra == 'test'",
 )

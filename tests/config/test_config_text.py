@@ -1,12 +1,15 @@
 """Keys of text keep the characters that were typed, wherever they were typed; a file that loses them is refused."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swe_rl.cli import dispatch
 from swe_rl.cli.hydra_main import through_hydra
-from swe_rl.config.compose import compose, compose_all, compose_fixed, expand_sweep, flatten_config
+from swe_rl.config.compose import compose, compose_all, compose_fixed, expand_sweep
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.keys import is_text, key_types
 from swe_rl.config.store import register_schema
@@ -174,6 +177,8 @@ FILES = {  # what stands in a file, and what YAML makes of it
     "setup: [echo a, 1_0]": "hardware.setup.1 is text, and YAML reads 1_0 as the number 10",
     "env_vars: {A: yes}": "hardware.env_vars.A is text, and YAML reads yes as true or false",
     "env_vars: {<<: {A: 1_0}}": "hardware.env_vars.A is text, and YAML reads 1_0 as the number 10",
+    "env_vars: {<<: [{B: 5}, {A: 1_0}]}": "hardware.env_vars.A is text, and YAML reads 1_0 as the number 10",
+    "env_vars: {<<: [{<<: {A: 1_0}}, {A: 5}]}": "hardware.env_vars.A is text, and YAML reads 1_0 as the number 10",
 }
 
 
@@ -219,6 +224,27 @@ def test_a_file_of_any_package_is_looked_into(tmp_path, text):
         compose(["+experiment=mine"], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("line", "variables"),
+    {
+        "{<<: [{A: 5}, {B: 6}], C: 7}": {"A": "5", "B": "6", "C": "7"},
+        "{<<: [{A: 5}, {A: 010}]}": {"A": "5"},
+        "{A: '0', <<: {A: 010}}": {"A": "0"},
+        "{2020-01-01: 5, 'yes': 6}": {"2020-01-01": "5", "yes": "6"},
+    }.items(),
+)
+def test_values_of_merged_tables_are_found_where_they_are_written(tmp_path, line, variables):
+    option(tmp_path, "hardware/mine", f"defaults: [cpu, _self_]\nenv_vars: {line}\n")
+    assert compose(["hardware=mine"], tmp_path).config.hardware.env_vars.items() >= variables.items()
+
+
+@pytest.mark.parametrize("name", ["yes", "1"])
+def test_a_name_that_is_no_text_is_refused_as_a_name(tmp_path, name):
+    option(tmp_path, "hardware/mine", f"defaults: [cpu, _self_]\nenv_vars: {{{name}: 5}}\n")
+    with pytest.raises(ConfigError, match=r"hardware.env_vars has names that are text"):
+        compose(["hardware=mine"], tmp_path)
+
+
 def test_a_secret_in_a_file_is_not_shown(tmp_path):
     option(tmp_path, "hardware/mine", "defaults: [cpu, _self_]\nenv_vars: {SITE_TOKEN: 0017_7}\n")
     with pytest.raises(ConfigError, match=r"line 2: hardware.env_vars.SITE_TOKEN is text") as caught:
@@ -237,3 +263,38 @@ def option(root: Path, name: str, text: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
     return path
+
+
+def test_what_another_process_has_in_its_environment_is_no_difference(tmp_path, monkeypatch):
+    """The record of a job is masked by the secrets of who submitted; the job's node has others, or none."""
+    job = compose(["model.name=qwen-model", "+agent.params.words=[qwen-model,other]"])
+    monkeypatch.setenv("SOME_TOKEN", "qwen-model")
+    freeze_jobs(tmp_path / "masked", [job], None, code=False)
+    monkeypatch.delenv("SOME_TOKEN")
+    freeze_jobs(tmp_path / "plain", [job], None, code=False)
+    assert "***" in (tmp_path / "masked" / "frozen" / "jobs" / "0.json").read_text()
+    for variable in (None, "SOME_TOKEN"):
+        if variable is not None:
+            monkeypatch.setenv(variable, "qwen-model")
+        for folder in ("masked", "plain"):
+            verify_frozen(tmp_path / folder / "0", 0, job)
+    with pytest.raises(ConfigError, match="agent.params.words"):
+        verify_frozen(tmp_path / "masked" / "0", 0, compose(["model.name=qwen-model", "+agent.params.words=[other]"]))
+
+
+def test_the_variables_of_a_job_are_not_those_of_the_next(tmp_path, monkeypatch):
+    """A local sweep runs its jobs in one process, and their configurations say which variables each has."""
+    seen = []
+
+    def look(composed, *_):
+        seen.append((composed.config.hardware.env_vars, os.environ.get("FOO_MODE"), os.environ.get("KEPT")))
+        return 0, composed.config
+
+    monkeypatch.setenv("KEPT", "outer")
+    monkeypatch.setattr(dispatch, "may_start", lambda *_, **__: True)
+    monkeypatch.setattr(dispatch, "_start_job", look)
+    monkeypatch.setattr(dispatch, "read_objective", lambda *_: None)
+    given = ["+hardware.env_vars={FOO_MODE: fast, KEPT: inner},{}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    through_hydra(dispatch.run_in_folder, ["--multirun"], given, None)
+    assert seen == [({"FOO_MODE": "fast", "KEPT": "inner"}, "fast", "inner"), ({}, None, "outer")]
+    assert "FOO_MODE" not in os.environ and os.environ["KEPT"] == "outer"

@@ -11,10 +11,12 @@ from safetensors import safe_open
 from transformers import AutoConfig
 
 from swe_rl.check.check import check_config
-from swe_rl.config.compose import compose, flatten_config
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.folders import PACKAGE, list_options
 from swe_rl.config.known_models import CHECKPOINT_FACTS, MIXTURE_FACTS, facts_of
 from swe_rl.config.schema import ModelConfig
+from swe_rl.host import parameter_count
 from swe_rl.model.tool_parser import TOOL_PARSERS
 from swe_rl.templates.formats import TEMPLATES, template_text
 from tests.support.hub_configs import HUB_CONFIGS
@@ -118,6 +120,13 @@ def test_a_name_of_the_hub_is_read_from_its_cache(tmp_path, monkeypatch):
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text("abc\n")
     assert facts_of("some/model")["num_layers"] == 3
+
+
+@pytest.mark.parametrize("family", ["no_such_family", None, 3, ["qwen3"]])
+def test_no_child_tries_to_make_a_model_of_an_unknown_family(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(parameter_count.subprocess, "run", None)
+    facts = facts_of(str(folder_of(tmp_path / "model", {**described(ModelConfig()), "model_type": family})))
+    assert facts["params_b"] > 0
 
 
 ANYTHING = st.none() | st.text() | st.integers() | st.floats() | st.dictionaries(st.text(), st.integers(), max_size=1)

@@ -1,4 +1,7 @@
-"""docs/published.md against conf/experiment: every value that is called published, with its source, and no other."""
+"""docs/engineering/published.md against conf/experiment: every value that is called published, and no other.
+
+Each has its source.
+"""
 
 import re
 from pathlib import Path
@@ -6,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from swe_rl.config.compose import compose, flatten_config
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.folders import conf_dir
 
-PAGE = Path(__file__).parents[2] / "docs" / "published.md"
+PAGE = Path(__file__).parents[2] / "docs" / "engineering" / "published.md"
 ENTRY = re.compile(r"^(?P<indent> *)(?P<chosen>- override /)?(?P<key>\w+):(?P<value>.*?)(?:\s+#\s*(?P<comment>.*))?$")
 
 
@@ -53,7 +57,7 @@ def test_the_table_and_conf_say_the_same():
     assert len(rows) == len(set(rows)) > 80
     missing, stale = in_conf() - set(rows), set(rows) - in_conf()
     lines = ["| " + " | ".join(f"`{cell}`" for cell in row) + " | SOURCE |" for row in sorted(missing)]
-    assert not missing, "\n".join(["add to docs/published.md:", *lines])
+    assert not missing, "\n".join(["add to docs/engineering/published.md:", *lines])
     assert not stale, f"conf/experiment does not call published: {sorted(stale)}"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from swe_rl.config.compose import compose
 from swe_rl.engine.server.monitor import parse_metrics
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.host.addresses import free_port
 from swe_rl.logger.folder import RunFolder

@@ -8,13 +8,62 @@ import pytest
 from swe_rl.config.schema import EnvConfig
 from swe_rl.env.bugs.env import BugsEnv
 from tests.end_to_end.conftest import root_list
-from tests.support.fake_chat_server import FakeChatServer
+from tests.support.fake_chat_server import FakeChatServer, FakeReply
 
 KEY = "sk-secret-0123456789"
 
 
 def fix_of(instance):
     return f"I fix it.\n```bash\ngit apply <<'PATCH'\n{instance.patch}PATCH\n```"
+
+
+def words_for(server, *more):
+    return (
+        "job=eval", "engine=endpoint", f"engine.url={server.base_url}", "engine.model=theirs",
+        "engine.key=${oc.env:THEIR_KEY}", "rollout.eval_n=1", "rollout.max_trajectory_tokens=2000", *more,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+async def test_an_endpoint_that_hangs_is_no_failure_of_the_agents(command, monkeypatch):
+    """One call may take longer than the agent has time, and longer than an attempt waits for."""
+    monkeypatch.setenv("THEIR_KEY", KEY)
+    root_list(command.root, held_out=1)
+    calls = []
+
+    def script(messages):
+        calls.append(messages)
+        # The greeting is answered.
+        return FakeReply("yes", delay_s=0.0 if len(calls) == 1 else 600.0)
+
+    async with FakeChatServer(script) as server:
+        limits = ("rollout.agent_timeout_s=1", "engine.call_timeout_s=60", "rollout.max_wait_s=4")
+        done = await asyncio.to_thread(command.run, *words_for(server, *limits))
+    assert done.exit_status == 1, done.text
+    scores = json.loads((command.folder("eval") / "eval.json").read_text())
+    assert list(scores["all"]["statuses"]) == ["engine_error"]
+    assert not scores["all"]["resolved"]
+    assert scores["endpoint"]["lost_calls"] == len(server.requests) - 1 > 0
+
+
+@pytest.mark.slow
+async def test_a_key_that_an_endpoint_repeats_is_in_no_file_and_no_output(command, tmp_path, monkeypatch):
+    """Its errors and its replies have the key. Both are in files of the run: with stars in place of it."""
+    monkeypatch.setenv("THEIR_KEY", f"{KEY}\n")
+    instance = BugsEnv(EnvConfig(), tmp_path / "workspaces").instances("heldout")[0]
+    root_list(command.root, held_out=1)
+
+    def script(messages):
+        if len(server.requests) == 2:
+            return FakeReply("no such thing", status=400)
+        return "It is fixed.\n```bash\nsubmit\n```" if len(messages) > 2 else fix_of(instance)
+
+    async with FakeChatServer(script, repeats_key=True) as server:
+        done = await asyncio.to_thread(command.run, *words_for(server))
+    written = {path: path.read_bytes() for path in command.root.rglob("*") if path.is_file()}
+    assert [path for path, content in written.items() if KEY.encode() in content] == []
+    assert KEY not in done.text
+    assert sum(b"The key was: Bearer ***" in content for content in written.values()) > 1, "what was said is kept"
 
 
 @pytest.mark.slow

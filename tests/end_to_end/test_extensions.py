@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -193,6 +194,29 @@ def test_a_router_that_raises_stops_the_run_and_names_the_class(command):
     done = command.run("router._target_=theirs.Mine", f"job.code=[{command.root}]", *TWO_ATTEMPTS)
     said = " ".join(done.stderr.split())
     assert done.exit_status == 1 and "router=Mine (theirs.Mine): its method step raised IndexError" in said, said
+
+
+def test_a_whole_package_is_written_passes_its_tests_and_trains(command):
+    folder = command.root / "our_kit"
+    assert new.run(compose(["job=new", "job.kind=package", f"job.output={folder}"]).config, None) == 0
+    texts = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert not any("my_package" in text or "MyPackage" in text for text in texts.values())
+    entries = tomllib.loads(texts[folder / "pyproject.toml"])["project"]["entry-points"]
+    assert entries["swe_rl.loss"] == {"our_kit": "our_kit.loss:OurKitLoss"} and len(entries) == 5
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    alone = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    words = [sys.executable, "-m", "pytest", *alone, str(folder)]
+    done = subprocess.run(words, env=environ, cwd=command.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "9 passed" in done.stdout, done.stdout[-3000:]
+    chosen = ("--config-dir", str(folder / "conf"), f"job.code=[{folder}]", "+experiment=our_kit")
+    done = command.run(*chosen, "trainer.steps=1", "rollout.n=2", "rollout.eval_n=1", small=False)
+    assert done.exit_status == 0 and "warning" not in done.stderr, done.text
+    config = (command.folder("our_kit") / "config.yaml").read_text()
+    for kind in ("Agent", "Env", "Reward", "Advantage", "Loss"):
+        assert f"our_kit.{kind.lower()}.OurKit{kind}" in config
+    rows = command.read(command.folder("our_kit") / "trajectories" / "step_000001.jsonl")
+    assert {row["instance_id"].partition("__")[0] for row in rows} == {"our_kit"} and len(rows) == 8
+    assert {row["reward"] for row in rows if row["status"] != "resolved"} <= {0.0}
 
 
 def test_what_job_new_writes_passes_its_own_test(command):

@@ -102,7 +102,16 @@ def test_hidden_gpus_do_not_count(eight_h200):
     assert "layout.engines=1 layout.trainer_gpus=1 layout.sequence_parallel=1" in said
 
 
-@pytest.mark.parametrize("wrong", ["rollout.n=0", "layout.engine_tp=0", "model.num_heads=0", "layout.engines=-1"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "rollout.n=0",
+        *(
+            pytest.param(wrong, marks=pytest.mark.slow)
+            for wrong in ("layout.engine_tp=0", "model.num_heads=0", "layout.engines=-1")
+        ),
+    ],
+)
 def test_plan_prints_also_when_there_are_errors(laptop, wrong):
     done = laptop.run(*CARD, "job=plan", wrong)
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.sandbox.lease import reap_stale
 from tests.end_to_end.conftest import FEW, ranks_of
 from tests.support import dying_server

@@ -95,7 +95,7 @@ _KILLED = """
 import asyncio, json, sys
 from pathlib import Path
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 from swe_rl.sandbox.swe_rex import SweRex
 
 async def main(image, mounts, scratch):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events, read_jsonl
 from tests.end_to_end.conftest import root_list

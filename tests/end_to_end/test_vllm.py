@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.logger.jsonl import read_events
 from tests.end_to_end.conftest import PER_STEP
 

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 
 SESSIONS, PROMPT_TOKENS, TURNS, SAMPLED_TOKENS, OBSERVED_TOKENS, REPEATS = 32, 350, 3, 30, 30, 3
 

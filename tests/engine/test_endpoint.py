@@ -1,23 +1,22 @@
 """An endpoint of somebody else's: its dialects, refusals, pauses, budgets, and a key that is nowhere."""
 
 import asyncio
-import random
 
 import pytest
 
 from swe_rl.config.choices import EndpointDialect
 from swe_rl.config.schema import EngineConfig
-from swe_rl.engine.endpoint.engine import EndpointEngine, EndpointError
+from swe_rl.engine.endpoint.engine import EndpointError
 from swe_rl.engine.endpoint.formats import FORMATS
 from swe_rl.engine.endpoint.question import Question, Usage
 from swe_rl.engine.endpoint.refusals import EndpointClosedError, error_of, refused_field
 from swe_rl.engine.endpoint.spending import Prices, Spending
-from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.engine import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer
 from swe_rl.logger.jsonl import read_jsonl
+from tests.support.endpoints import KEY, QUESTION, make_endpoint, speak
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, replies
 
-KEY = "sk-secret-0123456789"
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Look."}]},
@@ -34,40 +33,12 @@ TALK = [
     {"role": "user", "content": "Go on."},
 ]
 TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
-QUESTION = Question([{"role": "user", "content": "Hi"}], SamplingParams(32))
-
-
-def nothing():
-    return lambda: None
-
-
-class Pauses(list):
-    async def __call__(self, seconds):
-        self.append(seconds)
-        await asyncio.sleep(0)
 
 
 @pytest.fixture
 def make(tmp_path):
     """An endpoint of a fake server, which is not greeted."""
-    made = []
-
-    def build(server, **keys):
-        pauses = Pauses()
-        said = []
-        config = EngineConfig(url=server.base_url, model="m", key=KEY, **keys)
-        spending = Spending(
-            tmp_path / "calls.jsonl", Prices.of(config), budget=config.budget, budget_tokens=config.budget_tokens
-        )
-        clock = iter(range(10**9))
-        engine = EndpointEngine(
-            config, spending, said.append, rng=random.Random(0), sleep=pauses, clock=lambda: next(clock) * 1e-9
-        )
-        made.append(engine)
-        engine.said, engine.pauses = said, pauses
-        return engine
-
-    return build
+    return lambda server, **keys: make_endpoint(tmp_path, server.base_url, **keys)
 
 
 def body_of(dialect, **params):
@@ -124,6 +95,13 @@ def test_arguments_become_an_object_that_any_agent_reads(arguments, read):
     assert (reply.parsed.reasoning_content, reply.usage) == ("Hm.", None)
 
 
+def test_reasoning_is_part_of_what_was_sampled():
+    chat = {"prompt_tokens": 10, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}
+    responses = {"input_tokens": 10, "output_tokens": 9, "output_tokens_details": {"reasoning_tokens": 7}}
+    counted = [FORMATS[EndpointDialect.chat].count(chat), FORMATS[EndpointDialect.responses].count(responses)]
+    assert counted == [Usage(10, 9, reasoning_tokens=7)] * 2
+
+
 def test_each_dialect_counts_cached_tokens_as_part_of_the_prompt():
     read = {dialect: FORMATS[dialect].read for dialect in FORMATS}
     chat = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -169,21 +147,21 @@ async def test_all_calls_pause_for_as_long_as_the_endpoint_says_with_jitter(make
     script = replies(FakeReply("slow down", status=429, headers={"Retry-After": "7"}), "one", "two")
     async with FakeChatServer(script) as server:
         engine = make(server)
-        await engine._speak(FORMATS[EndpointDialect.chat])
-        reply, _ = await engine.ask(QUESTION, "s", nothing)
-        await engine.ask(QUESTION, "t", nothing)
+        await speak(engine)
+        reply, _ = await engine.ask(QUESTION, "s")
+        await engine.ask(QUESTION, "t")
         await engine.close()
     assert reply.parsed.content == "one"
-    assert len(engine.pauses) == 2 and all(6.9 < pause <= 7 * 1.25 for pause in engine.pauses)
+    assert len(engine.pauses) == 1 and 6.9 < engine.pauses[0] <= 7 * 1.25
     assert engine.spending.calls == 2, "what was refused costs nothing"
 
 
 async def test_a_failing_endpoint_is_asked_again_with_growing_pauses_and_then_named(make):
     async with FakeChatServer(lambda messages: FakeReply("broken", status=500)) as server:
         engine = make(server)
-        await engine._speak(FORMATS[EndpointDialect.chat])
+        await speak(engine)
         with pytest.raises(EngineError, match="broken"):
-            await engine.ask(QUESTION, "s", nothing)
+            await engine.ask(QUESTION, "s")
         await engine.close()
     assert len(server.requests) == 6
     assert all(0.5 * 2**n <= pause <= 2**n for n, pause in enumerate(engine.pauses)) and len(engine.pauses) == 5
@@ -199,10 +177,10 @@ async def test_a_field_that_the_model_refuses_is_left_out_and_said_once(make):
 
     async with FakeChatServer(script) as server:
         engine = make(server)
-        await engine._speak(FORMATS[EndpointDialect.chat])
+        await speak(engine)
         cold = Question(QUESTION.messages, SamplingParams(32, temperature=0.0))
-        await engine.ask(cold, "s", nothing)
-        await engine.ask(cold, "s", nothing)
+        await engine.ask(cold, "s")
+        await engine.ask(cold, "s")
         await engine.close()
     assert [body.get("max_completion_tokens") for body in server.requests] == [None, None, 32, 32]
     assert len(engine.said) == 1 and "temperature=0.0" in engine.said[0]
@@ -211,9 +189,9 @@ async def test_a_field_that_the_model_refuses_is_left_out_and_said_once(make):
 async def test_a_spent_budget_holds_calls_and_ends_the_work_when_nobody_does_anything_else(make):
     async with FakeChatServer(lambda messages: "word") as server:
         engine = make(server, budget_tokens=2)
-        await engine._speak(FORMATS[EndpointDialect.chat])
-        await engine.ask(QUESTION, "s", nothing)
-        held = asyncio.ensure_future(engine.ask(QUESTION, "s", nothing))
+        await speak(engine)
+        await engine.ask(QUESTION, "s")
+        held = asyncio.ensure_future(engine.ask(QUESTION, "s"))
         sessions = 2
         watching = asyncio.ensure_future(engine.watch(lambda: sessions))
         await asyncio.sleep(0.5)
@@ -244,11 +222,12 @@ async def test_spending_goes_on_with_the_file_of_an_earlier_start(tmp_path):
 async def test_an_endpoint_that_does_not_count_is_estimated(make):
     async with FakeChatServer(lambda messages: "words " * 20) as server:
         engine = make(server)
-        await engine._speak(FORMATS[EndpointDialect.chat])
-        engine._format = type("Uncounted", (type(engine._format),), {
+        await speak(engine)
+        spoken = type(FORMATS[EndpointDialect.chat])
+        engine._caller.spoken = type("Uncounted", (spoken,), {
             "read": lambda self, answer: super(type(self), self).read({**answer, "usage": None})
         })()  # fmt: skip
-        _, usage = await engine.ask(QUESTION, "s", nothing)
+        _, usage = await engine.ask(QUESTION, "s")
         await engine.close()
     assert usage.estimated and usage.sampled_tokens == 31
     assert "does not count tokens" in engine.said[0]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError, EngineState
+from swe_rl.engine.engine import EngineError, EngineState
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.monitor import TICK_S
 from swe_rl.engine.watch import NoEngineError, require_an_engine

@@ -10,7 +10,7 @@ import torch
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.model.experts import HubNamed
 from swe_rl.model.stored_names import stored_names
 from swe_rl.trainer.batching import micro_batches

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.engine import ContextOverflowError, EngineError, SamplingParams
 
 
 def plain_logprobs(model, prompt, token_ids, temperature=1.0):

@@ -9,7 +9,7 @@ import torch
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.core import EngineCore
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
+from swe_rl.engine.engine import EngineError, EngineState, SamplingParams
 from tests.support.waiting import until
 
 LONG = SamplingParams(200, seed=1)

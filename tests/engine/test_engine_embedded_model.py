@@ -19,7 +19,7 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.engine.embedded.layers import ROW_MULTIPLE
 from swe_rl.engine.embedded.model import PackedDecoder, PrefillSpan
 from swe_rl.engine.embedded.slot_cache import SlotCache
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 
 CHECKPOINTS = PACKAGE / "model" / "checkpoints"
 SIZE = {

@@ -9,7 +9,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.model.experts import HubNamed, route_type, unknown_route
 
 UNKNOWN = 255

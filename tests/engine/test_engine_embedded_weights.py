@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from swe_rl.engine.embedded.core import WeightLoader
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 
 
 def untied_from(model):

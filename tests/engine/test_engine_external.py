@@ -8,8 +8,8 @@ import pytest
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.environment import SERVER_KEYS, key_of
 from swe_rl.config.schema import Config, EngineConfig, ModelConfig
+from swe_rl.engine.engine import EngineError, EngineState, LossTeller, SamplingParams
 from swe_rl.engine.external import ExternalServerError, external_engines
-from swe_rl.engine.protocol import EngineError, EngineState, LossTeller, SamplingParams
 from swe_rl.engine.server.features import ServerRefusedError
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 

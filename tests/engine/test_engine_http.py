@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.engine import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.server.client import ConnectionLostError, EngineUrlError, HttpClient, UnreachableError, base_url
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm, Fault
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.server.control import InFlight, Interrupted
 
 

@@ -8,12 +8,12 @@ import math
 import pytest
 
 from swe_rl.config.choices import LogprobsMode
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server import features as http_features
 from swe_rl.engine.server.client import HttpClient, SilentError
 from swe_rl.engine.server.features import Needs, Patience, ServerRefusedError, probe_server
 from swe_rl.engine.server.wire import TokenIn
-from swe_rl.facts.logprobs import ASKED_TOKENS, Answer, find_mode
+from swe_rl.facts.logprobs import ASKED_TOKENS, ProbeAnswer, find_mode
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm, Fault
 
 
@@ -185,7 +185,7 @@ async def test_the_embedded_engine_reports_what_a_server_of_the_whole_vocabulary
         while True:
             params = SamplingParams(ASKED_TOKENS, temperature=question.temperature, top_k=1, seed=1)
             done = await engine.generate(question.prompt_ids, params, request_id="probe")
-            question = asking.send(Answer(done.token_ids, done.logprobs))
+            question = asking.send(ProbeAnswer(done.token_ids, done.logprobs))
     needs = Needs("policy", 1024, frozenset(accepted), temperature, truncated=True)
     assert end.value.value is (await features_of(needs=needs, logprobs="whole")).logprobs
 
@@ -195,7 +195,7 @@ async def test_the_embedded_engine_reports_what_a_server_of_the_whole_vocabulary
     [(0.0, True), (-1e-7, True), (-math.log(2), True), (-math.log(3) + 5e-5, True), (-0.5, False), (-9.0, False)],
 )
 def test_ties_of_the_likeliest_tokens_are_no_raw_logprobs(logprob, expected):
-    answer = Answer([5], [logprob])
+    answer = ProbeAnswer([5], [logprob])
     asking = find_mode(LogprobsMode, 1.0)
     next(asking)
     with pytest.raises(StopIteration) as found:

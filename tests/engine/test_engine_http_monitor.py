@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.engine.server import monitor as http_monitor
 from swe_rl.engine.server.client import HttpClient, ServerAnswer, SilentError, UnreachableError
 from swe_rl.engine.server.engine import HttpEngine

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs

@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from swe_rl.engine.transfer import ipc_handle
+from swe_rl.engine.transfer import ipc_handle, staged_layers
 from swe_rl.engine.transfer.ipc_handle import device_key, forget_shared, make_shared, open_shared
-from swe_rl.engine.transfer.protocol import update_info
+from swe_rl.engine.transfer.sent_weights import update_info
 from swe_rl.trainer.send.wire import StagingEnd
 
 CPU = torch.device("cpu")
@@ -157,6 +157,7 @@ def worker_end(monkeypatch):
     monkeypatch.setitem(sys.modules, f"{root}.factory", factory)
     monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader.reload", reload)
     monkeypatch.setitem(sys.modules, "swe_rl_ipc_handle", ipc_handle)
+    monkeypatch.setitem(sys.modules, "swe_rl_staged_layers", staged_layers)
     monkeypatch.delitem(sys.modules, "swe_rl.engine.transfer.vllm_worker", raising=False)
     yield importlib.import_module("swe_rl.engine.transfer.vllm_worker"), registered
     sys.modules.pop("swe_rl.engine.transfer.vllm_worker", None)
@@ -167,6 +168,9 @@ class Model:
 
     def __init__(self):
         self.found, self.began, self.ended = {}, [], []
+
+    def modules(self):
+        return [self]
 
     def load_weights(self, weights):
         for name, tensor in weights:
@@ -217,3 +221,44 @@ def test_a_worker_that_fails_lets_go(worker_end):
     with pytest.raises(ValueError, match="broken"):
         worker.update_weights(update_info(opened.buckets[0], 0))
     assert worker._buffers == ()
+
+
+def test_after_an_update_that_failed_the_same_memory_is_filled_again(worker_end, monkeypatch):
+    module, _ = worker_end
+    made, finished = [], []
+
+    class Staged:
+        def __init__(self, model):
+            made.append(self)
+
+        def finish(self):
+            finished.append(self)
+
+    monkeypatch.setattr(module, "copies_past_loaders", lambda model: True)
+    monkeypatch.setattr(module, "StagedLayers", Staged)
+    worker = module.IpcEngine(Model())
+    worker.start_weight_update()
+    worker.start_weight_update()
+    worker.finish_weight_update()
+    assert made == finished and len(made) == 1
+    worker.start_weight_update()
+    worker.finish_weight_update()
+    assert made == finished and len(made) == 2
+
+
+class Method:
+    """Computes experts, as vLLM's does for a layer."""
+
+    moe_kernel = "kernel"
+
+
+def test_kernels_of_experts_outlast_an_update_that_failed(worker_end):
+    module, _ = worker_end
+    model = Model()
+    model.quant_method = method = Method()
+    worker = module.GlooEngine(model)
+    worker.start_weight_update()
+    worker.start_weight_update()
+    assert method.moe_kernel is None
+    worker.finish_weight_update()
+    assert method.moe_kernel == "kernel"

@@ -9,9 +9,9 @@ from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AgentConfig, Config, EngineConfig, JobConfig, LayoutConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.external import ExternalEngine
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, options_of, start_engines
-from swe_rl.engine.protocol import EngineError, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.engine.vllm.engine import VllmEngine

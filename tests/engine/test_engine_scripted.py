@@ -3,7 +3,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from swe_rl.engine.protocol import ContextOverflowError, EngineError, SamplingParams
+from swe_rl.engine.engine import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 
 

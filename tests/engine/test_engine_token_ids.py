@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swe_rl.engine import token_ids as module
 from swe_rl.engine.embedded.slot_cache import as_ids
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.engine.server.wire import TokenIn, request_body
 from swe_rl.engine.token_ids import TokenIds, encode_plain
 

@@ -15,14 +15,14 @@ import torch
 
 from swe_rl.config.choices import EngineKind, RolloutMode, WeightSync
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, RolloutConfig, TrainerConfig
+from swe_rl.engine.engine import SamplingParams, WeightSyncError
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import SamplingParams, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Transfer
-from swe_rl.engine.transfer.protocol import Announced, SentWeights
+from swe_rl.engine.transfer.sent_weights import Announced, SentWeights
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.facts.weight_sync import GLOO, NCCL, transfer_kind

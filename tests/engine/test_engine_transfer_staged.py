@@ -9,13 +9,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.protocol import EngineError, SamplingParams, WeightSyncError
+from swe_rl.engine.engine import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.transfer.direct import Belt, StagedTransfer
-from swe_rl.engine.transfer.protocol import ALIGN, BUFFERS, Announced, SendsWeights, Staging, buckets_of, buffer_bytes
-from swe_rl.engine.update import Turns
+from swe_rl.engine.transfer.sent_weights import (
+    ALIGN,
+    BUFFERS,
+    Announced,
+    SendsWeights,
+    Staging,
+    buckets_of,
+    buffer_bytes,
+)
+from swe_rl.engine.update import EngineTurns
 from swe_rl.trainer.send.wire import StagingEnd
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
 
@@ -190,7 +198,7 @@ async def test_a_whole_turn(start):
     """Asleep while the trainer works; weights awake, buckets, buffers away, cache awake; then it serves."""
     fakes, engines = await start(2)
     stager, turns = Stager(), None
-    turns = Turns(engines)
+    turns = EngineTurns(engines)
     transfer = transfer_of(engines, stager)
     await transfer.update(0)
     for version in (1, 2):

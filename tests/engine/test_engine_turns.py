@@ -13,14 +13,14 @@ import torch
 
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config, EngineConfig, JobConfig, LayoutConfig
+from swe_rl.engine.engine import EngineError, EngineState, SamplingParams
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient, ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
 from swe_rl.engine.server.weights import WeightFolders
-from swe_rl.engine.update import Turns, make_turns, update_engines
+from swe_rl.engine.update import EngineTurns, make_turns, update_engines
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.facts.sizes import shares_gpus
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
@@ -215,19 +215,19 @@ class Sleeper(ScriptedEngine):
 
 async def test_before_the_first_turn_nobody_is_woken():
     one = Sleeper("a")
-    turns = Turns([one])
+    turns = EngineTurns([one])
     await turns.to_engines()
     assert one.asked == [] and turns.times() == {}
 
 
 async def test_engines_that_are_gone_do_not_stop_the_others():
     gone, one = Sleeper("a", EngineState.gone), Sleeper("b", wake_s=0.5)
-    turns = Turns([gone, one])
+    turns = EngineTurns([gone, one])
     await turns.to_trainer()
     await turns.to_engines()
     assert one.asked == ["sleep", "wake"] and turns.times()["wake_s"] == 0.5 and turns.times()["sleep_s"] >= 0
     with pytest.raises(EngineError):  # one that is not gone, and yet awake, would be in the trainer's way
-        await Turns([Sleeper("c", EngineState.starting)]).to_trainer()
+        await EngineTurns([Sleeper("c", EngineState.starting)]).to_trainer()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
+from swe_rl.engine.engine import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.update import update_engines
 from swe_rl.files.disk import DiskError

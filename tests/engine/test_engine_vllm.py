@@ -12,8 +12,8 @@ import torch
 
 from swe_rl.config.choices import EngineKind, LoraServing
 from swe_rl.config.schema import Config, EngineConfig, LayoutConfig, TrainerConfig
+from swe_rl.engine.engine import EngineError, EngineState, SamplingParams
 from swe_rl.engine.make import EngineFolders, engine_scratch, make_engines, start_engines
-from swe_rl.engine.protocol import EngineError, EngineState, SamplingParams
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.errors import UserError
 from swe_rl.files.disk import DiskError
@@ -143,7 +143,14 @@ async def test_restarts_are_bounded(make):
         await engine.generate(PROMPT, SamplingParams(1), request_id="a")
 
 
-@pytest.mark.parametrize(("failures", "restarts"), [([EngineError] * 2, 3), ([EngineError] * 3, 3), ([UserError], 1)])
+@pytest.mark.parametrize(
+    ("failures", "restarts"),
+    [
+        pytest.param([EngineError] * 2, 3, marks=pytest.mark.slow),
+        ([EngineError] * 3, 3),
+        ([UserError], 1),
+    ],
+)
 async def test_a_restart_that_fails_is_followed_by_the_next(make, failures, restarts):
     (engine,), said = make()
     await engine.start()
@@ -178,7 +185,7 @@ def deaths(tmp_path):
     return plan
 
 
-@pytest.mark.parametrize("how", ["start", "probe"])
+@pytest.mark.parametrize("how", [pytest.param("start", marks=pytest.mark.slow), "probe"])
 async def test_a_first_start_that_dies_is_not_tried_again(make, deaths, how):
     """It would die once more: it has the same settings."""
     (engine,), said = make(options=deaths(how))
@@ -259,8 +266,8 @@ async def test_a_server_that_dies_at_the_start_says_why(make, tmp_path):
 
 
 async def test_a_server_that_is_never_ready(make):
-    (engine,), said = make(start_delay_s=60.0, start_log="Loading weights", options={"start_timeout_s": 1.0})
-    with pytest.raises(EngineError, match=r"not ready after 1 s: Loading weights"):
+    (engine,), said = make(start_delay_s=60.0, start_log="Loading weights", options={"start_timeout_s": 5.0})
+    with pytest.raises(EngineError, match=r"not ready after 5 s: Loading weights"):
         await engine.start()
     assert not psutil.pid_exists(engine.server.pid)
 

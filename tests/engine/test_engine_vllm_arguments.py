@@ -195,7 +195,8 @@ def test_one_extension_brings_all_that_workers_import():
     arguments = lines(server_arguments(config, ServerChoice(0, 1, "m"), SERVE))
     [named] = [line for line in arguments if line.startswith("--worker-extension-cls")]
     assert named.endswith("swe_rl_logprobs.Extension")
-    assert set(extension_files(config)) == {"swe_rl_logprobs.py", "swe_rl_worker.py", "swe_rl_ipc_handle.py"}
+    names = {"swe_rl_logprobs.py", "swe_rl_worker.py", "swe_rl_ipc_handle.py", "swe_rl_staged_layers.py"}
+    assert set(extension_files(config)) == names
     assert all((Path(swe_rl.engine.__file__).parent / file).is_file() for file in extension_files(config).values())
 
 

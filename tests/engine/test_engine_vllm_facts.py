@@ -3,6 +3,7 @@
 On a machine with a GPU, its kernels are held to them: `pytest -m vllm tests/engine/test_engine_vllm_facts.py`.
 """
 
+import ast
 import itertools
 import json
 import math
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from swe_rl.check.rules.engine import EXACT_ACCEPTANCE, QUANTISED_ON_ARRIVAL, READ_AGAIN, READ_ONCE
+from swe_rl.check.rules.routers import COPIED_BY_HAND
+from swe_rl.engine.transfer.staged_layers import COPIES
 from swe_rl.engine.vllm.arguments import NoVllmError, vllm_command
 
 try:
@@ -123,3 +126,17 @@ def test_acceptance_at_a_given_rate_is_another_distribution_with_the_same_log_pr
     assert chi_square(facts["all_accepted"], exact) > 1000
     for reply, told in facts["all_accepted"].items():
         assert told["low"] == pytest.approx(exact[reply][1], abs=1e-5)
+
+
+def test_models_whose_loaders_copy_past_the_reload_are_those_of_the_rule():
+    """The rule refuses ways on which their weights would stay old: `copied_experts`."""
+    find = "import importlib.util; print(importlib.util.find_spec('vllm').submodule_search_locations[0])"
+    folder = subprocess.run([COMMAND[0], "-c", find], capture_output=True, text=True, check=True).stdout.strip()
+    copying = set()
+    for file in Path(folder, "model_executor", "models").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            is_loader = isinstance(node, ast.FunctionDef) and "load_weights" in node.name
+            if is_loader and COPIES.search(ast.get_source_segment(text, node)):
+                copying.add(file.stem)
+    assert copying == set(COPIED_BY_HAND)

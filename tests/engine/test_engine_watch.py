@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.protocol import EngineStats
+from swe_rl.engine.engine import EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.watch import LONGEST_S, SHORTEST_S, interval_s, load_of, watch_engines
 

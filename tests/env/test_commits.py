@@ -207,4 +207,4 @@ def test_one_command_writes_one_line(calc, tmp_path, monkeypatch, capsys):
 
 
 def test_what_can_be_written_is_a_task_or_any_kind_of_extension():
-    assert {str(kind) for kind in NewKind} == {str(kind) for kind in ExtensionKind} | {"task", "tiny_model"}
+    assert {str(kind) for kind in NewKind} == {str(kind) for kind in ExtensionKind} | {"package", "task", "tiny_model"}

@@ -1,6 +1,6 @@
 """The end of a grading's log, which a trajectory keeps."""
 
-from swe_rl.env.protocol import end_of
+from swe_rl.env.env import end_of
 
 
 def test_rulers_take_no_room_of_the_end_of_a_log():

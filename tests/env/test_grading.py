@@ -11,16 +11,16 @@ import pytest
 
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.env import Grade, GradeError, PytestSession
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.make import VerdictCache
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.session import read_session
 from swe_rl.env.patch import collect_patch
 from swe_rl.env.pinning.pinned import protected_paths
-from swe_rl.env.protocol import Grade, GradeError, PytestSession
 from swe_rl.sandbox.base import MAX_COMMAND_BYTES
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import USED_TOO_MUCH, ExecResult, SandboxError
 from tests.support.scripted_sandbox import ScriptedProvider
 
 SECRET = "swe_rl-secret"
@@ -91,7 +91,7 @@ async def test_a_broken_test_patch_is_no_verdict(env, sandboxes):
 
 
 async def test_a_dead_sandbox_is_no_verdict(env):
-    from swe_rl.sandbox.protocol import SandboxError
+    from swe_rl.sandbox.sandbox import SandboxError
 
     def dies(command):
         raise SandboxError("gone")
@@ -149,7 +149,7 @@ async def kill_a_grader():
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if line and "python" in line[0] and line[2:3] and line[2].endswith("/grading_parent.py"):
+                if line and "python" in line[0] and line[2:3] and line[2].endswith("/session_program.py"):
                     process.kill()
                     return
         await asyncio.sleep(0.005)
@@ -162,17 +162,54 @@ async def test_a_grader_killed_from_outside_gives_no_wrong_verdict(env, sandboxe
     assert killing.done() and verdict.resolved and not verdict.findings
 
 
-@pytest.mark.parametrize(("status", "killed"), [(-9, True), (-11, False), (1, False)])
+def session_of(status, *records, log="words"):
+    told = "".join(f"{json.dumps(record)}\n" for record in records)
+    return read_session(ExecResult(status, f"{log}\n{SECRET}\n{told}", False, 0, 1.0), SECRET)
+
+
+def told(test, **outcomes):
+    return [{"test": test, "when": when, "outcome": outcome} for when, outcome in outcomes.items()]
+
+
+READY = {"ready": "8.4"}
+
+
+@pytest.mark.parametrize(("status", "killed"), [(137, True), (139, False), (1, False)])
 def test_a_session_knows_that_its_tests_were_killed(status, killed):
-    told = {"status": status, "ready": "8.4", "finished": None, "changed": [], "broken": [], "forged": 0, "tests": {}}
-    session = read_session(ExecResult(0, f"words\nsecret {json.dumps(told)}\n", False, 0, 1.0), "secret")
+    session = session_of(status, READY, *told("a", setup="passed", call="passed", teardown="passed"))
     assert session.killed is killed and session.findings == ("ended_early",) and not session.tests
 
 
-def test_a_verdict_that_is_too_long_for_its_line_is_none():
-    said = 'words\nsecret {"status": 0, "tests": {"x\n... [9 bytes left out] ...\nx": "passed"}}\n'
-    session = read_session(ExecResult(0, said, False, 9, 1.0), "secret")
+def test_a_session_says_what_became_of_each_test():
+    whole = {"setup": "passed", "call": "passed", "teardown": "passed"}
+    records = [*told("a", **whole), *told("b", **{**whole, "teardown": "failed"}), *told("c", setup="passed")]
+    records += [*told("d", **whole), *told("d", call="failed"), *told("d", call="passed")]
+    records += [*told("e", **{**whole, "call": "xfailed"}), *told("f", setup="skipped", teardown="passed")]
+    session = session_of(1, READY, *records, {"finished": 1})
+    outcomes = {"a": "passed", "b": "failed", "c": "failed", "d": "failed", "e": "xfailed", "f": "skipped"}
+    assert session.tests == outcomes and session.findings == () and session.log == "words"
+
+
+def test_lines_that_are_no_records_are_left_out():
+    session = session_of(0, READY, 3, "x", [], {"test": 1, "when": 2}, {"finished": 0})
+    assert session.tests == {"1": "failed"} and session.findings == ()
+
+
+@pytest.mark.parametrize(("finished", "finding"), [(1, "ended_early"), (4, "session_broken")])
+def test_a_session_that_did_not_end_as_it_says_passes_nothing(finished, finding):
+    status = 4 if finished == 4 else 0
+    session = session_of(status, READY, *told("a", setup="passed"), {"finished": finished})
+    assert session.findings == (finding,) and not session.tests
+
+
+def test_a_shell_that_was_killed_says_nothing():
+    session = read_session(ExecResult(137, "KeyboardInterrupt: No such file or directory", False, 0, 1.0), SECRET)
     assert session.findings == ("grader_killed",) and session.killed and not session.tests
+
+
+def test_a_pytest_that_is_not_there_is_no_verdict():
+    with pytest.raises(GradeError, match="cannot be started"):
+        session_of(2, log="python: can't open file '/x': [Errno 2] No such file")
 
 
 async def test_a_patch_that_kills_its_grader_is_run_twice_and_resolves_nothing(env, sandboxes):
@@ -249,14 +286,6 @@ async def test_a_row_that_names_thousands_of_paths(env, sandboxes):
     mine = {min(theirs): "mine\n", "data/other.txt": "mine\n"}
     verdict = await grade_by_pytest(instance, instance.patch + patch_between({}, mine), workspace, sandboxes, 60.0)
     assert verdict.resolved and verdict.restored == (min(theirs),), verdict.log_tail
-
-
-def test_what_tested_code_prints_is_no_missing_program():
-    """A parent that a signal ended, with a traceback of a source that was overwritten."""
-    session = read_session(ExecResult(130, "KeyboardInterrupt: No such file or directory", False, 0, 1.0), "secret")
-    assert session.findings == ("grader_killed",)
-    with pytest.raises(GradeError, match="cannot run in the sandbox"):
-        read_session(ExecResult(2, "python: can't open file '/x': [Errno 2] No such file", False, 0, 1.0), "secret")
 
 
 @pytest.mark.parametrize(

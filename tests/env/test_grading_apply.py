@@ -8,8 +8,8 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.folder import patch_between
 from swe_rl.env.grading.apply import apply_patch, files_to_apply
-from swe_rl.sandbox.protocol import Workspace, put_files
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace, put_files
 
 FILES = {"code.py": "1\n", "tests/test_code.py": "2\n", "tests/[x] \u00e4.txt": "3\r\n", "readme": "4\n"}
 IMAGES = "2\n# of the image, in no commit\n"

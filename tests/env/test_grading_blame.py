@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.env.grading.blame import blames_the_attempt, with_the_attempt_inside
+from swe_rl.env.env import Grade, GradeError
+from swe_rl.env.grading.apply import with_the_attempt_inside
+from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import OutsideError, SandboxError
+from swe_rl.sandbox.sandbox import OutsideError, SandboxError
 
 ROW = SimpleNamespace(instance_id="row", patch="fix", fail_to_pass=("a",), pass_to_pass=("b",))
 FINE = Grade(True, True)

@@ -1,19 +1,19 @@
 """The graders beside pytest's: a data set's own script, a row's own test file."""
 
 import dataclasses
+import re
 
 import pytest
 
 from swe_rl.config.choices import GradingKind, Isolation
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.grading.eval_script import grade_by_eval_script
-from swe_rl.env.grading.make import GRADERS, VerdictCache, grade_by_tests
+from swe_rl.env.env import GradeError
+from swe_rl.env.grading.make import GRADERS, VerdictCache, grade_by_eval_script, grade_by_tests
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.env.protocol import GradeError
 from swe_rl.sandbox import base
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError
 from tests.support.pytest_alone import EXPORTED
 from tests.support.scripted_sandbox import ScriptedProvider
 
@@ -125,11 +125,12 @@ async def test_a_sandbox_without_pytest_is_no_verdict(env, sandboxes):
     def answers(command):
         if "mktemp" in command.command:
             return "/tmp/x"
-        if "grading_parent" in command.command:
-            return ExecResult(127, "bash: python: command not found", False, 0, 0.1)
+        if "session_program" in command.command:
+            end_of_log = re.findall("swe_rl [0-9a-f]{32}", command.command)[-1]
+            return ExecResult(127, f"bash: python: command not found\n{end_of_log}\n", False, 0, 0.1)
         return ""
 
-    with pytest.raises(GradeError, match="cannot run in the sandbox"):
+    with pytest.raises(GradeError, match="cannot be started in the sandbox"):
         await GRADERS[GradingKind.pytest](known, known.patch, env.workspace(known), ScriptedProvider(answers), 60)
 
 

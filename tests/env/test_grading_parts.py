@@ -7,14 +7,13 @@ import pytest
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.env.env import TRICKS
 from swe_rl.env.folder import patch_between
-from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
-from swe_rl.env.grading.second_look import runs_several_commands
 from swe_rl.env.grading.swebench import suite_by_swebench
-from swe_rl.env.protocol import TRICKS
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.pytest_alone import EXPORTED
 
 BASE = "def double(n):\n    return n\n\n\ndef end():\n    return 0\n"
@@ -148,28 +147,6 @@ async def test_lists_are_measured_with_the_parts(tmp_path, sandboxes):
 
 
 ALL_PASS = f"{RUN} --deselect {FILE}::test_other"
-CHECK = "python -c 'import counting as c; raise SystemExit(c.end())'"
-
-
-@pytest.mark.parametrize(
-    ("tests", "patch", "finding"),
-    [
-        pytest.param(f"{ALL_PASS} -k 'not test_end' && {CHECK}", END, "status_unexplained", marks=pytest.mark.slow),
-        pytest.param(
-            f"{ALL_PASS} -k test_end; {ALL_PASS} -k 'not test_end'", END, "failures_unreported", marks=pytest.mark.slow
-        ),
-    ],
-)
-async def test_a_status_that_contradicts_the_tests_is_not_paid(tmp_path, sandboxes, tests, patch, finding):
-    """The tests that count pass in both runs."""
-    pytest.importorskip("swebench")
-    counted = {"fail_to_pass": CUT["fail_to_pass"], "pass_to_pass": ()}
-    instance, workspace = made(tmp_path, tests, **counted)
-    gold = await grade_by_eval_script(instance, instance.patch, workspace, sandboxes, 60.0)
-    assert gold.resolved and gold.findings == (), gold.log_tail
-    other = await grade_by_eval_script(instance, changed(patch), workspace, sandboxes, 60.0)
-    assert finding in other.findings and not other.resolved and not any(other.fail_to_pass.values())
-    assert TRICKS.isdisjoint(other.findings)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +164,6 @@ async def test_a_suite_that_always_ends_so_can_be_solved(tmp_path, sandboxes, te
 
 
 @pytest.mark.slow
-async def test_only_a_known_fix_that_ends_so_excuses_it(tmp_path, sandboxes):
-    """By a reader of ours: the harness is not asked."""
-    tests = f"{ALL_PASS} -k 'not test_end'; {CHECK}"
-    instance, workspace = made(tmp_path, tests, **{**DOTTED, "pass_to_pass": ()})
-    gold = await grade_by_eval_script(instance, instance.patch, workspace, sandboxes, 60.0)
-    assert gold.resolved and gold.findings == (), gold.log_tail
-    other = await grade_by_eval_script(instance, changed(END), workspace, sandboxes, 60.0)
-    assert other.findings == ("status_unexplained",) and not other.resolved
-
-
 async def test_a_runner_that_is_no_python_can_be_solved_by_its_status(tmp_path, sandboxes):
     check = "grep -q '2 [*] n$' counting.py"
     instance, workspace = made(tmp_path, check, log_parser="")
@@ -204,19 +171,3 @@ async def test_a_runner_that_is_no_python_can_be_solved_by_its_status(tmp_path, 
     assert gold.resolved and gold.findings == (), gold.log_tail
     part = await grade_by_eval_script(instance, changed(PART), workspace, sandboxes, 60.0)
     assert not part.resolved
-
-
-@pytest.mark.parametrize(
-    ("tests", "several"),
-    [
-        ("pytest -rA tests/test_a.py", False),
-        ("pytest -rA tests/test_a.py \\\n  tests/test_b.py", False),
-        (": '>>>>> Start Test Output'\npytest -rA a.py\n: '>>>>> End Test Output'", False),
-        ("set -x\n# the tests\nPYTHONWARNINGS=error pytest a.py", False),
-        ("pytest a.py && ./check", True),
-        ("pytest a.py\npytest b.py", True),
-        ("pytest a.py; exit 0", True),
-    ],
-)
-def test_several_commands_are_told_from_one(tests, several):
-    assert runs_several_commands(tests) is several

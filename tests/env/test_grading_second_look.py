@@ -1,18 +1,17 @@
 """Further sessions of a patch that would be paid: what code gains that lets its tests pass without a look at them."""
 
+import asyncio
 import itertools
 import random
 
 import pytest
 
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.grading import second_look
 from swe_rl.env.grading.second_look import Sessions, draw_looks, looks_within, with_more_sessions
-from swe_rl.env.protocol import Grade
-from swe_rl.sandbox.protocol import Workspace
 
 PASSED, FAILED = Grade(True, True), Grade(False, True)
-WORKSPACE = Workspace(image="none")
 
 
 def row(patch="the fix", name="row-1"):
@@ -24,13 +23,14 @@ class Played:
 
     def __init__(self, outcomes, names="checks/ops.js", fix_s=1.0):
         self.outcomes, self.names, self.fix_s, self.order = iter(outcomes), names, fix_s, []
-        self.sessions = Sessions(self.plain, self.poisoned)
+        self.sessions = Sessions(self.plain, self.poisoned, self.measure_fix)
 
     async def plain(self, change):
-        if change == "the fix":
-            return Grade(True, True, tests_s=self.fix_s)
         self.order.append(False)
         return PASSED if next(self.outcomes) else FAILED
+
+    async def measure_fix(self):
+        return self.fix_s
 
     async def poisoned(self, change, seed):
         self.order.append(True)
@@ -39,7 +39,7 @@ class Played:
 
 async def is_paid(played, instance=None, seed="s"):
     """Whether the grade stands, and no wrong expectation was satisfied."""
-    grade = await with_more_sessions(instance or row(), WORKSPACE, PASSED, "attempt", played.sessions, seed)
+    grade = await with_more_sessions(instance or row(), PASSED, "attempt", played.sessions, seed)
     return grade.resolved and not grade.session.passed_twins
 
 
@@ -81,24 +81,47 @@ async def test_slow_tests_are_run_less_often(fix_s, num_looks):
 async def test_right_code_is_paid_and_its_poisoned_tests_are_named():
     looks = draw_looks(5, random.Random("s"))
     played = Played([not look for look in looks])
-    grade = await with_more_sessions(row(), WORKSPACE, PASSED, "attempt", played.sessions, "s")
+    grade = await with_more_sessions(row(), PASSED, "attempt", played.sessions, "s")
     assert grade.resolved and grade.session.twinned == {"checks/ops.js"} and played.order == looks
 
 
-async def test_a_patch_is_run_until_it_gives_itself_away_and_the_fix_wherever_it_has_to_fail(monkeypatch):
+async def test_the_known_fix_is_run_only_where_it_has_to_fail(monkeypatch):
     monkeypatch.setattr(second_look, "draw_looks", lambda *_: [False, True, False, True, True])
-    patch = Played([True] * 5)
-    assert not await is_paid(patch) and patch.order == [False, True]
     fix = Played([True] * 3)
-    grade = await with_more_sessions(row(), WORKSPACE, PASSED, "the fix", fix.sessions, "s")
+    grade = await with_more_sessions(row(), PASSED, "the fix", fix.sessions, "s")
     assert grade.session.passed_twins and fix.order == [True, True, True]
+
+
+async def test_sessions_run_side_by_side_and_an_error_ends_those_that_still_run(monkeypatch):
+    monkeypatch.setattr(second_look, "draw_looks", lambda *_: [True, True, False])
+    all_run = asyncio.Barrier(3)
+    ended = []
+
+    async def measure_fix():
+        return 1.0
+
+    async def plain(change):
+        await all_run.wait()
+        raise GradeError("the machine is at fault")
+
+    async def poisoned(change, seed):
+        await all_run.wait()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(seed)
+
+    with pytest.raises(GradeError, match="the machine"):
+        await with_more_sessions(row(), PASSED, "attempt", Sessions(plain, poisoned, measure_fix), "s")
+    assert sorted(ended) == ["s-0", "s-1"]
 
 
 async def test_nothing_more_is_run_where_it_would_decide_nothing():
     unknown = Played([True] * 5, names="")
-    assert await is_paid(unknown) and unknown.order.count(True) == 1
+    assert await is_paid(unknown) and True in unknown.order
     no_fix = Played([])
     assert await is_paid(no_fix, row(patch="")) and no_fix.order == []
     failed = Played([])
-    assert await with_more_sessions(row(), WORKSPACE, FAILED, "attempt", failed.sessions, "s") is FAILED
+    assert await with_more_sessions(row(), FAILED, "attempt", failed.sessions, "s") is FAILED
     assert failed.order == []

@@ -8,13 +8,13 @@ from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree
-from swe_rl.env.grading.script_run import TwinPlan, log_as_expected, run_script, session_of
+from swe_rl.env.grading.script_run import RowScript, TwinPlan, log_as_expected, session_of
 from swe_rl.env.grading.stages import stages_of, with_session_names
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.env.twins.session import Counted
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 
 TESTS = "def test_sum():\n    assert 1 + 2 == 3\n"
 FORKS = "env -i bash -c 'go() { (go &); exit; }; go' left_behind & sleep 0.1"  # no process of it lives for long
@@ -87,7 +87,8 @@ async def graded(tmp_path):
 
     async def once(script, alone=False):
         plan = TwinPlan("seed", frozenset(), Counted(counted), alone)
-        return await run_script(instance, None, script, Workspace(path=tmp_path / "tree"), provider, 60.0, plan=plan)
+        row = RowScript(instance, script, Workspace(path=tmp_path / "tree"), provider, 60.0)
+        return await row.run(None, plan)
 
     yield once
     await provider.close()
@@ -124,4 +125,4 @@ async def test_a_poisoned_test_makes_the_exit_status_fail(graded):
 async def test_what_an_installation_left_running_is_ended_before_the_tests(graded, left):
     look = "grep -lsxz left_behind /proc/[0-9]*/cmdline || echo none"
     done = await graded(SCRIPT.replace("BEFORE", left).replace("DURING", look).replace("set -ux", "set -u"))
-    assert "\nnone\n" in done.log, done.log
+    assert "none\n" in done.log, done.log

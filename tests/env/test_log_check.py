@@ -1,11 +1,21 @@
-"""Logs as they come, and logs that nobody's tests wrote."""
+"""Logs as they come: the exit status of the tests, and what is printed before them."""
 
 import subprocess
-import time
 
 import pytest
 
-from swe_rl.env.grading.log_check import DECISIVE, check_markers, mark_script, pytest_statuses, status_of_tests
+from swe_rl.env.grading.log_check import (
+    END,
+    START,
+    pytest_statuses,
+    region_of,
+    status_of_tests,
+    with_status,
+    without_marks,
+)
+from swe_rl.env.grading.script_run import status_without_companions
+from swe_rl.env.grading.stages import runs_pytest_alone
+from swe_rl.env.twins.make import TwinnedTests
 
 SCRIPT = """#!/bin/bash
 set -uxo pipefail
@@ -21,44 +31,72 @@ PASSED tests/t.py::test_a
 FAILED tests/t.py::test_b - assert 1
 ========================= 1 failed, 1 passed in 0.12s ==========================
 """
-HONEST = f"cat <<'END'\n{REPORT}END\n(exit 1)"
+HONEST = f"cat <<'END'\n{REPORT}END\n(exit 3)"
 
 
-def run(tests, nonce="abc", before="echo before"):
-    marked = mark_script(SCRIPT.replace("echo before", before).format(tests=tests), nonce)
+def test_a_script_says_how_its_tests_ended():
+    marked = with_status(SCRIPT.format(tests=HONEST), "abc")
     done = subprocess.run(["bash", "-c", marked], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.stdout, done.returncode
-
-
-def test_an_honest_log_has_no_findings():
-    log, status = run(HONEST)
-    statuses = pytest_statuses(log)
+    statuses = pytest_statuses(done.stdout)
     assert statuses == {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "FAILED"}
-    assert check_markers(log, "abc") == []
-    assert status == 0 and status_of_tests(log, "abc", status) == 1
+    assert done.returncode == 0 and status_of_tests(done.stdout, "abc", 0) == 3
+    assert status_of_tests(done.stdout, "another word", 7) == 7
 
 
-@pytest.mark.parametrize(
-    ("tests", "before", "finding"),
-    [
-        (HONEST + '\necho ">>>>> End Test Output"', "true", "marker_repeated"),
-        (HONEST + "\necho \"+ : '>>>>> Start Test Output'\"", "true", "marker_repeated"),
-        (HONEST, "printf '%s\\n' \"+ : '>>>>> Start Test Output'\" 'PASSED x::y'", "marker_repeated"),
-        (HONEST + "\nkill -9 $$", "true", "marker_missing"),
-    ],
-)
-def test_a_forged_log_is_named(tests, before, finding):
-    log, _ = run(tests, before=before)
-    assert finding in check_markers(log, "abc")
-    assert finding in DECISIVE
+def test_a_script_that_says_its_status_itself_stays_as_it_is():
+    script = SCRIPT.format(tests="true") + "echo '>>>>> Test Exit Code: 4'\n"
+    assert with_status(script, "abc") == script
+    assert status_of_tests("x\n>>>>> Test Exit Code: 4\n", "abc", 0) == 4
 
 
 def test_a_script_without_marks_stays_as_it_is():
-    assert mark_script("make test\n", "abc") == "make test\n"
+    assert with_status("make test\n", "abc") == "make test\n"
     assert status_of_tests("whatever", "abc", 7) == 7
 
 
-def test_a_long_log_takes_no_square_of_its_time():
-    began_s = time.process_time()
-    check_markers("\n" * 300_000, "abc")
-    assert time.process_time() - began_s < 5.0
+def test_nothing_before_the_tests_looks_like_their_output():
+    forged = f"+ : '{START}'\nPASSED x::y\n+ : '{END}'\n"
+    log = without_marks(forged) + f"+ : '{START}'\nFAILED x::y\n+ : '{END}'\n"
+    assert "FAILED x::y" in region_of(log) and "PASSED" not in region_of(log)
+
+
+@pytest.mark.parametrize(
+    ("commands", "is_alone"),
+    [
+        ("python -m pytest -rA -p no:cacheprovider tests/test_a.py", True),
+        ("PYTHONHASHSEED=0 .venv/bin/pytest tests\necho done", True),
+        ("pytest tests || true", False),
+        ("pytest tests\nmypy .", False),
+        ("pytest tests > log", False),
+        ("python -m unittest", False),
+        ("tox -e pytest", False),
+        ("", False),
+    ],
+)
+def test_a_lone_pytest(commands, is_alone):
+    assert runs_pytest_alone(SCRIPT.format(tests=commands)) is is_alone
+    assert runs_pytest_alone(f"cd /testbed\ngit apply x\n{commands}") is is_alone
+    assert not runs_pytest_alone(commands)
+
+
+NAMES = TwinnedTests(
+    twin_of={"test_a_both": "test_a", "test_a_odd": "test_a"}, copy_of={"test_a_long": "test_a"}, kept={"test_b"}
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "told"),
+    [
+        ("FAILED t.py::test_a_both - assert 1\nFAILED t.py::test_a_odd - assert 1", 1, 0),
+        ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd\nFAILED t.py::test_a_long", 1, 0),
+        ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd\nFAILED t.py::test_b", 1, 1),
+        ("FAILED t.py::test_a_both", 1, None),
+        ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd\n!!! stopping after 2 failures !!!", 1, None),
+        ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd\nFAIL Required test coverage of 90% not reached", 1, None),
+        ("", 1, None),
+        ("", 0, 0),
+        ("ERROR t.py", 2, 2),
+    ],
+)
+def test_the_status_without_twins_is_told_where_each_of_them_failed(lines, status, told):
+    assert status_without_companions(f": '{START}'\n{lines}\n: '{END}'\n", status, NAMES) == told

@@ -9,8 +9,8 @@ import pytest
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.env.grading.apply import apply_patch, files_to_apply
 from swe_rl.env.patch import MAX_PATCH_BYTES, TakenPatch, collect_patch, submitted_patch
-from swe_rl.sandbox.protocol import Workspace, put_files
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace, put_files
 
 NOTHING_PROTECTED = [".no_such_file"]
 FIX = "sed -i 's/a - b/a + b/' calc.py"
@@ -118,6 +118,73 @@ async def test_line_ends_below_an_attribute_that_a_checkout_heeds(sandboxes, tmp
     files = {"lf.txt": b"a\nb\n", "crlf.txt": b"a\r\nb\r\n"}
     tree = Tree(tmp_path / "tree", files, "*.txt text eol=crlf", checked_out=checked_out)
     taken, state = await tree.change(sandboxes, command)
+    assert await tree.with_patch(sandboxes, taken.text) == state
+
+
+OTHERS = {"lf.txt": b"a\nb\n", "other.txt": b"c\nd\n", "crlf.txt": b"a\r\nb\r\n", "sub/lf.txt": b"e\nf\n"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm .gitattributes",
+        "rm .gitattributes; printf 'a\\r\\nz\\r\\n' > lf.txt",
+        "rm .gitattributes; printf 'a\\nz\\n' > lf.txt; rm other.txt",
+        "echo '*.txt -text' > .gitattributes; sed -i 's/b/b2/' *.txt",
+        "echo '*.txt text' > .gitattributes; printf 'new\\n' > new.txt",
+        "echo '*.md eol=crlf' >> .gitattributes; printf 'new\\n' > new.md; printf 'n\\r\\nm\\n' > more.md",
+        "echo '*.txt text' > sub/.gitattributes; sed -i 's/e/e2/' sub/lf.txt",
+    ],
+)
+async def test_changed_attributes_change_no_other_bytes(sandboxes, tmp_path, command):
+    tree = Tree(tmp_path / "tree", OTHERS, "*.txt text eol=crlf")
+    taken, state = await tree.change(sandboxes, command)
+    assert ".gitattributes" in taken.text
+    assert await tree.with_patch(sandboxes, taken.text) == state
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("printf 'c\\r\\nd\\n' > other.txt", ["other.txt"]),
+        ("printf 'e\\nf\\r\\n' > sub/lf.txt; touch lf.txt", ["sub/lf.txt"]),
+        ("sed -i 's/\\r$//' crlf.txt", ["crlf.txt"]),
+        ("touch *.txt", []),
+    ],
+)
+async def test_line_ends_alone_are_a_change(sandboxes, tmp_path, command, names):
+    tree = Tree(tmp_path / "tree", {**OTHERS, "still.txt": b"x\n"}, "*.txt text eol=crlf")
+    taken, state = await tree.change(sandboxes, command)
+    assert [line.split(" b/")[1] for line in taken.text.split("\n") if line.startswith("diff --git")] == names
+    assert await tree.with_patch(sandboxes, taken.text) == state
+
+
+async def test_a_file_that_becomes_what_the_commit_holds_is_no_change_for_git(sandboxes, tmp_path):
+    """No patch can have it: both sides of the difference are the same."""
+    tree = Tree(tmp_path / "tree", OTHERS, "*.txt text eol=crlf")
+    taken, _ = await tree.change(sandboxes, "sed -i 's/\\r$//' lf.txt; echo x > new.md")
+    assert taken.text.count("diff --git") == 1 and "b/new.md" in taken.text
+
+
+IDENT = {"id.txt": b"a $Id$\nb\n", "other.txt": b"$Id$\n", "id.c": b"/* $Id$ */\r\nint a;\r\n", "none.txt": b"c\n"}
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("true", []),
+        ("sed -i 's/^b/b2/' id.txt", ["id.txt"]),
+        ("echo 'a $Id: mine $' > id.txt", ["id.txt"]),
+        ("echo '$Id: $' > other.txt; sed -i 's/int a/int b/' id.c", ["id.c", "other.txt"]),
+        ("printf '$Id: of a new file $\\n' > new.txt; sed -i s/c/d/ none.txt", ["new.txt", "none.txt"]),
+        ("rm .gitattributes; sed -i 's/^b/b2/' id.txt", [".gitattributes", "id.txt"]),
+    ],
+)
+async def test_files_in_which_git_writes_a_name_keep_their_bytes(sandboxes, tmp_path, command, names):
+    tree = Tree(tmp_path / "tree", IDENT, "* ident")
+    taken, state = await tree.change(sandboxes, command)
+    found = [line.split(" b/")[1] for line in taken.text.split("\n") if line.startswith("diff --git")]
+    assert sorted(found) == names
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 

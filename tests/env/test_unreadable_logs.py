@@ -7,6 +7,7 @@ import random
 import pytest
 
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import GradeError
 from swe_rl.env.grading import swebench_process, swebench_worker
 from swe_rl.env.grading.apply import Applied
 from swe_rl.env.grading.log_check import pytest_statuses
@@ -14,9 +15,8 @@ from swe_rl.env.grading.script_run import ScriptRun
 from swe_rl.env.grading.swebench import _grade_of_log, suite_by_swebench
 from swe_rl.env.grading.swebench_process import HarnessDiedError, OfficialHarness, UnreadableLogError
 from swe_rl.env.grading.swebench_spec import LOG_PARSERS, complete_instance
-from swe_rl.env.protocol import GradeError
 from swe_rl.env.swe.r2e_gym import parse_log
-from swe_rl.sandbox.protocol import ExecResult, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 pytest.importorskip("swebench", reason="needs the extra swebench")
@@ -61,7 +61,7 @@ def test_no_reader_makes_a_log_an_error_of_the_grader(parser):
     record = dataclasses.replace(complete_instance(ROW), log_parser=parser, eval_script="true").to_record()
     noise = ["\n".join("".join(rng.choices(WORDS, k=rng.randrange(4))) for _ in range(80)) for _ in range(3)]
     for words in ("", "\n".join(WORDS), *noise):
-        request = {"ask": "report", "record": record, "log": between(words), "nonce": "n"}
+        request = {"ask": "report", "record": record, "log": between(words)}
         answer = swebench_worker._answer_request(request)
         assert "unreadable" in answer or not answer["report"]["resolved"]
         assert isinstance(pytest_statuses(words) | parse_log(words), dict)
@@ -79,9 +79,9 @@ def test_whatever_a_reader_raises_is_said_as_its_own(monkeypatch, error, ask):
 
     monkeypatch.setitem(PARSER_REGISTRY, "parse_log_pytest", reader)
     record = dataclasses.replace(complete_instance(ROW), eval_script="true").to_record()
-    answer = swebench_worker._answer_request({"ask": ask, "record": record, "log": between("PASSED a"), "nonce": "n"})
+    answer = swebench_worker._answer_request({"ask": ask, "record": record, "log": between("PASSED a")})
     assert set(answer) == {"unreadable"}
-    broken = swebench_worker._answer_request({"ask": ask, "record": {}, "log": "", "nonce": "n"})
+    broken = swebench_worker._answer_request({"ask": ask, "record": {}, "log": ""})
     assert set(broken) == {"error"}  # the row's fault is none of the log's
 
 
@@ -112,7 +112,7 @@ async def test_measuring_says_that_the_log_cannot_be_read(harness, monkeypatch):
     def answers(command):
         if "mktemp" in command.command:
             return "/tmp/x"
-        return ExecResult(0, between("ERROR:"), False, 0, 0.1) if "eval.sh" in command.command else ""
+        return ExecResult(0, between("ERROR:"), False, 0, 0.1) if "script.sh" in command.command else ""
 
     row = dataclasses.replace(ROW, repo="django/django", version="3.0")
     suite = await suite_by_swebench(row, "x", Workspace(image="i"), ScriptedProvider(answers), 60.0, harness)
@@ -123,5 +123,5 @@ async def test_measuring_says_that_the_log_cannot_be_read(harness, monkeypatch):
 
 def test_other_errors_of_the_harness_stay_no_verdict(harness):
     with pytest.raises(GradeError) as caught:
-        harness.ask({"ask": "report", "record": {}, "log": "", "nonce": "n"})
+        harness.ask({"ask": "report", "record": {}, "log": ""})
     assert not isinstance(caught.value, UnreadableLogError | swebench_process.HarnessDiedError)

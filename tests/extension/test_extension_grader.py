@@ -10,12 +10,12 @@ from swe_rl.config.choices import ExtensionKind, GradingKind, SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.dataset.instance import Instance, Source
+from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.grading.foreign import ForeignGrader, make_grader
 from swe_rl.env.make import make_env
-from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.extension.code import use_code
 from swe_rl.extension.find import Foreign
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 from swe_rl.testing import ConformanceError, check_grader
 
 MAKER = Foreign(ExtensionKind.grader, "mine", "theirs.Mine", "grader._target_")

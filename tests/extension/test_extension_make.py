@@ -11,12 +11,12 @@ from typing import get_args
 
 import pytest
 
+from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Task
 from swe_rl.agent.client import ContextOverflow
 from swe_rl.agent.foreign import ForeignAgent
 from swe_rl.agent.make import AGENTS
-from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit, Task
 from swe_rl.algo.foreign.advantage import ForeignAdvantage, make_advantage
-from swe_rl.algo.protocol import RewardGroup
+from swe_rl.algo.own_algorithm import RewardGroup
 from swe_rl.check.rules.agent import AGENT_TOOLS
 from swe_rl.cli.help import help_text
 from swe_rl.config import folders
@@ -24,8 +24,8 @@ from swe_rl.config.choices import ROUTERS, ExtensionKind
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig, Extensible, RewardConfig
 from swe_rl.dataset.instance import InstanceError
+from swe_rl.env.env import GradeError
 from swe_rl.env.foreign import ForeignEnv
-from swe_rl.env.protocol import GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.code import code_facts, copy_code, use_code
 from swe_rl.extension.find import API_NAMES, Foreign, find_problems
@@ -37,7 +37,7 @@ from swe_rl.rollout.reward import RewardError, make_reward
 from swe_rl.router.core import EngineAdded, Place, RequestArrived, Router, Tick
 from swe_rl.router.foreign import ForeignPolicy
 from swe_rl.router.make import POLICIES
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 from swe_rl.testing import an_attempt
 
 MAKER = Foreign(ExtensionKind.agent, "mine", "theirs.Mine", "agent._target_")
@@ -209,7 +209,7 @@ def test_a_wrong_loss_ends_the_run_with_the_class(package, body, words):
     import torch
 
     from swe_rl.algo.foreign.loss import make_loss
-    from swe_rl.algo.protocol import LossTokens
+    from swe_rl.algo.own_algorithm import LossTokens
     from swe_rl.config.schema import LossConfig
 
     use_code([package("theirs", f"class Mine:\n    def loss(self, tokens):\n        {body}\n")])

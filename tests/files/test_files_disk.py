@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from swe_rl.files.disk import (
     DiskError,
     as_os_errors,
-    decode_json,
     disk_error,
-    encode_json,
     only_shown,
     placed_by,
     write_bytes_atomic,
     write_json_atomic,
     write_text_atomic,
 )
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.rollout.trajectory import Status
 
 _scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None))

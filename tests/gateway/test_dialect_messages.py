@@ -6,18 +6,7 @@ import json
 import aiohttp
 import pytest
 
-pytest.importorskip("anthropic")
-
-from anthropic import (
-    APIStatusError,
-    AsyncAnthropic,
-    AuthenticationError,
-    BadRequestError,
-    NotFoundError,
-    RequestTooLargeError,
-)
-
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break
@@ -34,8 +23,16 @@ SAID = {
 PINNED = SessionSettings(max_turn_tokens=400, max_trajectory_tokens=3000)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def client_library():
+    """The import takes seconds, so it is done by the process that runs these tests, and by none that collects them."""
+    pytest.importorskip("anthropic")
+
+
 def client_of(url, **options):
-    return AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0, **options)
+    import anthropic
+
+    return anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0, **options)
 
 
 async def ask(client, messages=(USER,), **options):
@@ -152,8 +149,10 @@ async def test_what_a_client_rewrote_is_a_named_break(serve, says):
     ],
 )  # fmt: skip
 async def test_what_cannot_be_honoured_is_refused_in_its_own_form(serve, says, more, param):
+    import anthropic
+
     async with serve(ScriptedEngine(says("ok"))) as (_, store, url), client_of(url) as client:
-        with pytest.raises(BadRequestError) as refused:
+        with pytest.raises(anthropic.BadRequestError) as refused:
             await ask(client, extra_body=more)
         assert store.sessions() == []
     error = refused.value.body
@@ -179,36 +178,40 @@ async def test_deeply_nested_input_is_refused(serve, says):
 
 
 async def test_errors_have_their_status_and_kind(serve, says):
+    import anthropic
+
     engine = ScriptedEngine(says("ok"))
     async with serve(engine, token="key", max_model_len=64) as (gateway, _, url):
         async with client_of(url) as client:
-            with pytest.raises(AuthenticationError) as refused:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
                 await ask(client)
             assert refused.value.body["error"]["type"] == "authentication_error"
         for key in ({"api_key": "key"}, {"api_key": None, "auth_token": "key"}):
-            async with AsyncAnthropic(base_url=url.removesuffix("/v1"), max_retries=0, **key) as client:
+            async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), max_retries=0, **key) as client:
                 assert (await ask(client)).content[0].text == "ok"
-        async with AsyncAnthropic(base_url=url.removesuffix("/v1"), max_retries=0, api_key="key") as client:
-            with pytest.raises(NotFoundError) as refused:
+        async with anthropic.AsyncAnthropic(base_url=url.removesuffix("/v1"), max_retries=0, api_key="key") as client:
+            with pytest.raises(anthropic.NotFoundError) as refused:
                 await ask(client, model="other")
             assert refused.value.body["error"]["type"] == "not_found_error"
-            with pytest.raises(BadRequestError, match="prompt is too long"):
+            with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
                 await ask(client, [{"role": "user", "content": "a b c d " * 100}])
-            with pytest.raises(RequestTooLargeError) as refused:
+            with pytest.raises(anthropic.RequestTooLargeError) as refused:
                 await ask(client, [{"role": "user", "content": "a" * (2 << 20)}])
             assert refused.value.body["error"]["type"] == "request_too_large"
             engine.fail_next(*[EngineError("gone")] * 3)
-            with pytest.raises(APIStatusError) as failed:
+            with pytest.raises(anthropic.APIStatusError) as failed:
                 await ask(client)
             assert (failed.value.status_code, failed.value.body["error"]["type"]) == (502, "api_error")
             gateway._sessions.num_calls = 10**6
-            with pytest.raises(APIStatusError) as failed:
+            with pytest.raises(anthropic.APIStatusError) as failed:
                 await ask(client)
             assert (failed.value.status_code, failed.value.body["error"]["type"]) == (503, "overloaded_error")
             assert failed.value.response.headers["Retry-After"] == "1"
 
 
 async def test_a_stream_that_fails_late_ends_with_an_error(serve, says):
+    import anthropic
+
     engine = ScriptedEngine(says("never"), token_delay_s=30)
     async with serve(engine, heartbeat_s=0.05) as (gateway, _, _):
         gateway.open_session("s", PINNED)
@@ -226,11 +229,13 @@ async def test_a_stream_that_fails_late_ends_with_an_error(serve, says):
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)  # heartbeats were sent
             await gateway.close_session("s")
-            with pytest.raises(APIStatusError, match="closed"):
+            with pytest.raises(anthropic.APIStatusError, match="closed"):
                 await asyncio.wait_for(reading, 10)
 
 
 async def test_tokens_are_counted_and_nothing_is_sampled(serve, says):
+    import anthropic
+
     engine = ScriptedEngine(says(SAID))
     async with serve(engine, clients_begin=False) as (gateway, store, url):
         gateway.open_session("s", PINNED)
@@ -244,7 +249,7 @@ async def test_tokens_are_counted_and_nothing_is_sampled(serve, says):
             assert len(engine.requests) == 1
             await ask(client, messages, **options)
         async with client_of(url) as client:
-            with pytest.raises(NotFoundError):
+            with pytest.raises(anthropic.NotFoundError):
                 await client.messages.count_tokens(messages=messages, **options)
         summary = await gateway.close_session("s")
         traces = store.traces("s")

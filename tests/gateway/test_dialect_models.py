@@ -20,7 +20,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from swe_rl.config.schema import GatewayConfig
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.routes import DIALECTS
 

@@ -9,7 +9,7 @@ pytest.importorskip("openai")
 
 from openai import APIError, AsyncOpenAI, BadRequestError, NotFoundError
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.dialects.history import Histories
 from swe_rl.gateway.session import SessionSettings

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from swe_rl.config.schema import GatewayConfig, RouterConfig
-from swe_rl.engine.protocol import Completion, EngineError
+from swe_rl.engine.engine import Completion, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions
@@ -296,3 +296,43 @@ async def test_a_turn_begins_anew_where_the_models_own_template_rewrites_what_wa
     (_, prompt) = whole_prompts(traces)
     assert list(prompt) == own.start(later) and counted == len(prompt) == answer.usage["prompt_tokens"]
     assert tokenizer.decode(list(prompt)).count("Look.") == 0
+
+
+@pytest.mark.parametrize("branches", [False, True])
+async def test_calls_at_once_have_together_what_their_session_may_have(make_door, branches):
+    """Of calls that go on from one reply, the first extends its chain. The others have its prompt once more."""
+
+    class Slow(ScriptedEngine):
+        async def generate(self, *args, **options):
+            await asyncio.sleep(0.01)
+            return await super().generate(*args, **options)
+
+    door = make_door(Slow(lambda prompt: [300] * 400))
+    door.placement.start()
+    door.live.settings = replace(SETTINGS, max_turn_tokens=150, max_total_tokens=600)
+    begun = [USER, (await door.ask(max_tokens=50)).message] if branches else []
+    asked = [door.ask([*begun, {"role": "user", "content": f"task {number} " * 9}]) for number in range(32)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, ApiError)]
+    assert {error.code for error in refused} == {"context_length_exceeded"} and len(refused) < 31
+    new = sum(len(trace.delta_ids) + len(trace.sampled_ids) for trace in door.traces())
+    assert 400 < new == door.live.total_tokens <= 600
+
+
+async def test_a_call_that_fails_or_stops_early_leaves_the_others_its_room(make_door):
+    def reply(prompt):
+        if broken:
+            raise EngineError("broken")
+        return [300, 2]
+
+    broken = [True]
+    door = make_door(ScriptedEngine(reply))
+    door.placement.start()
+    door.live.settings = replace(SETTINGS, max_turn_tokens=400, max_total_tokens=600)
+    with pytest.raises(ApiError):
+        await door.ask()
+    assert door.live.reserved_tokens == door.live.total_tokens == 0
+    broken.clear()
+    for number in range(5):
+        await door.ask([{"role": "user", "content": f"task {number}"}])
+    assert door.live.reserved_tokens == 0 < door.live.total_tokens < 200

@@ -12,7 +12,7 @@ from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.routes import DIALECTS
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.sandbox.door import FORWARDED, Doorway
-from swe_rl.sandbox.protocol import Door
+from swe_rl.sandbox.sandbox import Door
 
 PINNED = SessionSettings(max_turn_tokens=64, max_trajectory_tokens=1500)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Fix the bug."}]}

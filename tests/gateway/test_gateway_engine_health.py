@@ -9,8 +9,8 @@ import pytest
 
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import GatewayConfig, RouterConfig
+from swe_rl.engine.engine import EngineError, LossTeller
 from swe_rl.engine.external import ExternalEngine
-from swe_rl.engine.protocol import EngineError, LossTeller
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.features import Needs

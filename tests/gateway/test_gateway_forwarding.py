@@ -1,15 +1,27 @@
 """A gateway that forwards to an endpoint: any dialect before it, any behind it, and a session's limits hold."""
 
+import asyncio
+from functools import partial
+
 import aiohttp
+import orjson
 import pytest
 
 from swe_rl.config.choices import EndpointDialect
 from swe_rl.config.schema import EngineConfig
 from swe_rl.engine.endpoint.engine import EndpointEngine
-from swe_rl.engine.endpoint.formats import FORMATS
+from swe_rl.engine.endpoint.question import EndpointReply, Usage
 from swe_rl.engine.endpoint.spending import Prices, Spending
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.gateway.session import SessionSettings
+from swe_rl.gateway.dialects.chat import ChatCompletions
+from swe_rl.gateway.forwarding.completer import ForwardingCompleter
+from swe_rl.gateway.live import LiveSession
+from swe_rl.gateway.metrics import GatewayMetrics
+from swe_rl.gateway.request import Arrived
+from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.model.tool_parser import ParsedReply
+from swe_rl.sandbox.sandbox import ends_within
+from tests.support.endpoints import speak
 from tests.support.fake_chat_server import FakeChatServer, FakeReply
 
 LS = {"role": "assistant", "content": "I look.", "tool_calls": [
@@ -27,7 +39,7 @@ async def endpoint(tmp_path):
         config = EngineConfig(url=url, model=model, dialect=EndpointDialect(dialect))
         spending = Spending(tmp_path / f"calls{len(made)}.jsonl", Prices())
         engine = EndpointEngine(config, spending, lambda words: None, sleep=None)
-        await engine._speak(FORMATS[config.dialect])
+        await speak(engine, config.dialect)
         made.append(engine)
         return engine
 
@@ -175,6 +187,23 @@ async def test_the_endpoints_errors_are_failures_of_infrastructure(serve, endpoi
     assert bool(summary.failed) is not overflowed and not summary.refused
 
 
+async def test_the_endpoints_time_is_no_time_of_the_agents(serve, endpoint):
+    """The agent may have less time than one call takes: how much of it is a queue or a hang, nobody can tell."""
+    async with (
+        FakeChatServer(lambda messages: FakeReply("late", delay_s=1.0)) as server,
+        serve(await endpoint(server.base_url), clients_begin=False) as (gateway, _, _),
+        aiohttp.ClientSession() as client,
+    ):
+        gateway.open_session("s", SETTINGS)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+        url = f"{gateway.session_url('s')}/chat/completions"
+        asking = asyncio.ensure_future(client.post(url, json=body))
+        in_time = await ends_within(asking, 0.5, partial(gateway.waited_s, "s"))
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert in_time and gateway.waited_s("s") >= 1.0
+
+
 async def test_token_ids_are_refused_and_counts_are_estimates(serve, endpoint):
     async with (
         FakeChatServer(lambda messages: "x") as server,
@@ -189,3 +218,75 @@ async def test_token_ids_are_refused_and_counts_are_estimates(serve, endpoint):
         async with client.post(f"{url}/messages/count_tokens", json=body) as answer:
             assert 100 <= (await answer.json())["input_tokens"] < 130
     assert server.requests == []
+
+
+async def test_calls_at_once_reserve_what_an_endpoint_may_say(serve, endpoint):
+    async with (
+        FakeChatServer(lambda messages: FakeReply("word " * 9, delay_s=0.2)) as server,
+        serve(await endpoint(server.base_url), clients_begin=False) as (gateway, _, _),
+        aiohttp.ClientSession() as client,
+    ):
+        gateway.open_session("s", SessionSettings(max_turn_tokens=9, max_trajectory_tokens=30, max_total_tokens=20))
+        url = f"{gateway.session_url('s')}/chat/completions"
+
+        async def ask(number):
+            body = {"model": "tiny", "messages": [{"role": "user", "content": f"task{number}"}]}
+            async with client.post(url, json=body) as answer:
+                return answer.status
+
+        statuses = await asyncio.gather(*map(ask, range(6)))
+        limits = [request["max_tokens"] for request in server.requests]
+    assert sorted(statuses) == [200] * 3 + [400] * 3 and sorted(limits) == [2, 9, 9]
+
+
+async def total_of(forwarding, live, calls):
+    """Sends calls one after the other, and returns what each added to the session's total."""
+    added = []
+    for messages, segment in calls:
+        before = live.total_tokens
+        body = {"model": "tiny", "messages": messages, "segment": segment}
+        await forwarding.complete(live, ChatCompletions().parse(orjson.dumps(body), Arrived("tiny", pinned=True)))
+        added.append(live.total_tokens - before)
+    return added
+
+
+class CountingEndpoint:
+    """Counts as endpoints do: a token a word, and for each reply 100 tokens of reasoning, which it reads again or
+    drops."""
+
+    def __init__(self, *, drops):
+        self.drops = drops
+
+    async def ask(self, question, session_id):
+        kept = 0 if self.drops else 100 * sum(message["role"] == "assistant" for message in question.messages)
+        prompt = kept + sum(len(message["content"].split()) for message in question.messages)
+        usage = Usage(prompt, 102, reasoning_tokens=100)
+        return EndpointReply(ParsedReply("two words"), usage), usage
+
+
+@pytest.mark.parametrize("drops", [False, True])
+async def test_the_total_of_a_session_has_each_token_once(renderer, drops):
+    """Also where the endpoint drops former reasoning, where an answer got lost, and after a compaction."""
+    task = [{"role": "user", "content": "word " * 10}]
+    said = {"role": "assistant", "content": "two words"}
+    out = {"role": "user", "content": "out " * 20}
+    second = [*task, said, out]
+    begun = [{"role": "user", "content": "word " * 10}, said, out]
+    compacted = {"role": "compacted", "number": 1}
+    again = {**compacted, "number": 2}
+    calls = [(task, None), (task, None), (second, None), (begun, compacted), (begun, compacted), (begun, again)]
+    forwarding = ForwardingCompleter(
+        CountingEndpoint(drops=drops), GatewayMetrics([], None, None, None), model_name="tiny",
+        max_model_len=10**4,
+    )  # fmt: skip
+    settings = SessionSettings(max_turn_tokens=200, max_trajectory_tokens=10**4, max_total_tokens=10**4, compacts=True)
+    live = LiveSession("s", Session(renderer), settings)
+    whole = 32 + 100 * (not drops)
+    assert await total_of(forwarding, live, calls) == [112, 0, 122, 102 + whole, 0, 102 + whole]
+
+
+def test_what_is_new_in_a_prompt_is_never_more_than_what_grew():
+    assert Usage(50, 9).count_new_prompt(Usage()) == 50
+    assert Usage(150, 9).count_new_prompt(Usage(20, 110, reasoning_tokens=100)) == 20
+    assert Usage(50, 9).count_new_prompt(Usage(20, 110, reasoning_tokens=100)) == 20
+    assert Usage(50, 9).count_new_prompt(Usage(20, 110)) == 0

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineState
+from swe_rl.engine.engine import EngineState
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.placement import Placement
 from swe_rl.router.core import Place, ProgramReleased, RequestArrived, RequestFinished, Router, Tick

@@ -17,8 +17,8 @@ pytest.importorskip("openai")
 from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI, InternalServerError
 
 from swe_rl.config.schema import GatewayConfig
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.external import ExternalEngine
-from swe_rl.engine.protocol import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.features import Needs
@@ -94,7 +94,16 @@ async def test_the_same_rows_and_replies_from_one_process_and_from_two(serve, sa
         for ours, theirs in zip(before, after, strict=True):
             for name in ("delta_ids", "sampled_ids", "logprobs", "weight_versions"):
                 assert np.array_equal(getattr(ours, name), getattr(theirs, name))
-            for name in ("turn", "chain", "break_kind", "base_turn", "base_tokens", "finish_reason", "engine"):
+            for name in (
+                "turn",
+                "chain",
+                "break_kind",
+                "base_turn",
+                "base_tokens",
+                "finish_reason",
+                "role",
+                "parent_turn",
+            ):
                 assert getattr(ours, name) == getattr(theirs, name)
         rows, rows_of_two = (traced_rows(TRAJECTORY, found) for found in (before, after))
         assert len(rows) > 1 and rows_of_two == rows
@@ -107,6 +116,7 @@ async def test_the_same_rows_and_replies_from_one_process_and_from_two(serve, sa
         assert theirs.superseded_replies == ours.superseded_replies and theirs.lost == ""
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_takes_its_sessions_along_and_is_replaced(serve, says):
     engine = ScriptedEngine(says("It is done."))
     async with serve(engine, **settings_of(2)) as (gateway, store, _):
@@ -175,6 +185,7 @@ class Unlikely(ScriptedEngine):
         return replace(completion, logprobs=(None,) * len(completion.token_ids))
 
 
+@pytest.mark.slow  # three seconds of a core for its two processes
 async def test_a_full_process_refuses_calls_for_load_and_the_other_one_takes_them(serve, says):
     """Each takes its share of `gateway.max_calls`; who is refused waits by the driver's clock until it comes again."""
     engine = ScriptedEngine(says("It is done."), token_delay_s=60.0)
@@ -209,7 +220,7 @@ async def test_a_full_process_refuses_calls_for_load_and_the_other_one_takes_the
         assert all(isinstance(end, APIStatusError) for end in ends)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_an_error_that_nobody_foresaw_is_an_answer_and_no_silence(serve, says, processes):
     async with serve(Unlikely(says("It is done.")), **settings_of(processes)) as (gateway, _, _):
         gateway.open_session("s", SETTINGS)
@@ -220,6 +231,7 @@ async def test_an_error_that_nobody_foresaw_is_an_answer_and_no_silence(serve, s
         assert (await gateway.close_session("s")).sampled_tokens == 0
 
 
+@pytest.mark.slow  # three seconds of a core for its two processes
 async def test_a_turn_that_cannot_be_kept_for_an_unforeseen_reason_loses_its_session(serve, says, monkeypatch):
     async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, store, _):
         gateway.open_session("s", SETTINGS)
@@ -235,6 +247,7 @@ async def test_a_turn_that_cannot_be_kept_for_an_unforeseen_reason_loses_its_ses
         assert "a turn could not be kept: MemoryError: no room for a trace" in summary.lost
 
 
+@pytest.mark.slow  # three seconds of a core for its two processes
 async def test_a_question_that_goes_wrong_at_the_driver_is_answered(serve, says, monkeypatch):
     async with serve(ScriptedEngine(says("It is done.")), **settings_of(2)) as (gateway, _, _):
         workers, said = gateway._workers, []
@@ -250,6 +263,7 @@ async def test_a_question_that_goes_wrong_at_the_driver_is_answered(serve, says,
         monkeypatch.undo()
 
 
+@pytest.mark.slow  # three seconds of a core for its two processes
 async def test_a_server_that_cannot_be_asked_from_the_process_is_an_answer(serve, says):
     class Strange(ScriptedEngine):
         async def generate(self, prompt_ids, params, **named):
@@ -263,6 +277,7 @@ async def test_a_server_that_cannot_be_asked_from_the_process_is_an_answer(serve
                 await asyncio.wait_for(asked, 20)
 
 
+@pytest.mark.slow  # three seconds of a core for its two processes
 async def test_a_port_in_use_is_the_users_to_change(serve, says):
     port = free_port()
     with socket.socket() as taken:
@@ -291,7 +306,7 @@ def test_a_renderer_of_another_one(renderer):
 
 
 async def test_a_completion_crosses_whole(says):
-    from swe_rl.engine.protocol import SamplingParams
+    from swe_rl.engine.engine import SamplingParams
 
     completion = await ScriptedEngine(lambda _: [1, 2, 3]).generate([5], SamplingParams(8), request_id="r")
     for logprobs in (True, False):
@@ -301,6 +316,7 @@ async def test_a_completion_crosses_whole(says):
         assert crossed.logprobs == (completion.logprobs if logprobs else ())
 
 
+@pytest.mark.slow
 async def test_servers_are_asked_from_the_process_that_has_the_prompt(serve):
     """Their prompts, failures and disconnects are those of one process."""
     user = {"role": "user", "content": "Go on."}

@@ -190,7 +190,7 @@ def test_a_long_conversation_costs_its_new_messages(renderer, monkeypatch):
     both, messages = Both(renderer), [{"role": "user", "content": "begin"}]
     step = {"sampled": [300, 2], "reply": "r", "call": False}
     put_together = []
-    monkeypatch.setattr("swe_rl.gateway.session._Node.ids", lambda node: put_together.append(node))
+    monkeypatch.setattr("swe_rl.gateway.chains.draft.Node.ids", lambda node: put_together.append(node))
     for turn in range(60):
         plan, expected = both.plan(messages, None, 0)
         assert turn == 0 or len(plan.delta_ids) < 40

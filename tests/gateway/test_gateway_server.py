@@ -11,7 +11,7 @@ pytest.importorskip("openai")
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 from swe_rl.config.schema import GatewayConfig, RouterConfig
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError
+from swe_rl.engine.engine import Completion, ContextOverflowError, EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.errors import GatewayConfigError, GatewayError

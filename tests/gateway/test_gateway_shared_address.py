@@ -61,6 +61,7 @@ async def talk(urls, name, way):
     return heard
 
 
+@pytest.mark.slow
 async def test_calls_over_any_connection_are_one_conversation(serve, says, tmp_path):
     names = [(f"{way}{number}", way) for way in ("body", "header") for number in range(2)]
     told = {}

@@ -213,10 +213,15 @@ def test_another_version_is_refused_and_left_alone(tmp_path, version):
 
 @pytest.mark.parametrize(
     ("version", "columns"),
-    [(1, ["held_s", "weight_versions", "routes"]), (2, ["weight_versions", "routes"]), (3, ["routes"])],
+    [
+        (1, ["held_s", "weight_versions", "routes", "role", "parent_turn"]),
+        (2, ["weight_versions", "routes", "role", "parent_turn"]),
+        (3, ["routes", "role", "parent_turn"]),
+        (4, ["role", "parent_turn"]),
+    ],
 )
 def test_a_store_of_an_older_version_is_read_and_gone_on_with(tmp_path, version, columns):
-    """As it was written before traces told how long they were held, a version a token, or its experts."""
+    """As it was written before traces told how long they were held, a version a token, its experts, or a role."""
     path = tmp_path / "traces.db"
     store, first = TraceStore(path), trace(sampled=(3, 4), queue_s=3.0, held_s=2.0, engine="e")
     store.append(first)

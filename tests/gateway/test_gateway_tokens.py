@@ -5,7 +5,7 @@ import json
 import aiohttp
 import pytest
 
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.wire import TokenIn, parse_reply, request_body
 from swe_rl.gateway.session import SessionSettings

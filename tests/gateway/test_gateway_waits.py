@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.waits import BACK_OFF_S, Waits

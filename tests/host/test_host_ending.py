@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ENDS_S, SPEAKS_S = 2.0, 1.0
 HEAD = f"""
 import asyncio, faulthandler, hashlib, os, signal, sys, threading, time

@@ -57,10 +57,10 @@ def unread(arguments, cwd, *, both, unbuffered=False, cold=False):
     "arguments",
     [
         ["--help"],
-        ["--version"],
+        pytest.param(["--version"], marks=pytest.mark.slow),  # as the one before
         ["--cfg", "job"],
-        ["--info", "defaults"],
-        ["job=describe"],
+        pytest.param(["--info", "defaults"], marks=pytest.mark.slow),  # by Hydra, as the one before
+        pytest.param(["job=describe"], marks=pytest.mark.slow),  # as the next one
         ["job=describe", "job.format=json"],
         ["job=check"],
         ["job=plan"],

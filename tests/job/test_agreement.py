@@ -8,7 +8,7 @@ import torch
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import EngineError, EngineState, WeightSyncError
+from swe_rl.engine.engine import EngineError, EngineState, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.run.agreement import EXACT, ROUNDED, explained_difference, require_agreement
 from swe_rl.trainer.rank_trainer import RankTrainer

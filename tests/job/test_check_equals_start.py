@@ -22,10 +22,12 @@ EXPERIMENTS = [f"+experiment={option.name}" for option in list_options()["experi
 SWEEPS = [f"+sweep={option.name}" for option in list_options()["sweep"]]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(path for path in (ROOT / "launchers").rglob("*.*") if path.suffix != ".pyc"),
 ]
 ASSUMED = "assumed hardware="
+# What these say follows from the cores, GPUs and files of the machine that is there or assumed.
+OF_THIS_MACHINE = {"sandbox_slots", "sandbox_places", "idle_gpus", "model_path", "image_disk"}
 _COMMAND = re.compile(r"^\s*(?:\$ )?(?:[A-Z_]+=\S+ )*python -m swe_rl ?(.*)$")
 _FINDING = re.compile(r"^(?:job [\d, ]+: )?(error|warning) \[(\w+)\] ([\w./]+)", re.MULTILINE)
 
@@ -119,6 +121,33 @@ def test_of_what_the_pages_print(verdict):
     assert found == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_the_pages_print_is_not_warned_of(verdict):
+    """A command that is to be typed works as it is printed. If it is warned of, its page names the rule."""
+    found = []
+    for page in PAGES:
+        told = page.read_text(encoding="utf-8")
+        for line in commands(page):
+            words = shlex.split(line)
+            job = job_of(words)
+            if job not in {*STARTED, *ANSWERED} or re.search(r"\+(experiment|sweep)=", line):
+                continue  # a published set-up is as it was published
+            plain = [word for word in words if not re.match(r"\+{0,2}job(\.of)?=|(check|plan)$", word)]
+            _, _, text = verdict([*plain, "job=check", f"job.of={job}"])
+            warned = {rule for rule, _ in findings_in(text, "warning")} - OF_THIS_MACHINE
+            warned = {rule for rule in warned if not rule.startswith("preflight_")}
+            found += [(page.name, line, rule) for rule in warned if rule not in told]
+    assert found == [], "\n".join(map(str, found))
+
+
+def job_of(words):
+    """The job that a command starts, or that it asks about."""
+    named = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    job = named.get("job", next((word for word in words if word in ("check", "plan")), "train"))
+    return named.get("job.of", "train") if job in ("check", "plan") else job
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -140,6 +169,10 @@ def test_of_what_the_pages_print(verdict):
         "layout=local2 layout.sequence_parallel=4 sft.device=cuda sft.start=/nowhere",
         "layout=local2 trainer.lora_rank=8 trainer.resume=outputs/none hardware.ray_address=wrong:address",
         "layout=colocated8 model=qwen3_14b hardware=h100x8 trainer.attention=nonsense layout.expert_parallel=2",
+        "env=mix",
+        "env=mix +env@env.mix.bugs=bugs rollout=default env.mix.bugs.weight=0",
+        "env=mix +env@env.mix.bugs=bugs +env@env.mix.gym=swe_gym sandbox=process",
+        "env=mix +env@env.mix.bugs=bugs rollout=default +rollout.schedule.max_turns={1:9}",
     ],
 )
 @pytest.mark.parametrize("job", ["train", *(pytest.param(job, marks=pytest.mark.slow) for job in ("serve", "sft"))])

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from swe_rl.check.check import check_config
 from swe_rl.config.choices import AdvantageKind, ExportType, JobName
-from swe_rl.config.compose import compose, config_hash, flatten_config
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash, flatten_config
 from swe_rl.config.keys import key_types
 from swe_rl.config.known_models import facts_of
 from swe_rl.config.schema import AlgoConfig
@@ -25,8 +27,9 @@ from swe_rl.job import export
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer, model_folder
-from swe_rl.report.card import _SHOWN, hub_id, model_card
+from swe_rl.report.card import _READ, _SHOWN, model_card, names_on_hub, recorded_hub_names
 from swe_rl.run import which_folder
+from swe_rl.run.session import open_session
 from swe_rl.run.which_folder import choose_folder, earlier_of
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError
 from swe_rl.trainer.critic import attach_value_head
@@ -117,13 +120,47 @@ def test_a_model_and_a_data_set_of_the_hub_are_linked():
     from huggingface_hub import ModelCard
 
     saved = {"model.path": "Qwen/Qwen3-4B", "env.dataset": "SWE-Gym/SWE-Gym", "model.name": "q", "env.name": "e|\nx"}
-    data = ModelCard(model_card(saved, 3, [])).data
+    on_hub = {"Qwen/Qwen3-4B", "SWE-Gym/SWE-Gym", "SWE-bench/verified"}
+    data = ModelCard(model_card(saved, 3, [], on_hub)).data
     assert (data.base_model, data.datasets, data.eval_results) == ("Qwen/Qwen3-4B", ["SWE-Gym/SWE-Gym"], None)
     event = {"step": 3, "split": "test", "resolved_rate": 0.5, "num_samples": 8, "by_instance": {"a": [4, 8]}}
-    data = ModelCard(model_card(saved | {"env.eval_dataset": "SWE-bench/verified"}, 3, [event])).data
+    data = ModelCard(model_card(saved | {"env.eval_dataset": "SWE-bench/verified"}, 3, [event], on_hub)).data
     assert (data.datasets, data.eval_results[0].dataset_type) == (["SWE-Gym/SWE-Gym"], "SWE-bench/verified")
     assert "model-index" not in model_card(saved, 4, [event]), "the rate is of other weights"
-    assert [hub_id(name) for name in ("builtin:tiny", "/a/b", "a/b/c", "../a", None)] == [None] * 5
+    names = ("builtin:tiny", "/a/b", "a/b/c", "../a", None, "puzzles/model")
+    assert [names_on_hub({_READ[0]: name}, exists=lambda name: "puzzles" in name) for name in names] == [[]] * 6
+    assert names_on_hub(saved, exists=lambda name: name == "SWE-Gym/SWE-Gym") == ["Qwen/Qwen3-4B"]
+
+
+def test_a_folder_that_has_the_form_of_a_hubs_name_is_no_base_model(config, tmp_path, monkeypatch):
+    """Nobody can tell them apart afterwards, from another folder: the run says at its start what it read from where."""
+    from huggingface_hub import ModelCard
+
+    monkeypatch.chdir(tmp_path)
+    Path("puzzles/model").mkdir(parents=True)
+    for number, (path, linked) in enumerate((("puzzles/model", None), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"))):
+        given = replace(config, model=replace(config.model, path=path))
+        with open_session(given, tmp_path / f"run{number}", total_steps=0, reports=False) as session:
+            run = session.folder
+        monkeypatch.chdir("/")
+        card = ModelCard(model_card(flatten_config(given), 3, [], recorded_hub_names(run)))
+        assert card.data.get("base_model") == linked and (f"huggingface.co/{path}" in card.text) == bool(linked)
+        monkeypatch.chdir(tmp_path)
+
+
+def test_a_link_to_a_checkpoint_is_that_checkpoint(config, run_folder, tmp_path):
+    first = run_folder / "checkpoints" / "step_000001"
+    (tmp_path / "best").symlink_to(first)
+    (tmp_path / "all").symlink_to(first.parent)
+    places = {export._export_folder(path) for path in (first, tmp_path / "best", tmp_path / "all" / first.name)}
+    assert places == {export._export_folder(first)} and next(iter(places)).parent == run_folder / "exports"
+    (run_folder / "evals.jsonl").write_text(
+        json.dumps(
+            {"step": 1, "split": "heldout", "resolved_rate": 0.5, "num_samples": 2, "by_instance": {"a": [1, 2]}}
+        )
+    )
+    assert export.run(with_job(config, checkpoint=str(tmp_path / "best"), output=str(tmp_path / "out")), None) == 0
+    assert "| 1 | heldout | 2 | 50.0 % |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_of_a_run_with_a_critic_the_policy_alone_is_exported(config, tmp_path, capsys):

@@ -246,7 +246,7 @@ def test_a_run_s_gain_is_one_figure_everywhere(start, tmp_path):
     gains = {"a": 100 * (10 / 37 - 1 / 4), "b": 0.0}
     for first, second in ("ab", "ba"):
         printed = start(baseline=tmp_path / first, candidate=tmp_path / second, output=tmp_path / f"{first}{second}")
-        delta = f"{gains[first]:.1f} vs {gains[second]:.1f} points, delta {gains[second] - gains[first]:.1f}"
+        delta = f"{gains[first]:+.1f} vs {gains[second]:+.1f} points, delta {gains[second] - gains[first]:+.1f}"
         assert f"- held-out gain (paired, 10 instances): {delta} (95 %: -" in printed
         written = json.loads((tmp_path / f"{first}{second}" / "compare.json").read_text())
         [pair] = written["pairs"]
@@ -269,7 +269,7 @@ def test_two_runs_in_which_nothing_changed_are_no_certain_difference(start, tmp_
         event = {"event": "eval", "split": "heldout", "by_instance": {f"bug-{number}": [1, 4] for number in range(10)}}
         folder.events_jsonl.write_text("".join(f"{json.dumps(event | {'step': step})}\n" for step in (0, 5)))
     printed = start(baseline=tmp_path / "a", candidate=tmp_path / "b")
-    assert "0.0 vs 0.0 points, delta 0.0 (95 %: -18.9 to 18.9, over the instances of these runs)" in printed
+    assert "+0.0 vs +0.0 points, delta +0.0 (95 %: -18.9 to +18.9, over the instances of these runs)" in printed
 
 
 def write_job(folder, job, rates):

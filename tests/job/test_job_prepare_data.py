@@ -8,8 +8,8 @@ from swe_rl.config.compose import compose
 from swe_rl.dataset.find_rows import LoadedRows
 from swe_rl.dataset.instance import InstanceError
 from swe_rl.dataset.records import PlacedRecord
+from swe_rl.env.env import Grade
 from swe_rl.env.proof.record import book_of
-from swe_rl.env.protocol import Grade
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe import read as reading
 from swe_rl.env.swe.env import SweEnv

@@ -10,9 +10,9 @@ from swe_rl.config.compose import compose
 from swe_rl.hardware.rendezvous import Meeting, ServerRecord
 from swe_rl.hardware.slurm.jobs import JobState, Queue, SlurmError
 from swe_rl.run.runtime_keeper import RuntimeKeeper, RuntimeLost, Scheduler
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.remote.fleet import RuntimeFleet
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 IMAGE = Workspace(image="a")

@@ -31,6 +31,7 @@ def compared(published):
     return job.compare_routers(small, capacity_tokens=60_000)
 
 
+@pytest.mark.slow
 def test_every_router_on_the_same_workloads(compared):
     assert list(compared["routers"])[0] == "default"
     assert {label.split()[0] for label in compared["routers"]} == {"default", *job.BASELINES}
@@ -237,3 +238,10 @@ def test_groups_of_a_run_are_taken_in_its_order(recorded):
         ["train.1.i.0.0~1", "train.1.i.1.0~1"],
         ["train.1.i.0.0~2", "train.1.i.1.0~2"],
     ]
+
+
+def test_of_pairs_that_are_equal_the_one_that_costs_least_is_taken():
+    rows = {"0": {"default": 99.0, "tr": 100.0}, "50": {"default": 100.5, "tr": 101.0, "cap 16": 90.0}}
+    assert job.choose_pair(rows) == ("0", "default")
+    rows["50"]["tr"] = 120.0
+    assert job.choose_pair(rows) == ("50", "tr")

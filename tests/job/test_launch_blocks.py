@@ -59,6 +59,7 @@ def started(tmp_path, monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_a_sweep_with_repeats_runs_in_that_order_and_is_compared(started, tmp_path, capsys):
     status = launch.run_command(["--multirun", "job=rollout", "router=default,tr", "job.repeat=0,1"])
     printed = capsys.readouterr()

@@ -18,9 +18,9 @@ from swe_rl.config.compose import compose
 from swe_rl.config.known_models import CHECKPOINT_FACTS
 from swe_rl.config.schema import ModelConfig
 from swe_rl.dataset.instance import Instance
-from swe_rl.engine.protocol import EngineError, WeightSyncError
+from swe_rl.engine.engine import EngineError, WeightSyncError
 from swe_rl.engine.scripted import ScriptedEngine
-from swe_rl.engine.update import Turns
+from swe_rl.engine.update import EngineTurns
 from swe_rl.errors import RunError, UserError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
@@ -35,11 +35,11 @@ from swe_rl.run.loop import Run
 from swe_rl.run.rollouts import Rollouts
 from swe_rl.run.session import open_session
 from swe_rl.trainer.critic import attach_value_head
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.rows_file import RowsFile
+from swe_rl.trainer.trainer import TrainerError
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB, N = 32, 4
@@ -233,6 +233,12 @@ async def test_a_whole_run(started):
     assert len(read_jsonl(run.folder.eval_trajectories(2))) == 5
 
 
+async def test_evaluations_may_begin_late(started):
+    with started("trainer.steps=3", "trainer.eval_every_steps=1", "trainer.eval_from_step=2") as run:
+        await run.loop.run()
+    assert evals(run) == [2, 3]
+
+
 async def test_what_grows_with_tokens_is_not_done_on_the_event_loop(started, monkeypatch):
     read, made, traces, rows = [], [], TraceStore.traces, rollouts_module.traced_rows
 
@@ -256,7 +262,7 @@ async def test_what_grows_with_tokens_is_not_done_on_the_event_loop(started, mon
 async def test_engines_sleep_from_the_end_of_the_rollouts_to_the_update(started, monkeypatch, kl):
     asked = []
 
-    class Noted(Turns):
+    class Noted(EngineTurns):
         async def to_trainer(self):
             asked.append("asleep")
 

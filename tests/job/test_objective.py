@@ -9,7 +9,8 @@ import pytest
 from swe_rl.cli import launch
 from swe_rl.cli.dispatch import ObjectiveError, read_objective
 from swe_rl.config.choices import Objective
-from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.hydra_callback import MaskSecrets
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter

@@ -19,7 +19,8 @@ from swe_rl.config.schema import Config, EngineConfig
 from swe_rl.facts import memory, sizes
 from swe_rl.job import plan as job
 from swe_rl.job import simulate
-from swe_rl.job.plan import make_plan
+from swe_rl.job.plan import NO_BOUND, make_plan
+from swe_rl.job.plan_panels import describe_in_short
 from swe_rl.plan import duration
 from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
@@ -111,6 +112,38 @@ def test_an_offloaded_trainer_s_reference_rests_in_the_host_s_memory():
     assert memory.offloaded_gb(having) - memory.offloaded_gb(without) == pytest.approx(29.54)
 
 
+def test_compacted_attempts_are_bounded_by_all_their_segments():
+    """The context bounds one segment: with compaction it says nothing of an attempt."""
+    plain = make_plan(compose(["rollout.max_total_tokens=0"]).config)["tokens"]
+    words = ["rollout.compaction=window", "rollout.max_turns=100", "rollout.max_turn_tokens=64"]
+    bounded = make_plan(compose([*words, "rollout.max_total_tokens=50000"]).config)["tokens"]
+    assert bounded["max_tokens_per_step"] / 50_000 == plain["max_tokens_per_step"] / plain["max_trajectory_tokens"]
+    assert bounded["max_sampled_tokens_per_trajectory"] == 6400 > bounded["max_trajectory_tokens"]
+    endless = make_plan(compose([*words, "rollout.max_total_tokens=0"]).config)["tokens"]
+    assert endless["max_tokens_per_step"] == endless["max_tokens_of_the_run"] == NO_BOUND
+
+
+@pytest.mark.parametrize("lora_rank", [0, 32])
+def test_a_teacher_is_counted_once_wherever_it_rests(lora_rank):
+    words = ["+experiment=dp4_default", "algo.kl_coef=0", f"trainer.lora_rank={lora_rank}", "algo.teacher_params_b=7"]
+
+    def total_gb(advantage, *, offload):
+        made = compose([*words, f"algo.advantage={advantage}", f"trainer.offload_optimizer={offload}"]).config
+        return memory.trainer_gb(made), memory.offloaded_gb(made)
+
+    for offload, place in ((False, 0), (True, 1)):
+        alone, taught = total_gb("grpo", offload=offload), total_gb("teacher", offload=offload)
+        assert taught[place] - alone[place] == pytest.approx(14)
+        assert taught[1 - place] == alone[1 - place]
+
+
+def test_what_is_frozen_is_float32_where_no_gpu_computes():
+    words = ["trainer.lora_rank=4"]
+    made = compose(words).config
+    of_adapter = memory.lora_params_b(made) * (8 + memory.moment_bytes(made))
+    assert memory.trainer_gb(made) == pytest.approx(made.model.params_b * 4 + of_adapter)
+
+
 def test_activations_by_hand(published):
     """8704 tokens: 40 hidden states of 5120 values, one layer whole, 1024 rows of logits with gradients."""
     hidden = 40 * 8704 * 5120 * 2
@@ -164,7 +197,7 @@ def test_ranks_that_share_experts_gather_their_part_and_hold_what_arrives():
 
 @pytest.mark.parametrize(("expert_parallel", "peak_gb"), [(1, 38.9), (2, 41.5)])
 def test_a_mixture_takes_at_most_what_is_estimated(expert_parallel, peak_gb):
-    """Measured on two H200 (docs/benchmarks/mixtures.md): 4 layers and as small a part of the words."""
+    """Measured on two H200 (docs/engineering/benchmarks.md): 4 layers and as small a part of the words."""
     words = ["model=qwen3_coder_30b_a3b", "layout=dp4", "layout.engines=1", "layout.trainer_gpus=2"]
     words += ["layout.sequence_parallel=1", "hardware=h200x8", "trainer.max_tokens_per_micro_batch=65536"]
     config = compose([*words, "rollout.max_trajectory_tokens=8192"]).config
@@ -364,7 +397,7 @@ def test_a_time_of_training_that_nothing_is_known_of_is_no_time_of_zero(override
     made = make_plan(config)
     assert made["time"]["training_s_per_step"] == "not known" and duration.train_s(config) == 0.0
     assert "takes no time" not in made["time"]["assuming"]
-    assert "without training" in job._in_short(made)
+    assert "without training" in describe_in_short(made)
     assert not any("about" in line for line in banner_lines(config, made, Path("/runs/a")))
 
 
@@ -481,7 +514,7 @@ def test_nothing_is_planned_that_the_job_does_not_start(of, short):
     rows = {key for section in made.values() if isinstance(section, dict) for key in section}
     assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
     assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
-    said = job._in_short(made)
+    said = describe_in_short(made)
     assert said.startswith(short) if short else not {"steps", "images_gb_at_most"} & rows and "image" not in said
     assert "engine_weights_gb" in rows
     assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
@@ -493,12 +526,14 @@ def test_gpu_hours_are_those_of_all_gpus():
     assert time["gpu_hours"] == pytest.approx(8 * minutes / 60, rel=0.1)
 
 
-def test_variables_that_are_not_set_are_counted(capsys, monkeypatch):
+def test_variables_that_are_not_set_are_counted_for_who_asks_for_details(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for name in HONOURED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MODEL", "/models/mine")
     job.run(compose([]).config, None)
+    assert "are not set" not in capsys.readouterr().out
+    job.run(compose(["logger.verbosity=verbose"]).config, None)
     printed = capsys.readouterr().out
     assert f"{len(HONOURED) - 1} environment variables are not set" in printed
     assert "/models/mine" in printed and "NUM_ROLLOUTS" not in printed

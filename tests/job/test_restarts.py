@@ -13,7 +13,7 @@ from swe_rl.job import train
 from swe_rl.logger.jsonl import read_events
 from swe_rl.run.session import open_session
 from swe_rl.run.training import Restarts
-from swe_rl.trainer.protocol import RankLost, TrainerError
+from swe_rl.trainer.trainer import RankLost, TrainerError
 
 
 def lost(reason="it ended by SIGKILL", rank=1):

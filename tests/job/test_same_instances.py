@@ -3,8 +3,8 @@
 import pytest
 
 from swe_rl.logger.jsonl import read_events
-from swe_rl.rollout.sampler import PromptSampler
-from swe_rl.rollout.sampler_state import OtherInstancesError
+from swe_rl.rollout.order.sampler import PromptSampler
+from swe_rl.rollout.order.sampler_state import OtherInstancesError
 from swe_rl.run.same_instances import carried_over, compared_held_out, keep_ids
 from swe_rl.run.session import open_session
 

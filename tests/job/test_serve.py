@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.engine.protocol import EngineState, EngineStats
+from swe_rl.engine.engine import EngineState, EngineStats
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace, TraceStoreError

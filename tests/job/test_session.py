@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.files.disk import write_text_atomic
 from swe_rl.hardware.slurm.requeue import NoProgressError, Requeued
@@ -44,6 +44,18 @@ def test_what_is_wrong_with_a_training_is_said_recorded_and_in_the_report(make, 
     assert run_payload(RunFolder(path))["health"][0]["about"] == "Nothing was learned"
 
 
+def test_what_is_wrong_is_recorded_at_the_end_of_the_run_alone_and_once(make, fresh):
+    path = fresh()
+    RunFolder(path).create()
+    row = {"step": 1, "updates": 0, "signal_rate": 0.0, "trained_rows": 0}
+    write_text_atomic(RunFolder(path).steps_jsonl, json.dumps(row) + "\n")
+    with pytest.raises(KeyboardInterrupt):
+        leave(make(), path, KeyboardInterrupt())
+    assert read_events(path / "events.jsonl", "health") == []
+    leave(make("trainer.resume=auto"), path)
+    assert len(read_events(path / "events.jsonl", "health")) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "state", "exit_status"),
     [
@@ -72,7 +84,7 @@ def test_a_job_without_a_report(make, fresh):
 
 @pytest.mark.parametrize("failure", [OSError("full"), ValueError("a fault in the report")])
 def test_a_report_that_fails_never_hides_the_runs_error(make, fresh, monkeypatch, failure):
-    def fails(folder, ending=None):
+    def fails(folder, ending=None, task_text=None):
         raise failure
 
     monkeypatch.setattr("swe_rl.report.page.write_report", fails)

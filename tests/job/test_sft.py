@@ -22,17 +22,19 @@ from swe_rl.env.bugs.demonstration import Demonstration
 from swe_rl.errors import UserError
 from swe_rl.facts.warm_start import trainer_config
 from swe_rl.files.disk import DiskError
+from swe_rl.imitation.demonstrations import Demonstrations
 from swe_rl.job import sft as job
-from swe_rl.job.plan import _in_short, make_plan
+from swe_rl.job.plan import make_plan
+from swe_rl.job.plan_panels import describe_in_short
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl
 from swe_rl.model.chat import ChatRenderer
 from swe_rl.model.load import load_model, load_tokenizer
 from swe_rl.model.tiny import build_model, upcycle_dense
 from swe_rl.plan import duration
-from swe_rl.run import warm_start as warm_start_steps
-from swe_rl.run.warm_start import WarmStart
-from swe_rl.trainer.protocol import TrainMetrics
+from swe_rl.run import imitation as imitation_steps
+from swe_rl.run.imitation import Imitation
+from swe_rl.trainer.trainer import TrainMetrics
 
 SMALL = (
     "job=sft",
@@ -100,10 +102,12 @@ def test_the_plans_time_on_gpus_by_hand():
     operations = passes * config.model.active_params_b * 1e9 * config.sft.tokens_per_batch
     update_s = operations / (gpus * config.hardware.gpu_bf16_tflops * 1e12 * 0.35)
     assert made["time"]["training_s_per_update"] == pytest.approx(update_s, rel=0.1)  # compiled layers take a tenth off
-    updates = config.sft.steps + config.sft.beginner_steps
+    updates = 5000 + config.sft.beginner_steps  # sft.steps=null
     hours = (duration.START_S + updates * update_s) / 3600
     assert made["time"]["gpu_hours"] == pytest.approx(gpus * hours, rel=0.1)
-    assert f"; {gpus} GPUs, {made['time']['gpu_hours']:g} GPU-hours" in _in_short(made)  # of those that are not idle
+    assert f"; {gpus} GPUs, {made['time']['gpu_hours']:g} GPU-hours" in describe_in_short(
+        made
+    )  # of those that are not idle
 
 
 def test_with_experts_it_is_a_mixture(run):
@@ -113,6 +117,7 @@ def test_with_experts_it_is_a_mixture(run):
     assert load_model(config).config.model_type == "qwen3_moe"
 
 
+@pytest.mark.slow
 def test_it_begins_with_a_dense_model_whose_mlps_become_experts(run):
     """With as good as no step the mixture says what the dense model says; its tokenizer stays."""
     dense = run("dense")
@@ -270,14 +275,14 @@ LONGER = ("sft.steps=4", "sft.beginner_steps=2", "sft.checkpoint_every_steps=2")
 
 def killed_after(step, monkeypatch):
     """Where the run has written down `step`, and not saved it."""
-    record = WarmStart._record
+    record = Imitation._record
 
     def killed(steps, *given):
         record(steps, *given)
         if steps.step == step:
             raise OSError("the power went")
 
-    monkeypatch.setattr(WarmStart, "_record", killed)
+    monkeypatch.setattr(Imitation, "_record", killed)
 
 
 def test_a_quiet_console_has_no_lines_of_stages_and_run_log_has_them(run, tmp_path, capsys):
@@ -297,8 +302,9 @@ def test_the_trainer_has_other_values_than_its_own_keys_only_where_a_warm_start_
     made = trainer_config(given).trainer
     changed = {name.name for name in fields(made) if getattr(made, name.name) is not getattr(given.trainer, name.name)}
     unread = {field.name for field in fields(made) if not reads_key(config, f"trainer.{field.name}")}
-    # There are no engines, and each part of a warm start has a schedule of its own.
-    assert changed == unread - {"weight_sync", "check_weights", "lr_schedule", "lr_final_fraction"}
+    # There are no engines, each part of a warm start has a schedule of its own, and its losses have no first step.
+    kept = {"weight_sync", "check_weights", "lr_schedule", "lr_final_fraction", "eval_from_step"}
+    assert changed == unread - kept
 
 
 @pytest.mark.slow
@@ -333,12 +339,12 @@ def warm_start(trainer=None, **folder):
     )
     config = compose([*SMALL, "model.path=builtin:tiny", "sft.checkpoint_every_steps=0"]).config
     renderer = ChatRenderer(load_tokenizer(compose([]).config.model), template="qwen_plain")
-    return WarmStart(config, session, renderer, trainer, "")
+    return Imitation(config, session, Demonstrations(config, renderer), trainer, "")
 
 
 def test_a_step_whose_loss_was_no_number_is_one_again_for_who_resumes(tmp_path, monkeypatch):
     (tmp_path / "steps.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": null}\n')
-    monkeypatch.setattr(warm_start_steps, "load_newest", lambda *_: (2, None))
+    monkeypatch.setattr(imitation_steps, "load_newest", lambda *_: (2, None))
     steps = warm_start(steps_jsonl=tmp_path / "steps.jsonl")
     steps.resume()
     assert math.isnan(steps._mean_loss(steps._stages[0], 2)) and steps._mean_loss(steps._stages[0], 1) == 2.0

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from swe_rl.config.compose import compose
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.job import train
 from swe_rl.run.session import open_session
-from swe_rl.trainer.protocol import RankLost, TrainerError
+from swe_rl.trainer.trainer import RankLost, TrainerError
 from tests.support.waiting import until
 
 APART = ("layout=local2", "engine=vllm")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swe_rl.engine.protocol import EngineError, EngineState
+from swe_rl.engine.engine import EngineError, EngineState
 from swe_rl.errors import RunError
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.rollout.collect import RolloutError

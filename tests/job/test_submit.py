@@ -1,17 +1,23 @@
 """A sweep's scripts, ids and folders, with a made-up sbatch."""
 
+import json
 import shlex
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from swe_rl.check.findings import Severity
 from swe_rl.check.sweep import job_folders
+from swe_rl.cli import dispatch, launch
 from swe_rl.cli.dispatch import checks_pass
+from swe_rl.cli.launch import _without_this_machine
 from swe_rl.cli.slurm_task import job_id, main
-from swe_rl.config.compose import compose
+from swe_rl.config.compose import compose, expand_sweep
 from swe_rl.config.explain import ConfigError
+from swe_rl.config.folders import launchers_dir
 from swe_rl.hardware.slurm.jobs import array_problem
 from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger import summary
@@ -87,6 +93,110 @@ def test_code_of_ones_own_goes_along_to_the_jobs_and_their_servers(tmp_path):
         assert f"PYTHONPATH={sweep / 'frozen'}:{copy}" in script.read_text().replace("'", ""), script
     assert code_of(sweep / "1", 1, [str(mine)]) == [copy]
     assert code_of(tmp_path / "alone", None, [str(mine)]) == [mine], "of no sweep"
+
+
+TIMED = ["name='r_${now:%f}'", "logger.project='${now:%H-%M-%S-%f}'"]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Jobs that do nothing but note their configurations."""
+    done = []
+
+    def start(composed, folder, tree, hydra):
+        done.append(composed.config)
+        return 0, composed.config
+
+    monkeypatch.setattr(dispatch, "_start_job", start)
+    monkeypatch.setattr(dispatch, "read_objective", lambda config, folder: None)
+    monkeypatch.setattr(launch, "_print_comparison", lambda jobs, folder: None)
+    monkeypatch.setattr(sys, "argv", ["swe_rl"])
+    return done
+
+
+def test_a_submitted_job_has_the_time_at_which_it_was_checked(tmp_path, started):
+    ready = prepared(tmp_path, 2, *TIMED)
+    recorded = [json.loads((tmp_path / "frozen" / "jobs" / f"{number}.json").read_text()) for number in range(2)]
+    for job, then in zip(ready.submission.jobs, recorded, strict=True):
+        assert launch.start_submitted(tmp_path, job.number, "12") == 0
+        assert started[-1].name == then["name"]
+        assert started[-1].logger.project == then["logger.project"]
+    assert recorded[0]["name"] != recorded[1]["name"]
+    times = tmp_path / "frozen" / "times.json"
+    times.unlink()
+    assert launch.start_submitted(tmp_path, 0, "13") == 2
+
+
+@pytest.mark.parametrize("more", [["trainer.seed=0,1"], ["trainer.seed=0,1", "rollout.n=2,4"]])
+def test_a_sweep_may_be_called_by_the_time(tmp_path, monkeypatch, started, more):
+    """Hydra starts its jobs, and where arms are repeated we do."""
+    monkeypatch.chdir(tmp_path)
+    assert launch.run_command(["--multirun", "job=rollout", *TIMED, *more]) == 0
+    assert len(started) == 2 ** len(more)
+
+
+def test_only_jobs_that_describe_this_machine_get_other_hardware(tmp_path):
+    """Wherever a job's hardware was chosen: on the command line, or in the file of an experiment."""
+    for group in ("experiment", "hardware"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text("name: mine\npartition: big\ncpus_per_node: 8\nmemory_gb: 8\n")
+    (tmp_path / "experiment" / "plain.yaml").write_text("# @package _global_\nname: plain\n")
+    for name in ("mine", "auto"):
+        text = f"# @package _global_\ndefaults: [_self_, {{override /hardware: {name}}}]\nname: {name}\n"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
+    given = ["+experiment=mine,plain,auto", "job=rollout", "hydra/launcher=submitit_slurm"]
+    jobs = [*expand_sweep(given, tmp_path), *expand_sweep([*given[1:], "hardware=mine,auto"], tmp_path)]
+    ready = _without_this_machine([compose(job, tmp_path) for job in jobs], tmp_path)
+    assert [job.config.hardware.name for job in ready] == ["mine", "cpu", "cpu", "mine", "cpu"]
+    assert [job.config.hardware.partition for job in ready] == ["big", None, None, "big", None]
+    assert [job.config.name for job in ready[:3]] == ["mine", "plain", "auto"]
+    assert ready[0].overrides == tuple(jobs[0])
+    assert ready[1].overrides == (*jobs[1], "hardware=cpu")
+
+
+def test_options_may_be_in_the_folder_of_a_project(tmp_path, monkeypatch):
+    """Its outputs are below it, the new sweep too, and links may lead back: none of that goes along, and all options
+    do."""
+    monkeypatch.chdir(tmp_path)
+    text = "name: mine\ncpus_per_node: 2\n"
+    options = [
+        "hardware/mine.yaml",
+        "hardware/mine/deep.yaml",
+        "hydra/launcher/mine.yaml",
+        "own/x.yaml",
+        "own2/a/x.yaml",
+    ]
+    run = ["outputs/train/old/config.yaml", "outputs/train/old/checkpoint.bin", ".venv/x.yaml", "hardware/notes.txt"]
+    for name in (*options, *run, "base.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "hardware" / "gone.yaml").symlink_to(tmp_path / "no_such_file")
+    (tmp_path / "hardware" / "back").symlink_to(tmp_path)
+    (tmp_path / "hardware" / "again").symlink_to(tmp_path / "own")
+    (tmp_path / "own" / "round").symlink_to(tmp_path / "hardware")
+    job = compose(["hardware=mine", "trainer.seed=0"], Path())
+    for sweep in (Path(job.sweep_dir).absolute(), tmp_path / "hardware" / "sweep", tmp_path / "own3"):
+        frozen = freeze_jobs(sweep, [job], Path(), code=False)
+        copies = {str(path.relative_to(frozen.config_dir)) for path in frozen.config_dir.rglob("*") if path.is_file()}
+        links = {"hardware/again/x.yaml", "own/round/mine.yaml", "own/round/mine/deep.yaml"}
+        assert copies == {*options, "base.yaml", *links}
+        assert compose(["hardware=mine"], frozen.config_dir).config.hardware == job.config.hardware
+        shutil.rmtree(sweep)
+
+
+def test_scripts_of_launchers_go_along_to_the_jobs_and_their_servers(tmp_path):
+    """They are those of the submission, whatever becomes of the checkout's."""
+    named = 'source "$SWE_RL_LAUNCHERS/containers_on_scratch.sh"'
+    ready = prepared(tmp_path, 2, *SERVERS, f"hardware.setup=['{named}']", f"runtime.setup=['{named}']")
+    folder = tmp_path / "frozen" / "launchers"
+    assert len(ready.scripts) == 5
+    for script in ready.scripts:
+        lines = script.read_text().splitlines()
+        exported = lines.index(f"export SWE_RL_LAUNCHERS={folder}")
+        assert named in lines[exported:]
+        assert str(launchers_dir()) not in script.read_text()
+    copy = folder / "containers_on_scratch.sh"
+    assert copy.read_bytes() == (launchers_dir() / copy.name).read_bytes()
 
 
 def test_one_job_is_no_array(tmp_path):

@@ -57,6 +57,16 @@ def test_status_for_programs(sweep, tmp_path, capsys):
     ]
 
 
+def test_status_says_what_is_wrong_with_a_training(sweep, tmp_path, capsys):
+    rows = [{"step": step, "updates": 1, "signal_rate": 0.5, "cut_reply_rate": 0.4} for step in (1, 2, 3)]
+    (sweep / "1" / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status.run(config(tmp_path, "job=status"), None)
+    assert "health of job 1: Replies cut: 40.0% in the last 3 steps" in capsys.readouterr().out
+    status.run(config(tmp_path, "job=status", "job.format=json"), None)
+    health = [row["health"] for row in json.loads(capsys.readouterr().out)]
+    assert health[0] == [] and [finding["about"] for finding in health[1]] == ["Replies cut"]
+
+
 def test_status_follows_to_the_end(sweep, tmp_path, capsys):
     status.run(config(tmp_path, "job=status", "job.follow=true"), None)
     assert capsys.readouterr().out.endswith("1 of 2 jobs done\n")
@@ -68,6 +78,22 @@ def test_status_of_a_sweep_that_nobody_submitted(sweep, tmp_path, capsys):
     assert "1 done, 1 failed" in capsys.readouterr().out
     status.run(config(tmp_path, "job=status", f"job.runs={sweep / '0'}"), None)
     assert "1 done" in capsys.readouterr().out
+
+
+def test_what_a_dry_run_wrote_has_no_jobs(sweep, tmp_path, capsys):
+    dry = sweep.parent / "later"
+    (dry / "slurm").mkdir(parents=True)
+    write_submission(dry, Submission("submitit_slurm", (SubmittedJob(0, "0", ()),), ("slurm/jobs.sh",)))
+    status.run(config(tmp_path, "job=status"), None)
+    assert capsys.readouterr().out.startswith(f"{sweep}\n")
+    for job in (status, logs):
+        with pytest.raises(NoSubmission, match="has only what a dry run wrote: nothing was submitted"):
+            job.run(config(tmp_path, "job=status", f"job.runs={dry}"), None)
+    # Somebody submits the script by hand, and the job begins.
+    (dry / "0").mkdir()
+    (dry / "0" / "status.json").write_text(json.dumps({"status": "done", "step": 1, "heartbeat": 1.0}))
+    status.run(config(tmp_path, "job=status"), None)
+    assert capsys.readouterr().out.startswith(f"{dry}\n")
 
 
 def test_a_folder_that_is_none_is_named(tmp_path):

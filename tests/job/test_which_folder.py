@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 
 from swe_rl.cli import launch
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.errors import RunError, UserError
 from swe_rl.hardware.slurm.jobs import current_allocation
 from swe_rl.logger.folder import FolderInUse, RunFolder, RunState

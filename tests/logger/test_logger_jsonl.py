@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.files.disk import DiskError, Redactor
+from swe_rl.files.disk import DiskError
+from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import EventLog, JsonlWriter, StepLog, keep_lines, read_evals, read_events, read_jsonl
 

@@ -17,6 +17,7 @@ from swe_rl.logger.progress_text import (
     format_duration,
     format_number,
     format_percent,
+    step_details,
     step_line,
     trajectory_line,
     wrap_line,
@@ -68,7 +69,7 @@ def test_plain_lines_come_two_seconds_into_a_phase_then_every_thirty(caplog):
     running = [line for line in lines if "trajectories (" in line]
     assert [re.search(r"generate ([0-9.:]+s?)", line)[1] for line in running] == ["2.0s", "32.0s", "1:02"]
     assert "124/140 trajectories (93 unresolved, 31 resolved)  200 sampled tokens/s" in running[-1]
-    assert lines[-2].startswith("step 1/2  reward 0.500  resolved 25.0%  length 410  loss 0.0123  ")
+    assert lines[-2] == "step 1/2  reward 0.500  resolved 25.0%  1234 tok/s  1:15/step  1:15 left"
     assert lines[-1] == "eval after: 50.0% resolved of 96 trajectories"
 
 
@@ -102,7 +103,7 @@ def test_lasting_lines_fit_the_terminal():
     text = ""
     for columns in (60, 80, 120):
         text += f"{columns} columns\n"
-        for line in (step_line(FULL, 24, 65.4), trajectory_line(ENDED)):
+        for line in (step_line(FULL, 24, 65.4, 0.375, 1560.0), step_details(FULL, 24, 65.4), trajectory_line(ENDED)):
             shown = wrap_line(line, columns)
             assert all(len(part) <= columns for part in shown.splitlines())
             assert re.sub(r"\n +", "  ", shown) == line
@@ -132,6 +133,7 @@ def test_each_verbosity_has_its_lines_and_the_log_has_all(caplog, verbosity, con
     lasting = {
         "quiet": ["folder", "warning"],
         "normal": ["folder", "step 1/2  reward", "eval after", "warning"],
+        "verbose": ["folder", "step 1/2  reward 0.500  resolved 25.0%  length", "eval after", "warning"],
         "debug": ["folder", "train.3.bugs__textkit-07.4.0  infra_error", "step 1/2  reward", "eval after", "warning"],
     }[verbosity]
     places = [shown.index(begun) for begun in lasting]
@@ -140,7 +142,8 @@ def test_each_verbosity_has_its_lines_and_the_log_has_all(caplog, verbosity, con
         assert shown == "folder  here\nwarning: slow\n"
     assert ("textkit-07" in shown) == (verbosity is Verbosity.debug) == ("textkit-07" in caplog.text)
     assert {"folder  here", "eval after: 50.0% resolved of 96 trajectories"} <= {*caplog.messages}
-    assert any(message.startswith("step 1/2  reward 0.500") for message in caplog.messages)
+    details = "step 1/2  reward 0.500  resolved 25.0%  length 410  loss 0.0123  "
+    assert any(message.startswith(details) for message in caplog.messages)
 
 
 def test_a_trajectory_s_record_is_not_made_where_nobody_asks():
@@ -152,22 +155,44 @@ def test_a_terminal_gets_broken_lines_and_the_log_whole_ones(caplog):
     with caplog.at_level(logging.INFO, "swe_rl.progress"), Progress(24, out, environ={"TERM": "xterm"}) as progress:
         progress._view._console.width = 60
         progress.step_done(FULL)
-    assert step_line(FULL, 24, progress.state.step_times_s[-1]) in caplog.messages
-    assert "\n      length 410" in out.getvalue().replace("\r", "")
+    assert step_details(FULL, 24, progress.state.step_times_s[-1]) in caplog.messages
+    assert "step  1/24  reward 0.500  resolved 25.0%  1234 tok/s" in out.getvalue().replace("\r", "")
+
+
+def test_a_step_s_line_has_what_a_person_asks_and_fits_eighty_columns():
+    healthy = {**FULL, "statuses": {"resolved": 12}}
+    line = step_line({**healthy, "step": 1000}, 1000, 65.4, 0.375, 75_000.0)
+    assert line == "step 1000/1000  reward 0.500  held-out 37.5%  1234 tok/s  1:05/step  20:50:00 left"
+    assert len(step_line({**healthy, "step": 100}, 100, 65.4, 0.375, 7_200.0)) <= 80
+    assert "held-out" not in step_line(healthy, 24, 65.4, None, None)
+    assert "  infrastructure broke 1" in step_line(FULL, 24, 65.4, None, None)
+    dropped = {**healthy, "updates": 0, "nonfinite_updates": 1}
+    assert "updates dropped 1 (gradient not finite)" in step_line(dropped, 24, 65.4, None, None)
+
+
+def test_the_latest_held_out_rate_stands_in_the_lines_of_the_steps_after_it():
+    out = io.StringIO()
+    with Progress(2, out) as progress:
+        progress.eval_done("heldout, before step 1", 0.25, 96)
+        progress.step_done(RECORD)
+        progress.eval_done("heldout, after step 1", 0.5, 96)
+        progress.step_done({**RECORD, "step": 2})
+    steps = [line for line in out.getvalue().splitlines() if line.startswith("step")]
+    assert ["held-out 25.0%" in steps[0], "held-out 50.0%" in steps[1]] == [True, True]
 
 
 def test_where_instances_are_chosen_the_line_says_what_it_brought():
-    assert "signal" not in step_line({**FULL, "signal_rate": 0.75}, 24, 65.4)
-    assert "  signal 75.0%  length" in step_line({**FULL, "signal_rate": 0.75, "foreseen_groups": 0}, 24, 65.4)
+    assert "signal" not in step_details({**FULL, "signal_rate": 0.75}, 24, 65.4)
+    assert "  signal 75.0%  length" in step_details({**FULL, "signal_rate": 0.75, "foreseen_groups": 0}, 24, 65.4)
 
 
 def test_an_update_that_moved_nothing_is_named():
-    dropped = step_line({**FULL, "updates": 0, "nonfinite_updates": 1, "grad_norm": 0.0}, 24, 65.4)
+    dropped = step_details({**FULL, "updates": 0, "nonfinite_updates": 1, "grad_norm": 0.0}, 24, 65.4)
     assert "  updates dropped 1 (gradient not finite)  " in dropped and "gradient 0" not in dropped
-    some = step_line({**FULL, "updates": 2, "nonfinite_updates": 1, "grad_norm": 0.5}, 24, 65.4)
+    some = step_details({**FULL, "updates": 2, "nonfinite_updates": 1, "grad_norm": 0.5}, 24, 65.4)
     assert "  gradient 0.5  updates dropped 1 (gradient not finite)  " in some
-    assert "dropped" not in step_line({**FULL, "updates": 2, "nonfinite_updates": 0}, 24, 65.4)
-    again = step_line({**FULL, "updates": 2, "nonfinite_updates": 0, "repeated_updates": 1}, 24, 65.4)
+    assert "dropped" not in step_details({**FULL, "updates": 2, "nonfinite_updates": 0}, 24, 65.4)
+    again = step_details({**FULL, "updates": 2, "nonfinite_updates": 0, "repeated_updates": 1}, 24, 65.4)
     assert "updates repeated 1 (gradient not finite, cuDNN's attention is off now)" in again
 
 
@@ -317,7 +342,8 @@ def test_words_for_missing_numbers():
     )
     assert average_line({}) == "avg_final_rewards: -, avg_response_length: -"
     assert [format_duration(s) for s in (8.44, 187, 7451, float("nan"))] == ["8.4s", "3:07", "2:04:11", "-"]
-    assert step_line({}, 3, 1.0).startswith("step -/3  reward -")
+    assert step_details({}, 3, 1.0).startswith("step -/3  reward -")
+    assert step_line({}, 3, 1.0, None, None).startswith("step -/3  reward -")
 
 
 def test_importing_progress_imports_no_rich():

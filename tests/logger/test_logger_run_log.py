@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.files.disk import DiskError, Redactor
+from swe_rl.files.disk import DiskError
+from swe_rl.files.redactor import Redactor
 from swe_rl.logger.run_log import RunLog
 
 ENVIRON = {

@@ -78,6 +78,7 @@ def test_missing_package_names_the_extra(monkeypatch):
         check_wandb(OFFLINE, {})
 
 
+@pytest.mark.slow
 def test_offline_for_real_then_resumed_under_the_same_id(tmp_path):
     pytest.importorskip("wandb")
     folder = RunFolder(tmp_path).create()

@@ -1,4 +1,7 @@
-"""Our renderings against the templates that the checkpoints have: equal, or different where docs/templates.md says."""
+"""Our renderings against the templates that the checkpoints have.
+
+They are equal, or different where docs/engineering/templates.md says so.
+"""
 
 import json
 import re

@@ -13,13 +13,13 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree, run_git
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading import eval_script, swebench
 from swe_rl.env.grading import pytest as by_pytest
+from swe_rl.env.grading import script_grading
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 SOURCE = "def add(a, b):\n    return a - b\n\n\ndef twice(a):\n    return 2 * a\n"
@@ -31,7 +31,7 @@ FAIL, PASS = "tests/test_victim.py::test_add", "tests/test_victim.py::test_twice
 @pytest.fixture(autouse=True)
 def same_twins(monkeypatch):
     """Draws the same twins in each run, as code that guesses is paid once in fifty times."""
-    for module in (by_pytest, eval_script, swebench):
+    for module in (by_pytest, script_grading):
         monkeypatch.setattr(module, "draw_seed", lambda: "twins of the red team")
 
 

@@ -18,10 +18,10 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.dataset.records import read_instances
 from swe_rl.env.cheating.attempts import cheating_attempts
+from swe_rl.env.env import GradeError
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.grading.swebench_spec import complete_instance
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.env.protocol import GradeError
 from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.sandbox.provider import make_provider
 from tests.red_team.tricks import Edit, Place, Trick, tricks_of

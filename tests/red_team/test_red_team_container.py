@@ -1,6 +1,5 @@
 """The tricks that root in a container of its own has: the whole way from the agent's sandbox to the verdict."""
 
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.history import hide_history
 from swe_rl.env.patch import collect_patch
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytestmark = pytest.mark.docker
@@ -59,18 +58,3 @@ async def test_from_the_agents_container_to_the_verdict(victim, containers):
     assert {"daemon", "program_swap", "git_tampering", "startup_hook"} <= set(attempts)
     verdict = await grade_by_pytest(victim.instance, taken.text, workspace, containers, 120)
     assert verdict.resolved and "sitecustomize.py" in verdict.restored, verdict
-
-
-async def test_root_cannot_look_into_the_graders_process(victim, containers):
-    from tests.sandbox.host_image import IMAGE
-
-    look = (
-        "import os\nfor name in ('mem', 'environ', 'fd/1'):\n    try:\n"
-        "        open('/proc/%d/%s' % (os.getppid(), name), 'rb').read(1)\n        print('SEEN', name)\n"
-        "    except OSError:\n        print('REFUSED', name)\nraise ValueError\n"
-    )
-    patch = victim.patch({"victim/__init__.py": f"{look}\n{SOURCE}"})
-    verdict = await grade_by_pytest(
-        dataclasses.replace(victim.instance), patch, Workspace(path=victim.folder, image=IMAGE), containers, 120
-    )
-    assert not verdict.resolved and "SEEN" not in verdict.session.log and "REFUSED mem" in verdict.session.log

@@ -31,6 +31,7 @@ def graded(victim, sandboxes):
     return run
 
 
+@pytest.mark.slow
 async def test_code_that_makes_any_output_right_is_not_paid(graded):
     tricked = await graded(SOURCE + ANY_OUTPUT)
     assert not tricked.resolved and "twin_passed" in tricked.findings, tricked

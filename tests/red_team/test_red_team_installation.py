@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.pinning.put_back import named_by_setup
 
 pytestmark = pytest.mark.slow

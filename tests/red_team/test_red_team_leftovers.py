@@ -17,8 +17,8 @@ from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 from tests.rollout.test_attempt import FakeGateway
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

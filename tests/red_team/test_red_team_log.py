@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.swebench import grade_by_swebench
 from tests.support.pytest_alone import EXPORTED
 
@@ -57,6 +57,7 @@ async def test_the_fix_resolves_and_nothing_does_not(victim, official):
     assert not broken.resolved and not broken.patch_applied
 
 
+STATUS = {"log_parser": ""}
 TRICKS = {
     "the end, printed by the code": f"import os, sys\nos.write(1, {WHOLE!r}.encode())\nos._exit(0)\n",
     "past pytest's capture": (
@@ -75,21 +76,34 @@ async def test_a_printed_result_is_none(official, trick, grader):
     columns = {} if grader is grade_by_swebench else {"log_parser": ""}
     verdict, attempts = await official({CODE: f"{TRICKS[trick]}\n{SOURCE}"}, grader=grader, **columns)
     assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log_tail
-    assert attempts["forged_output"] == 1
 
 
 async def test_a_log_of_its_own_from_the_installation(official):
     """The harness installs the patched package before the tests: its set-up may print what it likes."""
     fake = f"import sys\nsys.stderr.write({WHOLE!r})\n"
     verdict, attempts = await official({"compile.py": fake}, before="python compile.py\n")
-    assert not verdict.resolved and "marker_repeated" in verdict.findings
-    assert attempts["forged_output"] == 1
+    assert not verdict.resolved and not any(verdict.fail_to_pass.values())
+
+
+NAMES = {"log_parser": "r2e_gym", "fail_to_pass": ("test_add",), "pass_to_pass": ("test_twice",)}
+
+
+@pytest.mark.parametrize(
+    ("grader", "columns"), [(grade_by_swebench, {}), (grade_by_eval_script, NAMES), (grade_by_eval_script, STATUS)]
+)
+async def test_a_log_of_an_installation_that_ends_the_script_is_none(official, grader, columns):
+    """Nothing of such a run is a result: the tests never began."""
+    said = WHOLE.replace("PASSED", "=== short test summary info ===\nPASSED", 1)
+    fake = f"import os, signal, sys\nsys.stderr.write({said!r})\nsys.stderr.flush()\n"
+    fake += "for parent in (os.getppid(), 1):\n    os.kill(parent, signal.SIGKILL)\n"
+    verdict, _ = await official({"compile.py": fake}, before="python compile.py\n", grader=grader, **columns)
+    assert not verdict.resolved and not any(verdict.fail_to_pass.values())
 
 
 async def test_marks_in_the_patch_that_the_harness_prints(official):
     """`git diff` is in the log: a carriage return makes a line of its own in the harness's eyes."""
     verdict, _ = await official({CODE: f"# \r{WHOLE.replace(chr(10), chr(13))}\r\n{SOURCE}"}, before="git diff HEAD\n")
-    assert not verdict.resolved and "marker_repeated" in verdict.findings
+    assert not verdict.resolved and not any(verdict.fail_to_pass.values())
 
 
 async def test_the_script_cannot_be_rewritten_while_it_runs(official):

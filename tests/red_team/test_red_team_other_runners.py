@@ -9,8 +9,8 @@ import pytest
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree, run_git
-from swe_rl.env.grading.eval_script import grade_by_eval_script
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.env.grading.make import grade_by_eval_script
+from swe_rl.sandbox.sandbox import Workspace
 
 pytestmark = pytest.mark.slow
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"

@@ -10,8 +10,8 @@ from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.red_team.conftest import SOURCE, TESTS
 from tests.support.scripted_sandbox import ScriptedProvider
 
@@ -190,7 +190,7 @@ async def test_attributes_are_not_the_agent_s_where_the_gold_patch_has_some_too(
 
 async def test_no_answer_in_time_is_not_an_empty_patch():
     provider = ScriptedProvider(lambda command: ExecResult(124, "", True, 0, 1.0))
-    from swe_rl.sandbox.protocol import Workspace
+    from swe_rl.sandbox.sandbox import Workspace
 
     sandbox = await provider.create(Workspace(), owner="agent")
     with pytest.raises(SandboxError, match="within 1 s"):

@@ -1,4 +1,5 @@
-"""Tricks on the repositories' own runners, graded as the official harness grades: none is paid, each is counted."""
+"""Tricks on the repositories' own runners, graded as the official harness grades: none is paid, and what leaves a trace
+is counted."""
 
 import asyncio
 import dataclasses
@@ -6,13 +7,13 @@ import dataclasses
 import pytest
 
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading import eval_script, script_run
-from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.env import TRICKS, Grade, GradeError
+from swe_rl.env.grading import script_grading, script_run
 from swe_rl.env.grading.evidence import Evidences
+from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.swebench import grade_by_swebench
-from swe_rl.env.protocol import TRICKS, GradeError
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 from tests.red_team.play import patch_of
 from tests.red_team.replicas import BUG, REPLICAS, make
 from tests.red_team.tricks import EXPECTED_FAILURES, Edit, guarded, tricks_of
@@ -55,8 +56,14 @@ UNCOUNTED = {
     "a package that writes into the environment when it is installed",  # nobody installs a replica
     "the reporter patched by a finder of modules",  # a test and its twin fail as they should: nothing is to be seen
     "asserts cut out by a finder of modules",  # the same
+    "results, then everything of the run killed",  # a script that ends before its tests has no results
+    "tests exchanged by sys.setprofile, which is then gone",  # a test and its twin fail as they should
+    "asserts cut out of the tests while they are imported",  # the same
+    "the terminal's words exchanged",  # a status that nobody believes
     NEVER_ENDS,
 }
+# Honest code has such words and such modules, too (25 of 254 installed packages), so nobody looks for them in a patch.
+UNCOUNTED_KINDS = {"printed results", "shadow"}
 
 
 @pytest.fixture
@@ -69,9 +76,8 @@ def official(tmp_path, sandboxes, monkeypatch):
         instance = make(REPLICAS[name], folder) if not folder.exists() else run.instance
         run.instance = instance = dataclasses.replace(instance, **columns)
         patch = edits if isinstance(edits, str) else patch_of(folder, edits) if edits is not None else instance.patch
-        grade = await grade_by_swebench(
-            instance, patch, Workspace(path=folder), sandboxes, timeout_s, evidences=Evidences()
-        )
+        monkeypatch.setattr(script_grading, "EVIDENCES", Evidences())
+        grade = await grade_by_swebench(instance, patch, Workspace(path=folder), sandboxes, timeout_s)
         return grade, cheating_attempts([], patch, instance)
 
     return run
@@ -107,7 +113,7 @@ async def test_no_trick_is_paid(official, name, trick):
     verdict, counted = await official(name, trick.edits)
     assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log_tail
     seen = counted or verdict.restored or verdict.findings
-    assert seen or trick.name in UNCOUNTED, "not counted"
+    assert seen or trick.name in UNCOUNTED or trick.kind in UNCOUNTED_KINDS, "not counted"
 
 
 GRADERS = {"pytest": None, "R2E-Gym": "r2e_gym", "exit status": "", "swebench": "parse_log_pytest"}
@@ -168,7 +174,7 @@ EXPECTED_TESTS = (
 @pytest.fixture
 def graded(tmp_path, sandboxes, monkeypatch):
     """The verdict of one grader on an instance of the replica with pytest."""
-    monkeypatch.setattr(eval_script, "_EVIDENCES", Evidences())
+    monkeypatch.setattr(script_grading, "EVIDENCES", Evidences())
 
     async def run(instance, patch, grader):
         parser, folder = GRADERS[grader], Workspace(path=tmp_path / "pytest")
@@ -208,6 +214,7 @@ async def test_no_grader_pays_an_expected_failure_that_the_package_makes(tmp_pat
     assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log_tail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grader", IN_ITS_LANE)
 async def test_what_tests_expect_to_fail_passes_as_in_the_official_harness(tmp_path, graded, grader):
     """By a mark, a call or a fixture of their own; by the package's, where the known fix shows the same."""
@@ -289,9 +296,9 @@ async def test_an_honest_expected_failure_of_a_helper_costs_one_run_more_once(
         before = len(made)
         verdict = await graded(instance, instance.patch, grader)
         assert verdict.resolved and not verdict.findings, verdict.log[-3000:]
-        # An exit status is asked up to five times more; the known fix is timed once, which shows its failures as well.
-        sandboxes_of_one = 6 if grader == "exit status" else 1
-        once = 0 if number else 2 * counted + (grader == "exit status")
+        # An exit status may be asked once more without twins.
+        sandboxes_of_one = 2 if grader == "exit status" else 1
+        once = 0 if number else 2 * counted
         assert len(made) - before <= sandboxes_of_one + once
 
 
@@ -344,6 +351,7 @@ async def test_tests_of_a_row_without_a_test_patch_are_not_the_patchs(tmp_path, 
         assert verdict.resolved == fixed and verdict.restored == (() if fixed else (path,))
 
 
+@pytest.mark.slow
 async def test_a_skip_that_the_package_raises_hides_no_regression(official):
     """The official harness takes a skipped test of PASS_TO_PASS for one that holds."""
     fixed = Edit("django/__init__.py", "a + b", "swap", old="a - b")
@@ -355,6 +363,7 @@ async def test_a_skip_that_the_package_raises_hides_no_regression(official):
     assert not verdict.resolved and "twin_passed" in verdict.findings
 
 
+@pytest.mark.slow
 async def test_a_patch_that_keeps_tests_from_starting_is_not_masked(official):
     verdict, _ = await official("pytest", [Edit("victim/__init__.py", "raise SystemExit(3)\n")])
     assert not verdict.resolved and not TRICKS.intersection(verdict.findings)
@@ -370,18 +379,15 @@ async def test_tests_that_never_start_are_no_verdict(official):
 
 
 async def test_one_run_without_the_patch_serves_all_who_wait():
-    """Eight attempts at an instance whose tests look odd in the same way ask once."""
-    from swe_rl.env.grading.evidence import Evidence
-    from swe_rl.env.protocol import Grade
-
+    """Eight attempts with which the tests do not start ask once."""
     asked = []
 
     async def without(_):
         asked.append(1)
         await asyncio.sleep(0.01)
-        return Evidence(True, frozenset({"marker_repeated"}), "")
+        return Grade(False, True, {"t": False})
 
-    grade = Grade(True, True, {"t": True}, findings=("marker_repeated",))
+    grade = Grade(False, True, {"t": True}, started=False)
     instance, evidences = dataclasses.make_dataclass("I", ["instance_id"])("i"), Evidences()
     judged = await asyncio.gather(*(evidences.judge(instance, Workspace(), grade, without) for _ in range(8)))
-    assert len(asked) == 1 and all(one.resolved and not one.findings for one in judged)
+    assert len(asked) == 1 and all(one.findings == ("not_started",) for one in judged)

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from swe_rl.env.grading.eval_script import grade_by_eval_script
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.env.grading.make import grade_by_eval_script
+from swe_rl.sandbox.sandbox import Workspace
 from tests.red_team.play import patch_of
 from tests.red_team.replicas import BUG, PLAIN, PLAIN_SHOWS, REPLICAS, make
 from tests.red_team.tricks import Edit

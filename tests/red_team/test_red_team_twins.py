@@ -40,6 +40,15 @@ TRICKS = {
         def twice(a):
             return 2 * a
     """,
+    "a result that equals everything but bare objects": """
+        class Anything(int):
+            __eq__ = lambda _, other: type(other) is not object
+            __hash__ = int.__hash__
+        def add(a, b):
+            return Anything(0)
+        def twice(a):
+            return 2 * a
+    """,
     "the code of the other tests is exchanged": """
         import sys
         def add(a, b):

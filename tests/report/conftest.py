@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.config.choices import INFRA_STATUSES
 from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.folder import RunFolder, RunState, StatusWriter

@@ -10,7 +10,8 @@ from statistics import fmean
 
 import pytest
 
-from swe_rl.report.compare.compare import Arm, MeasuredRun, StepRate, compare_arms, held_out
+from swe_rl.report.compare.compare import Arm, MeasuredRun, StepRate, compare_arms
+from swe_rl.report.compare.held_out import held_out
 from swe_rl.report.compare.text import ONE_RUN, arms_table, comparison_text
 
 RECORDED = (784.4, 755.5, 655.8)  # response tokens/s of its steps
@@ -96,7 +97,9 @@ def test_held_out_gains_are_paired_by_instance():
     made = compare_arms([Arm("a", "a", {"": before}), Arm("b", "b", {"": after})])
     gain = made.pairs[0].gain
     assert (gain.runs, gain.instances, gain.unpaired, gain.baseline, gain.candidate) == (1, 2, 1, 25.0, 50.0)
-    assert "held-out gain (paired, 2 instances, 1 not shared): 25.0 vs 50.0 points, delta 25.0" in comparison_text(made)
+    assert "held-out gain (paired, 2 instances, 1 not shared): +25.0 vs +50.0 points, delta +25.0" in comparison_text(
+        made
+    )
     assert "over the instances of these runs" in comparison_text(made)
     runs = [{"repeat=0": first, "repeat=1": second} for first, second in ((before, before), (after, before))]
     several = compare_arms([Arm("a", "a", runs[0]), Arm("b", "b", runs[1])]).pairs[0].gain

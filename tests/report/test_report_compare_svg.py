@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.report.compare.compare import Arm, MeasuredRun, StepRate, compare_arms
-from swe_rl.report.compare.svg import Scale, arm_style, choose_ticks, draw_comparison, make_element, tick_text
+from swe_rl.report.compare.svg import Scale, arm_style, choose_ticks, make_element, tick_text
+from swe_rl.report.compare.throughput_svg import draw_comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -32,7 +32,7 @@ def written(clock, monkeypatch):
     """The times at which a report was begun."""
     times_s = []
 
-    def write(folder, ending):
+    def write(folder, ending, task_text):
         times_s.append(clock.now_s)
         clock.now_s += clock.cost_s
         return write_report(folder, ending)
@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_is_read_as_it_is(folder, clock, written):
 def test_a_step_that_ends_during_a_writing_does_not_wait(folder, clock, monkeypatch):
     begun, go_on, count = threading.Event(), threading.Event(), []
 
-    def slow(folder, ending):
+    def slow(folder, ending, task_text):
         count.append(begun.set())
         assert go_on.wait(20)
 

@@ -13,7 +13,8 @@ from swe_rl.logger.progress_text import eval_line, format_span
 from swe_rl.logger.summary import write_summary
 from swe_rl.report.compare.compare import Arm, compare_arms
 from swe_rl.report.compare.read import read_measured
-from swe_rl.report.compare.text import comparison_record, comparison_text
+from swe_rl.report.compare.record import comparison_record
+from swe_rl.report.compare.text import comparison_text
 from swe_rl.report.figures import print_scores
 from swe_rl.report.page import build_payload
 from swe_rl.report.resolved import (
@@ -161,9 +162,10 @@ def test_runs_that_repeat_an_arm_are_the_unit_of_its_interval(tmp_path):
         folders = [evaluate(tmp_path / f"{arm}{repeat}", (0, skill))[0] for repeat in range(2)]
         runs[arm] = {f"repeat={place}": read_measured(one.path, "x", 1) for place, one in enumerate(folders)}
     made = compare_arms([Arm(arm, arm, own) for arm, own in runs.items()])
-    found = made.pairs[0].held_out
-    assert found.runs == 2 and found.interval[0] == pytest.approx(found.candidate - found.baseline)  # equal repeats
-    assert "over the pairs of runs" in comparison_text(made)
+    assert made.pairs[0].held_out.runs == 2
+    # Equal repeats do not say by how much other repeats would differ.
+    assert made.pairs[0].held_out.interval is None
+    assert "points (no interval: all pairs of runs differ by as much" in comparison_text(made)
 
 
 def test_arms_that_share_nothing_say_so(tmp_path):

@@ -3,10 +3,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import write_report
-from swe_rl.report.sample import clip_text, clipped_trajectory, sample_trajectories, spread_steps
+from swe_rl.report.sample import clip_text, clipped_trajectory, first_failure, sample_trajectories, spread_steps
 
 
 def write_file(path, count, chars=100, turns=3):
@@ -24,6 +24,29 @@ def write_file(path, count, chars=100, turns=3):
                 "patch": text,
             }
             file.write(json.dumps(record) + "\n")
+
+
+LOG = """    def test_slug():
+>       assert slug("A b") == "a-b"
+E       AssertionError: assert 'a' == 'a-b'
+E         - a-b
+
+test_slug.py:4: AssertionError
+    def test_other():
+>       assert slug("") == ""
+E       KeyError: 0
+FAILED test_slug.py::test_slug - AssertionError
+"""
+
+
+def test_the_first_failing_assertion_is_found_in_the_tests_output():
+    lines = LOG.splitlines()
+    assert first_failure(LOG) == "\n".join(lines[1:4])
+    assert first_failure("E   assert 1 == 2") == "E   assert 1 == 2", "the log may begin in the middle"
+    assert first_failure(lines[-1]) == lines[-1]
+    assert first_failure("3 passed\nEverything is well") is None
+    assert first_failure(None) is None and first_failure({"a": 1}) is None
+    assert len(first_failure("E   " + "x" * 10_000)) < 2000
 
 
 def test_everything_is_taken_where_it_fits(tmp_path):
@@ -116,3 +139,14 @@ def test_the_log_of_a_grading_is_one_link_away_where_the_run_kept_it(tmp_path):
     links = {(one["instance_id"], one["sample"]): one["grade_file"] for one in taken.trajectories}
     assert links[("i0", 0)] == "trajs/i0/i0.grade.log" and links[("i0", 1)] == "trajs/i0/i0.1.grade.log"
     assert sum(link is not None for link in links.values()) == 2
+
+
+def test_segments_and_summaries_of_an_attempt_are_shown():
+    record = {
+        "segments": [{"role": "main", "tokens": 9}, {"role": "compacted", "tokens": 7}],
+        "rejected_summaries": 1,
+        "turns": [{"index": 0, "message": "done", "summary": "cut"}],
+    }
+    shown, _ = clipped_trajectory(record, 100_000)
+    assert shown["segments"] == ["main", "compacted"] and shown["rejected_summaries"] == 1
+    assert shown["turns"][0]["summary"] == "cut"

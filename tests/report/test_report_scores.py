@@ -7,7 +7,7 @@ from rich.console import Console
 
 from swe_rl.files.disk import write_json_atomic
 from swe_rl.logger.folder import RunFolder
-from swe_rl.report.figures import make_tiles, print_scores, score_rows, score_tiles
+from swe_rl.report.figures import endpoint_line, make_tiles, print_scores, score_rows, score_tiles
 from swe_rl.report.page import build_payload
 from swe_rl.rollout.pass_at_k import score_table
 from swe_rl.rollout.trajectory import Status, Trajectory
@@ -95,3 +95,11 @@ def test_who_failed_and_who_was_left_out_is_named(scores):
     text = printed(scores | more | {"evaluated": "Qwen/Qwen3-8B"})
     assert "not resolved: b1\n" in text and "1 failed" not in text
     assert "left out" not in printed(scores) and "not resolved" not in printed(scores)
+
+
+def test_calls_without_a_reply_are_named_apart():
+    spent = {"calls": 3, "prompt_tokens": 9, "cached_tokens": 1, "sampled_tokens": 2, "cost": 0.5}
+    assert endpoint_line(spent) == "endpoint: 3 calls, 9 tokens read (1 cached), 2 sampled, cost 0.5"
+    lost = {"lost_calls": 2, "lost_tokens": 40, "lost_cost": 0.25}
+    assert endpoint_line(spent | lost).endswith("; 2 without a reply may have used 40 tokens more, cost 0.25")
+    assert endpoint_line(None) == ""

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.agent.protocol import AgentError, AgentResult, Exit, Turn, UnknownEndError
+from swe_rl.agent.agent import AgentError, AgentResult, Exit, Turn, UnknownEndError
 from swe_rl.agent.scripted import GoldAgent, ScriptedAgent
 from swe_rl.config.choices import ExtensionKind, OutcomeReward, RolloutMode, TrickPolicy
 from swe_rl.config.schema import EnvConfig, OutcomeConfig, SandboxConfig
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import commit_tree
-from swe_rl.env.protocol import Grade, GradeError, InstanceLimits
+from swe_rl.env.env import Grade, GradeError, InstanceLimits
 from swe_rl.extension.find import Foreign
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
@@ -26,8 +26,8 @@ from swe_rl.gateway.trace import Break, TraceStoreError
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.reward import ForeignReward
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
-from swe_rl.sandbox.protocol import ExecResult, OutsideError, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import ExecResult, OutsideError, SandboxError, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 DIFF = "ZGlmZiAtLWdpdA==:"  # base64 of what git would print, and no name of a file that it could not read
@@ -277,24 +277,14 @@ async def test_gradings_of_groups_that_flow_have_places_of_their_own(config, ins
     assert [trajectory.status for trajectory, _ in ended] == [Status.resolved] * 5 and at_once[1] == most
 
 
-FORGES = "diff --git a/one.py b/one.py\n--- a/one.py\n+++ b/one.py\n@@ -0,0 +1 @@\n+import os; os._exit(0)\n"
+LEAVES = "diff --git a/one.py b/one.py\n--- a/one.py\n+++ b/one.py\n@@ -0,0 +1 @@\n+import os; os._exit(0)\n"
 
 
-@pytest.mark.parametrize(
-    ("policy", "status", "reward", "trained"),
-    [
-        ("zero", Status.unresolved, 0.0, True),
-        ("mask", Status.unresolved, None, False),
-        ("count", Status.resolved, 1.0, True),
-    ],
-)
-async def test_a_trick_in_a_paid_patch_is_treated_as_the_policy_says(attempt, config, policy, status, reward, trained):
-    rollout = dataclasses.replace(config.rollout, tricks=TrickPolicy(policy))
-    encoded = base64.b64encode(FORGES.encode()).decode() + ":"
-    used = await attempt(ScriptedAgent(["true"]), respond=lambda command: encoded, rollout=rollout)
-    one = used.trajectory
-    assert (one.status, one.reward, one.trained, one.in_baseline) == (status, reward, trained, trained)
-    assert one.cheating == {"forged_output": 1}
+async def test_words_of_a_patch_cost_no_reward(attempt):
+    """One package in ten has such words in honest code. Twins find out what code does."""
+    encoded = base64.b64encode(LEAVES.encode()).decode() + ":"
+    one = (await attempt(ScriptedAgent(["true"]), respond=lambda command: encoded)).trajectory
+    assert (one.status, one.reward, one.trained, one.cheating) == (Status.resolved, 1.0, True, {})
 
 
 @pytest.mark.parametrize("policy", list(TrickPolicy))
@@ -550,8 +540,6 @@ async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left
 
     def respond(command):
         asked.append(command.command)
-        if "mktemp -d)" in command.command:
-            return "/tmp/aside"
         if "swe_rl hidden" in command.command:
             return "noise\nswe_rl hidden 1234abcd"
         return DIFF
@@ -563,8 +551,8 @@ async def test_an_image_s_history_is_hidden_first_and_a_patch_is_of_what_it_left
     row = dataclasses.replace(instance(), setup_script="true " + "x" * 200_000)  # longer than a command may be
     order = Order(row, TrajectoryId("train", 1, "one", 0, 0), SessionSettings(96, 1024))
     await attempt(ScriptedAgent(["true"]), env=ImageEnv(Grade(True, True)), respond=respond, order=order)
-    _, made, hidden, acted, taken = asked
-    assert "/tmp/aside" in made and len(made) < 200
+    made, hidden, acted, taken = asked
+    assert "/script.sh" in made and len(made) < 200
     assert "swe_rl hidden" in hidden and acted == "true" and "1234abcd" in taken
 
 

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from swe_rl.agent.protocol import AgentResult, Exit
+from swe_rl.agent.agent import AgentResult, Exit
 from swe_rl.config.choices import AdvantageKind, DynamicSampling
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.gateway.trace import Break
-from swe_rl.rollout.batch import count_tokens, eval_numbers, groups_of, rollout_numbers, set_advantages
+from swe_rl.rollout.batch import count_tokens, eval_numbers, rollout_numbers, set_advantages
 from swe_rl.rollout.collect import Collected
+from swe_rl.rollout.counts import groups_of
 from swe_rl.rollout.rows import Mismatch, retokenized_rows, traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Status
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash
 from swe_rl.gateway.completion import turn_seed
 from swe_rl.gateway.trace import TraceStoreError
 from swe_rl.rollout.collect import (

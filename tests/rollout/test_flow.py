@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.rollout.collect import AttemptPlace
 from swe_rl.rollout.flow import Flow, Pace
-from swe_rl.rollout.sampler import GroupOrder, PromptSampler
+from swe_rl.rollout.order.sampler import GroupOrder, PromptSampler
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 TOKEN_S = 0.06

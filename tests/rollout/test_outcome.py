@@ -2,10 +2,10 @@
 
 import pytest
 
-from swe_rl.agent.protocol import Exit
+from swe_rl.agent.agent import Exit
 from swe_rl.config.choices import INFRA_STATUSES, RewardKind
 from swe_rl.config.compose import compose
-from swe_rl.env.protocol import Grade
+from swe_rl.env.env import Grade
 from swe_rl.rollout.attempt import needs_grading, reward_of, status_of
 from swe_rl.rollout.trajectory import Status
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.rollout.flow import Flow, Pace
-from swe_rl.rollout.sampler import GroupOrder, PromptSampler
+from swe_rl.rollout.order.sampler import GroupOrder, PromptSampler
 from swe_rl.router.simulation.clock import VirtualClock
 from swe_rl.router.simulation.pace import FlowPace, TrainerSpeed
 from swe_rl.router.simulation.workload import SimulatedProgram, SimulatedTurn

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.rollout.order.sampler import GroupOrder, PromptSampler, observe_step
 from swe_rl.rollout.pass_rates import MAX_SKIPS, SPREAD, GroupResult, PassRates
-from swe_rl.rollout.sampler import GroupOrder, PromptSampler, observe_step
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 N = 8

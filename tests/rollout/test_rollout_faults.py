@@ -12,7 +12,7 @@ import pytest
 from swe_rl.agent.client import ChatClient
 from swe_rl.agent.make import make_agent
 from swe_rl.config.compose import compose
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.gateway.server import Gateway

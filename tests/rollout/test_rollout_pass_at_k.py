@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from swe_rl.report import statistics
 from swe_rl.report.resolved import of_counts
-from swe_rl.rollout.batch import valid_counts
+from swe_rl.rollout.counts import valid_counts
 from swe_rl.rollout.pass_at_k import pass_at_k, pass_rate, reported_ks, score_table
 from swe_rl.rollout.trajectory import Status
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.agent.scripted import ScriptedAgent
-from swe_rl.env.protocol import Grade, GradeError
-from swe_rl.files.disk import decode_json, encode_json
+from swe_rl.env.env import Grade, GradeError
+from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.trace import Break, Trace
@@ -20,7 +20,7 @@ from swe_rl.logger.jsonl import PhaseKind
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.profile import ProfilePhase, phases_of, program_event
 from swe_rl.rollout.trajectory import Order, Status, Trajectory, TrajectoryId
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 NOW_S = 1_795_000_000.0

@@ -1,6 +1,6 @@
 import pytest
 
-from swe_rl.agent.protocol import AgentResult, Exit
+from swe_rl.agent.agent import AgentResult, Exit
 from swe_rl.model.chat import TEMPLATES, ChatRenderer
 from swe_rl.model.tiny import build_tokenizer
 from swe_rl.rollout.rows import Rendered

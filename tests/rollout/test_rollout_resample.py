@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from swe_rl.config.choices import DynamicSampling
 from swe_rl.config.schema import AlgoConfig
-from swe_rl.rollout.batch import groups_of, set_advantages
+from swe_rl.rollout.batch import set_advantages
 from swe_rl.rollout.collect import Collected
-from swe_rl.rollout.sampler import PromptSampler, sample_step
+from swe_rl.rollout.counts import groups_of
+from swe_rl.rollout.order.sampler import PromptSampler, sample_step
 from swe_rl.rollout.trajectory import Status
 
 NONE, FILTER, RESAMPLE = (

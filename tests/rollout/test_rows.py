@@ -191,7 +191,7 @@ def simple_rows(traces: list[tuple[Trace, list[int]]]) -> list[Row]:
             for at, logprob in enumerate(one.logprobs.tolist(), len(prompt)):
                 mask[at], logprobs[at] = 1, min(logprob, 0.0)
             versions += one.weight_versions.tolist()
-        rows.append(Row("t", "g", token_ids, mask, logprobs, 0.5, versions))
+        rows.append(Row("t", "g", token_ids, mask, logprobs, 0.5, versions, segment=chain))
     return rows
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.rollout.sampler import GroupOrder, PromptSampler
+from swe_rl.rollout.order.sampler import GroupOrder, PromptSampler
 
 
 @given(st.integers(1, 12), st.integers(0, 5), st.lists(st.integers(1, 9), max_size=6), st.integers(1, 9))

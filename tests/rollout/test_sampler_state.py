@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swe_rl.rollout.order.sampler import Begun, GroupOrder, PromptSampler
+from swe_rl.rollout.order.sampler_state import InstancesDifference, OtherInstancesError, in_earlier_order
 from swe_rl.rollout.pass_rates import GroupResult, PassRates
-from swe_rl.rollout.sampler import Begun, GroupOrder, PromptSampler
-from swe_rl.rollout.sampler_state import InstancesDifference, OtherInstancesError, in_earlier_order
 
 NAMES = [f"repo-{number:02}" for number in range(12)]
 

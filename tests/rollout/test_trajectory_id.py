@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.rollout.trajectory import Status, Trajectory, TrajectoryId
 
 splits = st.from_regex(r"(eval-)?[a-z_]+(\.[a-z0-9]+)?", fullmatch=True)

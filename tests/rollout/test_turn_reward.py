@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.config.choices import AdvantageKind, DynamicSampling
 from swe_rl.config.schema import AlgoConfig, TurnRewardsConfig
 from swe_rl.gateway.trace import Break
@@ -116,7 +116,9 @@ def test_each_token_gets_what_its_turn_has(talk):
     by_turn = {1.25: 2, 1.5: 2, -1.0: 1}  # sampled tokens of each turn
     got = np.concatenate([row.advantage for row in with_current_advantages(rows, [owner])])
     assert {value: int((got == value).sum()) for value in by_turn} == by_turn and len(got) == 5
-    assert all(row.turns is None for row in with_current_advantages(rows, [owner]))
+    assert [row.turns.tolist() for row in with_current_advantages(rows, [owner])] == [
+        row.turns.tolist() for row in rows
+    ]
 
 
 def test_where_answers_and_turns_are_not_as_many_the_trajectory_alone_counts(talk):
@@ -129,7 +131,7 @@ def test_where_answers_and_turns_are_not_as_many_the_trajectory_alone_counts(tal
 
 
 def test_a_critic_gets_rewards_where_they_were_earned(talk):
-    """The trajectory's at the end of each of its rows, a turn's at its last token; nothing is compared here."""
+    """The trajectory's at the end of its last row, a turn's at its last token; nothing is compared here."""
     owner, traces = talk
     rows = traced_rows(owner, traces)
     algo = AlgoConfig(advantage=AdvantageKind.gae, overlong_share=0.0)
@@ -137,7 +139,7 @@ def test_a_critic_gets_rewards_where_they_were_earned(talk):
     assert set_advantages([owner], algo, turns=TABLE) == 0
     assert owner.advantage is None and owner.charged_reward == 1.0 and owner.turn_rewards == [0.125, -0.5, 0.0]
     first, retried, last = with_current_advantages(rows, [owner])
-    assert list(first.rewards) == [0.0, 1.125] and list(retried.rewards) == [0.0, 0.5] and list(last.rewards) == [1.0]
+    assert list(first.rewards) == [0.0, 0.125] and list(retried.rewards) == [0.0, -0.5] and list(last.rewards) == [1.0]
 
 
 def test_nothing_of_a_critic_is_left_in_other_algorithms(talk):

@@ -190,8 +190,8 @@ def test_blocks_are_conserved(steps):
                 held[name] = cache.hold((name, ""))
             cache.grow(held[name], blocks)
         assert cache.free + cache.used + cache.idle == 20
-        assert cache.used == sum(segment.resident for segment in held.values())
-    for segment in held.values():
-        cache.give_back(segment)
+        assert cache.used == sum(part.resident for part in held.values())
+    for part in held.values():
+        cache.give_back(part)
     cache.flush()
     assert (cache.free, cache.used, cache.idle) == (20, 0, 0)

@@ -456,3 +456,16 @@ def test_a_program_of_a_far_group_is_not_overtaken_for_ever():
         if driver.state.programs["of_far"].running:
             break
     assert 0 < number < 30
+
+
+@pytest.mark.parametrize(("shrinks", "usable_share"), [(True, 1.0), (False, 0.5)])
+def test_a_compacted_conversation_is_no_miss(shrinks, usable_share):
+    """It shares its first message alone with what the engine keeps. A longer one that finds as little was evicted."""
+    driver = Driver()
+    context = 400
+    for _ in range(40):
+        prompt = 120 if shrinks else context
+        driver.ask("a", prompt)
+        request = next(iter(driver.state.requests.values()))
+        driver.feed(RequestFinished("a", request.request_id, 400, 20))
+    assert driver.state.books["e0"].cache.usable_share == usable_share

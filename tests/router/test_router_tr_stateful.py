@@ -151,7 +151,8 @@ class Machine(RuleBasedStateMachine):
         self.audit(self.state)
         assert not (self.state.programs or self.state.requests or self.state.held or self.state.groups)
         assert all(book.account.empty and not book.acting for book in self.state.books.values())
-        assert not (self.state.cold or self.state.new or self.state.demand_tokens)
+        assert not (self.state.cold or self.state.new or self.state.demand_tokens or self.state.first_tokens)
+        assert not any(book.size_tokens or book.first_tokens for book in self.state.books.values())
 
 
 class Decaying(Machine):

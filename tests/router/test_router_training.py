@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swe_rl.config.compose import compose
+from swe_rl.facts.concurrency import Bounds
 from swe_rl.router.simulation.balance import Balance, can_balance, divide_gpus, name_division
 from swe_rl.router.simulation.engine_model import EngineLimits, SimulationTooSmall
 from swe_rl.router.simulation.fleet import Fleet
@@ -30,7 +31,8 @@ def test_every_token_is_trained_once_and_counts_for_weights_that_were_there(name
     steps = len(groups) // prompts
     fleet = Fleet(router_of(name, 2, max_programs_per_engine=2 * (name == "cap")), QUICK, EngineLimits(16 * 60, 4, 64))
     trainer = TrainerSpeed(data.draw(st.sampled_from([0.0, 0.01])), 0.3, 0.1)
-    pace = FlowPace(fleet, groups, trainer, places=3, prompts=prompts, ahead=ahead, steps=steps)
+    bounds = data.draw(st.sampled_from([None, Bounds(1, 6, 2)]))
+    pace = FlowPace(fleet, groups, trainer, places=3, prompts=prompts, ahead=ahead, steps=steps, bounds=bounds)
     fleet.run(lambda: len(pace.trained) == steps)
     trained = [number for step in pace.trained for number in step.numbers]
     assert sorted(trained) == list(range(steps * prompts))
@@ -129,3 +131,16 @@ def test_only_groups_that_flow_beside_a_trainer_are_balanced():
     assert can_balance(compose(STREAM).config)
     for other in (["rollout.mode=stream"], H200X4, ["layout=colocated4", "hardware=h200x8", "rollout.mode=stream"]):
         assert not can_balance(compose(other).config)
+
+
+def test_with_places_that_are_felt_for_groups_begin_in_order_and_no_token_gets_older():
+    """rollout.concurrency=auto beside groups that flow, with a cache that is too small for all of them."""
+    oldest = {}
+    for bounds in (None, Bounds(1, 40, 6)):
+        fleet = Fleet(router_of("default"), H200, EngineLimits(60_000, 256))
+        groups = groups_of(0, 40, 4)
+        pace = FlowPace(fleet, groups, TrainerSpeed(1e-4, 1.0), places=40, prompts=4, ahead=1, steps=10, bounds=bounds)
+        fleet.run(lambda made=pace: len(made.trained) == 10)
+        assert [number for _, number in pace.begun] == list(range(40))
+        oldest[bounds] = max(age for step in pace.trained for age in step.ages)
+    assert oldest[Bounds(1, 40, 6)] <= oldest[None]

@@ -13,7 +13,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 

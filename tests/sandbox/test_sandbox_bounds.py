@@ -14,8 +14,8 @@ from swe_rl.sandbox.process import provider as process_module
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.process.watcher import Bounds, DiskUse, Processes, Watcher, bounds_of, disk_use, memory_bytes
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.process.watcher import DiskUse, Processes, SandboxBounds, Watcher, bounds_of, disk_use, memory_bytes
+from swe_rl.sandbox.sandbox import Workspace
 from tests.sandbox.conftest import ProviderFactory, needs_bwrap
 from tests.support.waiting import until
 
@@ -111,7 +111,7 @@ async def test_what_is_hidden_by_others_is_found_later(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(watcher_module, "filesystem_use", lambda _: DiskUse())
     now_s = 0.0
-    watcher = Watcher(Bounds(None, None, DiskUse(_MIB, 1000)), clock=lambda: now_s, every_s=0.01)
+    watcher = Watcher(SandboxBounds(None, None, DiskUse(_MIB, 1000)), clock=lambda: now_s, every_s=0.01)
     watched = watcher.watch(os.getpid(), watcher.folder(tmp_path), isolated=False)
     (tmp_path / "big").write_bytes(bytes(2 * _MIB))
     await asyncio.sleep(0.1)
@@ -122,7 +122,7 @@ async def test_what_is_hidden_by_others_is_found_later(tmp_path: Path, monkeypat
 
 
 async def test_a_look_takes_a_tenth_of_a_core_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    watcher = Watcher(Bounds(1, 1, None), every_s=0.001)
+    watcher = Watcher(SandboxBounds(1, 1, None), every_s=0.001)
     looks: list[float] = []
 
     def costly(waiting: object) -> tuple[list[object], float]:
@@ -139,7 +139,7 @@ async def test_a_look_takes_a_tenth_of_a_core_at_most(tmp_path: Path, monkeypatc
 async def test_a_look_that_fails_is_said_and_the_next_one_still_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    watcher = Watcher(Bounds(None, None, DiskUse(_MIB, 1000)), every_s=0.01)
+    watcher = Watcher(SandboxBounds(None, None, DiskUse(_MIB, 1000)), every_s=0.01)
     look, failures = watcher._look, [OSError("no answer"), OSError("no answer")]
 
     def fails_first(waiting: list[object]) -> object:
@@ -296,5 +296,5 @@ def test_without_isolation_it_is_in_the_log(tmp_path: Path, caplog: pytest.LogCa
 
 def test_a_group_leaves_disk_to_the_watcher():
     config = SandboxConfig(memory_gb=2.0, max_processes=7, disk_gb=0.5)
-    assert bounds_of(config, by_kernel=True) == Bounds(None, None, DiskUse(512 * _MIB, 32768))
-    assert bounds_of(config, by_kernel=False) == Bounds(2 << 30, 7, DiskUse(512 * _MIB, 32768))
+    assert bounds_of(config, by_kernel=True) == SandboxBounds(None, None, DiskUse(512 * _MIB, 32768))
+    assert bounds_of(config, by_kernel=False) == SandboxBounds(2 << 30, 7, DiskUse(512 * _MIB, 32768))

@@ -28,7 +28,7 @@ from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.process.seccomp import filter_program, refused_calls
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from tests.support.pytest_alone import OPTIONS
 from tests.support.waiting import until
 

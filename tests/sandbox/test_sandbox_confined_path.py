@@ -7,7 +7,7 @@ import pytest
 
 from swe_rl.sandbox.confined_path import MissingFileError, ensure_folders, read_confined, write_confined
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 
 @pytest.fixture

@@ -19,7 +19,10 @@ from swe_rl.errors import UserError
 from swe_rl.sandbox.apptainer.provider import ApptainerProvider
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.door import direct_url
-from swe_rl.sandbox.protocol import (
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.remote.server import ServerOptions, run_server
+from swe_rl.sandbox.sandbox import (
     Door,
     Sandbox,
     SandboxError,
@@ -29,9 +32,6 @@ from swe_rl.sandbox.protocol import (
     put_files,
     run_whole,
 )
-from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.remote import wire
-from swe_rl.sandbox.remote.server import ServerOptions, run_server
 from tests.sandbox.test_sandbox_door import REFUSED, Heard, refused_inside
 from tests.support.waiting import until
 

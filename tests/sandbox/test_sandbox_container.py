@@ -29,7 +29,7 @@ from swe_rl.sandbox.container.engine import (
 )
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.process.seccomp import refused_calls
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import Door, SandboxError, Workspace
 from tests.sandbox import host_image
 from tests.sandbox.test_sandbox_bubblewrap import _REFUSED_CALLS
 from tests.sandbox.test_sandbox_door import Heard
@@ -291,7 +291,7 @@ from pathlib import Path
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.container.provider import ContainerProvider
-from swe_rl.sandbox.protocol import Door, Workspace
+from swe_rl.sandbox.sandbox import Door, Workspace
 
 async def main():
     given = json.loads(sys.argv[1])

@@ -35,7 +35,7 @@ from swe_rl.sandbox.container.engine import (
 from swe_rl.sandbox.container.images import Images, pause_s, registry_of, split_tag
 from swe_rl.sandbox.container.provider import ContainerProvider
 from swe_rl.sandbox.process.seccomp import SOCKET_FAMILIES, refused_names
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 from swe_rl.sandbox.warm_pool import WarmPool
 
 DOCKER = SandboxConfig(kind=SandboxKind.docker)

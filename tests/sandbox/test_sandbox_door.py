@@ -16,9 +16,9 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox import door as door_module
 from swe_rl.sandbox.door import Doorway, direct_url
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.server import ServerOptions, run_server
+from swe_rl.sandbox.sandbox import Door, SandboxError, Workspace
 
 GET = """python3 - <<'E'
 import urllib.request

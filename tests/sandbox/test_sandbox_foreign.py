@@ -15,8 +15,8 @@ from swe_rl.extension.find import Foreign
 from swe_rl.sandbox import foreign
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.foreign import ForeignProvider
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from swe_rl.testing import ConformanceError, check_sandbox
 
 MAKER = Foreign(ExtensionKind.sandbox, "mine", "theirs.Mine", "sandbox._target_")

@@ -25,7 +25,7 @@ from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 async def main():
     config = SandboxConfig(isolation=Isolation.none)

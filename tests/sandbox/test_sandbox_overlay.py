@@ -19,11 +19,11 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.process import isolation as isolation_module
-from swe_rl.sandbox.process import overlay, provider
+from swe_rl.sandbox.process import overlay
 from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.protocol import SandboxError, Toolchain, Workspace
+from swe_rl.sandbox.sandbox import SandboxError, Toolchain, Workspace
 from tests.sandbox.test_sandbox_process import _open_descriptors, folders
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -77,7 +77,9 @@ def shared_folders(prepared: Workspace) -> tuple[Path, Path]:
 
 
 def mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+    """Returns the mounts of this process, without those of container engines that other tests started."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if "swe_rl-test-" not in line]
 
 
 def is_shared(sandbox: ProcessSandbox) -> bool:
@@ -223,7 +225,7 @@ async def test_a_mount_that_fails_later_spoils_one_sandbox(
         raise OSError("no overlay can be mounted: refused")
 
     with monkeypatch.context() as patch:
-        patch.setattr(provider, "mount_overlays", refuse)
+        patch.setattr(made._mounter, "mount", refuse)
         with pytest.raises(SandboxError, match="refused"):
             await made.create(prepared, owner="broken")
     assert folders(tmp_path, "broken*") == []
@@ -236,7 +238,8 @@ def test_the_program_says_why_it_fails(tmp_path: Path, lower: str):
     root = tmp_path / "root"
     root.mkdir()
     with pytest.raises(OSError, match="no overlay can be mounted: .+"):
-        overlay.mount_overlays(root, [(tmp_path / lower, root / "work")], None if os.geteuid() else 1_000_000_001)
+        stack = overlay.Stack("work", (overlay.Layer(tmp_path / lower),))
+        overlay.mount_overlays(root, [stack], None if os.geteuid() else 1_000_000_001)
 
 
 _RUN = """
@@ -245,7 +248,7 @@ from pathlib import Path
 from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import Toolchain, Workspace
+from swe_rl.sandbox.sandbox import Toolchain, Workspace
 
 async def main(scratch, tree, tools):
     provider = ProcessProvider(SandboxConfig(isolation=Isolation.bubblewrap), scratch, warn=print)

@@ -10,7 +10,7 @@ import pytest
 from swe_rl.config.choices import Isolation
 from swe_rl.sandbox.process import bubblewrap, isolation
 from swe_rl.sandbox.process.isolation import interpreter_folders
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 from tests.sandbox.conftest import ProviderFactory
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
@@ -34,6 +34,7 @@ async def _said(make: ProviderFactory, workspace: Workspace, command: str, **cha
     return (await sandbox.exec(command, timeout_s=60)).output
 
 
+@pytest.mark.slow
 async def test_as_it_is_installed_here(make: ProviderFactory, workspace: Workspace):
     assert await _said(make, workspace, f"{SEARCH}; python -m pytest --version") == f"pytest {pytest.__version__}\n"
 
@@ -84,7 +85,7 @@ async def test_the_system_s_packages_behind_a_toolchain_are_hidden_once(
     """A package in a folder that is hidden as a whole needs no mount of its own, and could have none."""
     from dataclasses import replace
 
-    from swe_rl.sandbox.protocol import Toolchain
+    from swe_rl.sandbox.sandbox import Toolchain
 
     if not (below_usr := isolation.package_folders()):
         pytest.skip("no Python packages below /usr")

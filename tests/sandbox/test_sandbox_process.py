@@ -17,7 +17,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
-from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from tests.support.pytest_alone import OPTIONS
 
 

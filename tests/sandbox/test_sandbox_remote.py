@@ -18,11 +18,11 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.archive import Workspaces, digest_of
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
 from swe_rl.sandbox.provider import greet_server
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.client import RemoteProvider
 from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, run_server
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")

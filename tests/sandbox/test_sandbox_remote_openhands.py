@@ -15,8 +15,8 @@ from swe_rl.config.choices import RuntimeProtocol, SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
 from swe_rl.sandbox.remote.openhands import OpenHandsProvider
+from swe_rl.sandbox.sandbox import Door, SandboxError, Workspace
 
 CONFIG = SandboxConfig(
     kind=SandboxKind.remote,

@@ -10,10 +10,10 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import RunError
-from swe_rl.sandbox.protocol import SandboxError, Workspace
 from swe_rl.sandbox.remote import wire
 from swe_rl.sandbox.remote.fleet import RuntimeFleet, ServerAddress
 from swe_rl.sandbox.remote.server import RuntimeServer, ServerOptions
+from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from tests.support.scripted_sandbox import ScriptedProvider
 
 IMAGE = Workspace(image="a")

@@ -3,7 +3,7 @@
 import pytest
 
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
 
 

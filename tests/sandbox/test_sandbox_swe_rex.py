@@ -5,8 +5,8 @@ import pytest
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Toolchain, Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Toolchain, Workspace
 from swe_rl.sandbox.swe_rex import SweRex
 from swe_rl.testing import check_sandbox
 

@@ -16,9 +16,9 @@ from swe_rl.sandbox.base import image_of
 from swe_rl.sandbox.process import isolation as isolation_module
 from swe_rl.sandbox.process.bubblewrap import UserMode
 from swe_rl.sandbox.process.isolation import package_folders
-from swe_rl.sandbox.protocol import Door, SandboxError, Toolchain, Workspace
 from swe_rl.sandbox.remote.client import RemoteProvider
 from swe_rl.sandbox.remote.server import ServerOptions, run_server
+from swe_rl.sandbox.sandbox import Door, SandboxError, Toolchain, Workspace
 from tests.sandbox.test_sandbox_door import GET, PATH, gateway
 from tests.sandbox.test_sandbox_process import folders
 

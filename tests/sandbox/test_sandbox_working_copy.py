@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.sandbox.base import clear_away
-from swe_rl.sandbox.protocol import SandboxError, Workspace
+from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from swe_rl.sandbox.working_copy import copy_tree, remove_tree
 
 

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from swe_rl.__main__ import main
-from swe_rl.engine.update import Turns
+from swe_rl.engine.update import EngineTurns
 from swe_rl.job import train
 
 ASLEEP = "asleep.jsonl"
-_made, _to_trainer = train.rank_group, Turns.to_trainer
+_made, _to_trainer = train.rank_group, EngineTurns.to_trainer
 
 
 def on_the_cpu(*given):
@@ -39,5 +39,5 @@ def note(found):
 
 
 if __name__ == "__main__":
-    train.rank_group, Turns.to_trainer = on_the_cpu, noted
+    train.rank_group, EngineTurns.to_trainer = on_the_cpu, noted
     sys.exit(main())

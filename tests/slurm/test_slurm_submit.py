@@ -78,7 +78,12 @@ def test_a_dry_run_writes_the_scripts_of_a_real_cluster_and_submits_nothing(swee
     assert "Nothing was submitted: an array of 2 jobs, 2 at once." in done.stdout
     assert f"sbatch {script}" in done.stdout
     assert len(cluster.jobs()) == before
-    assert "not submitted" in sweep.run("job=status").stdout
+    asked = sweep.run("job=status")
+    assert asked.exit_status == 2 and "There is no sweep below" in asked.stderr
+    named = sweep.run("job=status", f"job.runs={sweep.folder}")
+    words = " ".join(named.stderr.split())
+    assert named.exit_status == 2 and "nothing was submitted" in words and str(script.parent) in words, named.text
+    assert f"rm -r {sweep.folder}" in done.stdout
 
 
 def test_without_slurm_the_way_out_is_named(sweep):
@@ -131,12 +136,13 @@ def test_code_that_changes_while_a_job_is_queued_is_not_what_runs(sweep, cluster
     import shutil
 
     copy = tmp_path / "checkout"
-    for name in ("swe_rl", "conf", "sweeps"):
+    for name in ("swe_rl", "conf", "sweeps", "launchers"):
         shutil.copytree(HOME / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     process = sweep.start(*WAITING, *TINY, PYTHONPATH=str(copy))
     sweep.wait_for_ids(process)
     (copy / "swe_rl" / "job" / "rollout.py").write_text("raise SystemExit('edited while queued')\n")
     (copy / "conf" / "config.yaml").write_text("nonsense: [")
+    (copy / "launchers" / "containers_on_scratch.sh").write_text("exit 1\n")
     cluster.set_partition("busy", "UP")
     stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stdout + stderr

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.gateway.store.traces import TraceStore
 from tests.end_to_end.conftest import children_of_runs
 from tests.slurm.test_slurm_survival import HOME, Run

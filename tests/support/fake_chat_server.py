@@ -8,7 +8,7 @@ Invariants:
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from aiohttp import web
@@ -33,10 +33,12 @@ Script = Callable[[list[dict[str, Any]]], FakeReply | str]
 
 
 class FakeChatServer:
-    """`script` gets the messages of a request and answers; see `replies` for a fixed list."""
+    """`script` gets the messages of a request and answers; see `replies` for a fixed list. With `repeats_key`, the
+    key of a request is in the header `X-Request-Key` of its answer and in the text: some servers do so."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, repeats_key: bool = False) -> None:
         self._script = script
+        self._repeats_key = repeats_key
         self._runner: web.AppRunner | None = None
         self._base_url = ""
         self.requests: list[dict[str, Any]] = []
@@ -66,6 +68,10 @@ class FakeChatServer:
         self.requests.append(body)
         answer = self._script(body["messages"])
         reply = FakeReply(answer) if isinstance(answer, str) else answer
+        if self._repeats_key:
+            key = request.headers["Authorization"]
+            headers = {**reply.headers, "X-Request-Key": key}
+            reply = replace(reply, content=f"{reply.content}\nThe key was: {key}", headers=headers)
         try:
             await asyncio.sleep(reply.delay_s)
         except asyncio.CancelledError:

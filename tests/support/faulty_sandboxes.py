@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Waited, Workspace, no_wait
+from swe_rl.sandbox.sandbox import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Waited, Workspace, no_wait
 
 _TIMED_OUT = 124
-_TEST_RUNS = ("grading_parent.py", "/eval.sh")  # what the graders' commands name
+_TEST_RUN = "session_program.py"  # what the grader's command names
 
 
 class Fault(StrEnum):
@@ -57,7 +57,7 @@ class FaultySandbox:
         if self._hit.fault is Fault.killed:
             await self._inner.close()
             raise SandboxError(f"sandbox {self.sandbox_id} died: killed (injected)")
-        hung_tests = self._hit.fault is Fault.hung_tests and any(name in command for name in _TEST_RUNS)
+        hung_tests = self._hit.fault is Fault.hung_tests and _TEST_RUN in command
         if hung_tests or (self._hit.fault is Fault.hung_command and first):
             await asyncio.sleep(timeout_s)
             return ExecResult(_TIMED_OUT, "", True, 0, timeout_s)

@@ -147,7 +147,7 @@ _OPEN = {"falcon_h1"}
 
 
 def matrix() -> list[str]:
-    """The lines of the table in docs/models.md."""
+    """The lines of the table in docs/engineering/models.md."""
     lines = [
         "| `model_type` | step and `engine=embedded` | adapter, resume, export | rows on ranks | routers |",
         "|---|---|---|---|---|",

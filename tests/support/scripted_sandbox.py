@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+from swe_rl.sandbox.sandbox import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import torch
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import LossConfig, ModelConfig
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.sharded.mesh import make_mesh, process_group
+from swe_rl.trainer.trainer import TrainerError
 from tests.support.tiny_qwen3 import tiny_qwen3
 
 VOCAB = 64

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.attention import by_length, by_row, choose_kernel
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import Segments
 from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
+from swe_rl.trainer.trainer import MeshError, TrainerError
 
 CPU = torch.device("cpu")
 ALONE = Mesh(dp=1, sp=1, rank=0, device=CPU, shards=None, sp_group=None)

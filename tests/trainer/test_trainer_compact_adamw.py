@@ -12,7 +12,7 @@ from swe_rl.facts import memory
 from swe_rl.trainer.checkpoint.tensor_file import tensor_bytes
 from swe_rl.trainer.compact_adamw import MOMENTS, code_book, nearest_codes, stochastic_bfloat16
 from swe_rl.trainer.optimizer import Optimizer
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 LR, DECAY, BETAS, STEPS = 1e-2, 0.01, (0.9, 0.999), 20
 COMPACT = (OptimizerState.bfloat16, OptimizerState.int8)

@@ -15,9 +15,9 @@ from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.checkpoint.folder import CorruptCheckpointError, newest_checkpoint
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded import attention
 from swe_rl.trainer.sharded.mesh import lone_mesh
+from swe_rl.trainer.trainer import TrainerError
 from tests.trainer.test_trainer_checkpoint import Killed, die_at, raise_killed
 
 PPO = AlgoConfig(advantage=AdvantageKind.gae, discount=0.97, gae_lambda=0.9, critic_lr=3e-3, clip_high=0.2)
@@ -55,12 +55,22 @@ def gae_by_hand(rewards, values, discount, lam):
     return np.array([sum((discount * lam) ** (k - t) * deltas[k] for k in range(t, count)) for t in range(count)])
 
 
+def raw_by_hand(rows, values, discount=0.97, lam=0.9):
+    """The rows of a trajectory are one sequence: the first two of `rank_cases` are."""
+    raw = []
+    for name in dict.fromkeys(row.trajectory_id for row in rows):
+        of_attempt = [place for place, row in enumerate(rows) if row.trajectory_id == name]
+        rewards = np.concatenate([rows[place].rewards for place in of_attempt])
+        predicted = np.concatenate([values[place] for place in of_attempt])
+        raw.append(gae_by_hand(rewards.astype(float), predicted, discount, lam))
+    return np.concatenate(raw)
+
+
 def test_advantages_value_loss_and_policy_loss_are_the_reference(make, rows):
     trainer = make()
     critic, tokens = trainer.critic.model.eval(), sum(row.trained_tokens for row in rows)
     values = [values_by_hand(critic, row) for row in rows]
-    raw = [gae_by_hand(row.rewards.astype(float), v, 0.97, 0.9) for row, v in zip(rows, values, strict=True)]
-    flat = np.concatenate(raw)
+    flat = raw_by_hand(rows, values)
     credited = trainer.critic.credited(rows)
     whitened = (flat - flat.mean()) / (flat.std(ddof=1) + 1e-6)
     np.testing.assert_allclose(np.concatenate([row.advantage for row in credited]), whitened, atol=1e-6)
@@ -73,18 +83,40 @@ def test_advantages_value_loss_and_policy_loss_are_the_reference(make, rows):
 
 def test_without_whitening_advantages_keep_their_size(make, rows):
     trainer = make(replace(PPO, normalize_std=False))
-    raw = [
-        gae_by_hand(row.rewards.astype(float), values_by_hand(trainer.critic.model.eval(), row), 0.97, 0.9)
-        for row in rows
-    ]
+    raw = raw_by_hand(rows, [values_by_hand(trainer.critic.model.eval(), row) for row in rows])
     got = trainer.critic.credited(rows)
-    np.testing.assert_allclose(np.concatenate([row.advantage for row in got]), np.concatenate(raw), atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([row.advantage for row in got]), raw, atol=1e-5)
 
 
 def test_the_first_values_are_zero_and_the_first_advantages_returns(make, rows):
     trainer = make(replace(PPO, normalize_std=False, discount=1.0, gae_lambda=1.0), bias=0.0)
-    for row in trainer.critic.credited(rows):
-        np.testing.assert_allclose(row.advantage, np.cumsum(row.rewards[::-1])[::-1], atol=1e-5)
+    returns = raw_by_hand(rows, [np.zeros(row.sampled_tokens) for row in rows], 1.0, 1.0)
+    got = trainer.critic.credited(rows)
+    np.testing.assert_allclose(np.concatenate([row.advantage for row in got]), returns, atol=1e-5)
+
+
+def test_what_a_later_row_brings_is_credited_to_the_rows_before_it(make, rows):
+    """A reward of the second segment is a return of the first one, whether the second is trained or not."""
+    trainer = make(replace(PPO, normalize_std=False, discount=1.0, gae_lambda=1.0), bias=0.0)
+    first, second = (replace(row, rewards=np.zeros(row.sampled_tokens)) for row in rows[:2])
+    assert first.trajectory_id == second.trajectory_id
+    second.rewards[-1] = 2.0
+    for trained in (True, False):
+        got = trainer.critic.credited([first, replace(second, trained=trained), *rows[2:]])
+        np.testing.assert_allclose(got[0].advantage, 2.0, atol=1e-5)
+
+
+def test_rows_of_an_attempt_are_credited_as_one_long_row_would_be(make, rows):
+    """The critic's values are equal wherever it sees the same ids before a token, so here they are 0."""
+    trainer = make(replace(PPO, normalize_std=False), bias=0.0)
+    got = trainer.critic.credited(rows[:2])
+    together = gae_by_hand(
+        np.concatenate([row.rewards for row in rows[:2]]).astype(float),
+        np.zeros(sum(row.sampled_tokens for row in rows[:2])),
+        0.97,
+        0.9,
+    )
+    np.testing.assert_allclose(np.concatenate([row.advantage for row in got]), together, atol=1e-5)
 
 
 def test_micro_batches_change_nothing(make, rows):

@@ -23,7 +23,6 @@ from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.checkpoints import Checkpoints
 from swe_rl.trainer.lora import with_adapter
 from swe_rl.trainer.optimizer import Optimizer
-from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_max, unused_rate
 from swe_rl.trainer.send.hand_over import receive_bucket, send_weights, write_weights
@@ -35,6 +34,7 @@ from swe_rl.trainer.sharded.flops import layer_weights
 from swe_rl.trainer.sharded.materialize import WeightsError
 from swe_rl.trainer.sharded.mesh import make_mesh
 from swe_rl.trainer.sharded.model import _compile_layers, require_agreement
+from swe_rl.trainer.trainer import MeshError
 
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
 LORA = replace(CONFIG, lr=1e-2, lora_rank=3)

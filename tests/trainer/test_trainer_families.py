@@ -1,6 +1,6 @@
 """Families beyond the fast ones: adapters, critics, checkpoints, exports, hand-over, and the trainer of many ranks.
 
-docs/models.md shows what is asked here of each family, as a table.
+docs/engineering/models.md shows what is asked here of each family, as a table.
 """
 
 from dataclasses import replace
@@ -29,12 +29,14 @@ from swe_rl.model.twin import write_twin
 from swe_rl.trainer.checkpoint.export import export_checkpoint
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.lora import base_of, with_adapter
-from swe_rl.trainer.protocol import MeshError, TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send.hand_over import gather_tensors
 from swe_rl.trainer.sharded import assemble
 from swe_rl.trainer.sharded.model import check_supported
+from swe_rl.trainer.trainer import MeshError, TrainerError
 from tests.support.model_families import FAMILIES, ROWS_ALONE, matrix, multimodal_qwen3_5, tiny_of_family
+
+pytestmark = pytest.mark.slow
 
 # Renamed and fused experts with a router's bias, sinks with biased experts, own names of windows and norms.
 DIFFERENT = ("nemotron_h", "gpt_oss", "gemma3_text")
@@ -273,13 +275,17 @@ def test_check_and_start_refuse_to_steer_routers_that_are_not_known(key, folder_
 
 
 @pytest.mark.parametrize("family", FAMILY)
-def test_sizes_are_those_of_the_configuration(family, folder_of, monkeypatch, tmp_path):
-    """What config.json says is enough: a folder without weights has the parameters that its model has."""
+def test_sizes_are_those_of_the_configuration(family, folder_of):
     folder = folder_of(family)
     sizes = facts_of(str(folder))
     assert load_shape(ModelConfig(path=str(folder), **sizes)) is not None
-    if family != "gpt_oss":  # a child process takes seconds
-        return
+
+
+@pytest.mark.slow  # a child process imports transformers
+def test_a_folder_without_weights_has_the_parameters_that_its_model_has(folder_of, monkeypatch, tmp_path):
+    """What config.json says is enough."""
+    family = "gpt_oss"
+    folder = folder_of(family)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     counted = sum(parameter.numel() for parameter in tiny_of_family(family).parameters())
@@ -305,5 +311,5 @@ def test_a_twin_is_small_and_of_the_same_kind(family, tmp_path):
 
 
 def test_the_page_shows_what_is_asked_here():
-    page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8").splitlines()
+    page = (Path(__file__).parents[2] / "docs/engineering/models.md").read_text(encoding="utf-8").splitlines()
     assert [line for line in page if line.startswith("|")] == matrix()

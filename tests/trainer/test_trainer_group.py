@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.server.weights import export_weights
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.protocol import RankLost, TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
+from swe_rl.trainer.trainer import RankLost, TrainerError
 
 
 @pytest.fixture(scope="module")

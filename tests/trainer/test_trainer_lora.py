@@ -30,9 +30,9 @@ from swe_rl.trainer.lora import (
     weights_fingerprint,
     with_adapter,
 )
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.send import hand_over
+from swe_rl.trainer.trainer import TrainerError
 
 CONFIG = TrainerConfig(lr=1e-2, lora_rank=3, num_threads=1, seed=4)
 pytestmark = pytest.mark.usefixtures("peft")

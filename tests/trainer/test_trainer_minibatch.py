@@ -10,7 +10,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Correction
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.trainer.minibatch import MiniBatch, mini_batches
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 ALGO = AlgoConfig()
 PAIR = (("a", 1.0), ("b", -1.0))

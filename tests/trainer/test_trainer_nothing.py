@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from swe_rl.agent.protocol import Turn
+from swe_rl.agent.agent import Turn
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig, TrainerConfig, TurnRewardsConfig
 from swe_rl.rollout.batch import set_advantages
@@ -72,6 +72,14 @@ def test_equal_groups_through_rewards_rows_and_update(rank_cases, reward, turns,
     assert unchanged(before, trainer)
 
 
+def paid_at_the_end(rows, reward):
+    """Each attempt's reward comes at the last token of its last row."""
+    last = {row.trajectory_id: row for row in rows}
+    return [
+        replace(row, rewards=np.eye(row.sampled_tokens)[-1] * reward * (row is last[row.trajectory_id])) for row in rows
+    ]
+
+
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7])
 @pytest.mark.parametrize("whitened", [True, False])
 def test_a_critic_that_foresees_every_reward_leaves_its_policy_alone(rank_cases, monkeypatch, reward, whitened):
@@ -83,8 +91,7 @@ def test_a_critic_that_foresees_every_reward_leaves_its_policy_alone(rank_cases,
     rows = rank_cases.rows(credit=True)
     assert trainer.train_step(rows, 1).updates > 0
     before = state_of(trainer)
-    ends = [np.eye(row.sampled_tokens)[-1] * reward for row in rows]
-    sure = [replace(row, rewards=rewards) for row, rewards in zip(rows, ends, strict=True)]
+    sure = paid_at_the_end(rows, reward)
     noise = torch.Generator().manual_seed(0)
 
     def foresees(batch):
@@ -104,7 +111,7 @@ def test_returns_that_are_all_equal_are_whitened_to_nothing(rank_cases):
     trainer = Trainer(
         rank_cases.build(), CONFIG, AlgoConfig(advantage=AdvantageKind.gae), pad_token_id=0, critic=critic
     )
-    rows = [replace(row, rewards=np.eye(row.sampled_tokens)[-1] * 0.1) for row in rank_cases.rows(credit=True)]
+    rows = paid_at_the_end(rank_cases.rows(credit=True), 0.1)
     before = state_of(trainer)
     assert trainer.train_step(rows, 1).updates == 0
     assert unchanged(before, trainer)

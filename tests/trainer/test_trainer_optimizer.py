@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swe_rl.trainer.optimizer import Optimizer
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 
 def pair(grad_clip=1.0):

@@ -9,7 +9,7 @@ from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy
 from swe_rl.trainer.compute import out_of_memory_named
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import RankLost, TrainerError
+from swe_rl.trainer.trainer import RankLost, TrainerError
 
 FULL = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1 GiB is free."
 CONFIG = TrainerConfig(num_threads=1, max_tokens_per_micro_batch=40, prompts_per_mini_batch=1)

@@ -1,7 +1,7 @@
 import copy
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from swe_rl.config.choices import Correction, KlEstimator, KlPlace, LossAggregat
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
 from swe_rl.trainer import policy, trajectories
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.rank_trainer import RankTrainer
+from swe_rl.trainer.trainer import TrainerError
 
 CONFIG = TrainerConfig(lr=1e-2, num_threads=1, grad_clip=0.0)
 
@@ -454,3 +455,25 @@ def test_no_dropout_of_a_model_is_left_where_it_is_trained(build, make_rows, rec
         assert mine == pytest.approx(expected, abs=1e-5)
     metrics = one.train_step(make_rows(), 0)
     assert metrics.ratio_min == pytest.approx(1.0, abs=1e-5) == metrics.ratio_max
+
+
+def test_a_scheduled_temperature_is_that_of_a_trainer_with_this_temperature(build, make_rows):
+    def scheduled(**changes):
+        changes = {"temperature": 1.0, "temperatures": {3: 0.7, 4: 1.3}, **changes}
+        return RankTrainer(build(), CONFIG, AlgoConfig(), pad_token_id=0, **changes)
+
+    first = scheduled()
+    for step, temperature in ((1, 1.0), (2, 1.0), (3, 0.7), (4, 1.3), (9, 1.3)):
+        weights = copy.deepcopy(first.model.state_dict())
+        alone = trainer(build(), temperature=temperature)
+        alone.model.load_state_dict(weights)
+        fresh = scheduled()
+        fresh.model.load_state_dict(weights)
+        rows = make_rows()
+        assert asdict(fresh.train_step(rows, step)) | {"train_s": 0} == asdict(alone.train_step(rows, step)) | {
+            "train_s": 0
+        }
+        for ours, theirs in zip(fresh.model.parameters(), alone.model.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+    with pytest.raises(TrainerError, match="temperature"):
+        scheduled(temperatures={2: 0.0})

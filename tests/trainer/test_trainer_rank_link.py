@@ -7,13 +7,13 @@ import pytest
 
 from swe_rl.algo.row import Row
 from swe_rl.config.schema import TrainerConfig
-from swe_rl.engine.transfer.protocol import Staging
-from swe_rl.trainer.protocol import RankLost, TrainerError
+from swe_rl.engine.transfer.sent_weights import Staging
 from swe_rl.trainer.ranks import group as group_module
 from swe_rl.trainer.ranks import rank
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.link import RankEnd
 from swe_rl.trainer.ranks.rows_file import RowsFile
+from swe_rl.trainer.trainer import RankLost, TrainerError
 
 
 class Link:

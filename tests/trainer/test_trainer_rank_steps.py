@@ -14,13 +14,13 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.vllm.devices import DeviceError
 from swe_rl.hardware.slurm.nodes import NodesError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.protocol import RankLost, TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks import steps as rank_steps
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import RankWork, on_this_node
 from swe_rl.trainer.ranks.steps import RankSite, RankSteps
+from swe_rl.trainer.trainer import RankLost, TrainerError
 from tests.support.waiting import alive
 
 SITES = (RankSite(None, 0), RankSite("far", 1))
@@ -105,6 +105,7 @@ def test_closing_in_the_middle_of_a_start_ends_both(setup, far, closed_while_it_
     assert not any(alive(pid) for pid in closed_while_it_starts(far(setup)))
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_start(setup, far, tmp_path):
     group = far(replace(setup, logs=tmp_path), "sh", "-c", "echo srun: error: no node far; exit 3")
     with pytest.raises(

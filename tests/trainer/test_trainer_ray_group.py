@@ -14,12 +14,12 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.hardware.ray_cluster import RayClusterError, connect_cluster
 from swe_rl.layout.placement import PlacementError
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.protocol import RankLost, TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_group import RayRanks, handed_on
 from swe_rl.trainer.ranks.ray_rank import RankHome, describe_versions
+from swe_rl.trainer.trainer import RankLost, TrainerError
 from tests.support.waiting import gone
 from tests.trainer import ray_nodes
 

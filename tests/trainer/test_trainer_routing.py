@@ -11,10 +11,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from swe_rl.config.choices import KlPlace, RoutingReplay
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.routing import Routing, load_entropy
 from swe_rl.trainer.sharded.mesh import lone_mesh
+from swe_rl.trainer.trainer import TrainerError
 
 REPLAY = TrainerConfig(lr=1e-3, num_threads=1, routing_replay=RoutingReplay.replay)
 MEASURE, NONE = (replace(REPLAY, routing_replay=mode) for mode in (RoutingReplay.measure, RoutingReplay.none))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from swe_rl.algo.row import Row
 from swe_rl.errors import RunError
 from swe_rl.hardware.sync import Copier
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.rows_file import RowsFile, keep_rows, lend_rows, remove_left
+from swe_rl.trainer.trainer import TrainerError
 
 _ids = st.lists(st.integers(0, 2**31 - 1), max_size=7)
 _routes = st.sampled_from([None, "uint8", "uint16"])
@@ -35,7 +35,19 @@ def rows(draw) -> Row:
     advantage, rewards = draw(st.lists(_float32, max_size=7)), draw(st.none() | st.lists(_float32, max_size=7))
     shape, kind = draw(st.tuples(st.integers(0, 5), st.integers(1, 2), st.integers(1, 3))), draw(_routes)
     routes = None if kind is None else np.arange(np.prod(shape), dtype=kind).reshape(shape)
-    return Row(*names, draw(_ids), mask, logprobs, advantage, draw(_ids), draw(st.booleans()), rewards, routes=routes)
+    return Row(
+        *names,
+        draw(_ids),
+        mask,
+        logprobs,
+        advantage,
+        draw(_ids),
+        draw(st.booleans()),
+        rewards,
+        routes=routes,
+        segment=draw(st.integers(0, 3)),
+        turns=draw(st.none() | _ids),
+    )
 
 
 @given(st.lists(rows(), max_size=5))

@@ -12,9 +12,10 @@ from transformers.optimization import (
 )
 
 from swe_rl.config.choices import AdvantageKind, LrSchedule
-from swe_rl.config.compose import compose, config_hash
+from swe_rl.config.compose import compose
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.schema import AlgoConfig, TrainerConfig
-from swe_rl.run.warm_start import sft_stages
+from swe_rl.imitation.demonstrations import demonstration_stages
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.policy import Trainer
 from swe_rl.trainer.schedule import Schedule
@@ -109,11 +110,11 @@ def test_another_number_of_steps_is_another_run():
 
 
 def test_the_warm_start_has_schedules_of_its_own():
-    config = compose(["job=sft", "sft.steps=10", "sft.beginner_steps=4", "sft.warmup_steps=2"]).config
-    skill, habits = sft_stages(config)
+    config = compose(["job=sft", "sft.lr=2e-3", "sft.steps=10", "sft.beginner_steps=4", "sft.warmup_steps=2"]).config
+    skill, habits = demonstration_stages(config)
     assert [skill.lr_of(step) / config.sft.lr for step in (1, 2, 3)] == pytest.approx([0.5, 1.0, 1.0])
     assert habits.lr_of(11) == config.sft.beginner_lr and habits.lr_of(13) == pytest.approx(config.sft.beginner_lr / 2)
     sft = replace(config.sft, lr_schedule=LrSchedule.linear, lr_final_fraction=0.5)
-    skill, habits = sft_stages(replace(config, sft=sft))
+    skill, habits = demonstration_stages(replace(config, sft=sft))
     assert skill.lr_of(10) == pytest.approx(config.sft.lr * (0.5 + 0.5 / 8))
     assert habits.lr_of(13) == pytest.approx(config.sft.beginner_lr * 0.75)

@@ -24,7 +24,6 @@ from swe_rl.trainer.checkpoint.export import ExportError
 from swe_rl.trainer.checkpoint.folder import CheckpointWriteError, CorruptCheckpointError
 from swe_rl.trainer.checkpoint.stored import open_stored
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import CorruptionError, MeshError
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded import assemble
 from swe_rl.trainer.sharded.assemble import sharded_model, sharded_trainer
@@ -33,6 +32,7 @@ from swe_rl.trainer.sharded.materialize import WeightsError, empty_model, fill_r
 from swe_rl.trainer.sharded.mesh import gather_whole, local_shard, make_mesh
 from swe_rl.trainer.sharded.model import ShardedModel, compare_packed, require_agreement
 from swe_rl.trainer.sharded.packing import Segments, pack_sequences
+from swe_rl.trainer.trainer import CorruptionError, MeshError
 
 CPU = torch.device("cpu")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1)
@@ -51,19 +51,26 @@ def stored_bytes(model):
     return sum(local_shard(parameter).nbytes for parameter in model.parameters())
 
 
-def test_the_reference_takes_the_memory_that_the_plan_gives_it(mesh, saved, rank_cases, monkeypatch):
-    """In the type that GPUs compute in: bfloat16, of 14 billion parameters 30 GB instead of 59."""
-    monkeypatch.setattr(assemble, "computed_in", lambda device: torch.bfloat16)
+def planned_for(dtype):
+    """A configuration for GPUs, which compute in bfloat16, or for CPUs."""
+    made = replace(compose().config, trainer=CONFIG, algo=AlgoConfig())
+    gpus = 1 if dtype is torch.bfloat16 else 0
+    return replace(made, layout=replace(made.layout, trainer_gpus=gpus))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_reference_takes_the_memory_that_the_plan_gives_it(mesh, saved, rank_cases, monkeypatch, dtype):
+    """In the type that is computed in: in bfloat16, 14 billion parameters take 30 GB instead of 59."""
+    monkeypatch.setattr(assemble, "computed_in", lambda device: dtype)
     algo = AlgoConfig(kl_coef=0.1)
     trainer = sharded_trainer(saved, CONFIG, algo, mesh, pad_token_id=0, temperature=1.0)
     held = stored_bytes(trainer.reference)
-    assert {parameter.dtype for parameter in trainer.reference.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in trainer.reference.parameters()} == {dtype}
     assert not any(parameter.requires_grad for parameter in trainer.reference.parameters())
-    assert stored_bytes(trainer.model) == 2 * held  # what is trained stays float32
+    assert stored_bytes(trainer.model) * dtype.itemsize == 4 * held  # what is trained stays float32
     planned = replace(
-        compose().config,
+        planned_for(dtype),
         model=replace(saved, params_b=sum(parameter.numel() for parameter in trainer.model.parameters()) / 1e9),
-        trainer=CONFIG,
         algo=algo,
     )
     without = replace(planned, algo=AlgoConfig())
@@ -79,7 +86,7 @@ def test_a_critic_and_a_teacher_take_the_memory_that_the_plan_gives_them(
     An output head that is not tied is in the critic's memory, but not trained: the plan is that much too careful.
     """
     monkeypatch.setattr(assemble, "computed_in", lambda device: torch.bfloat16)
-    plain = replace(compose().config, trainer=CONFIG, algo=AlgoConfig())
+    plain = planned_for(torch.bfloat16)
     folder = tmp_path / "checkpoints"
 
     def planned(algo, params):

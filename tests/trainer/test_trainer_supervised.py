@@ -9,10 +9,10 @@ import torch
 from swe_rl.config.schema import TrainerConfig
 from swe_rl.facts.warm_start import SUPERVISED
 from swe_rl.model.load import load_model
-from swe_rl.run.warm_start import rows_of
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.run.imitation import rows_of
 from swe_rl.trainer.rank_trainer import RankTrainer
 from swe_rl.trainer.sharded.assemble import sharded_trainer
+from swe_rl.trainer.trainer import TrainerError
 
 CONFIG = TrainerConfig(prompts_per_mini_batch=1, max_tokens_per_micro_batch=24)
 LRS = (5e-3, 1e-2, 2e-3)

@@ -12,7 +12,7 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.facts.vocabulary import vocabulary_problem
 from swe_rl.model.load import ModelError, teacher_model
 from swe_rl.trainer.policy import Trainer
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 DISTILL = AlgoConfig(advantage=AdvantageKind.teacher, teacher="/models/teacher")
 CONFIG = TrainerConfig(lr=1e-3, num_threads=1, max_tokens_per_micro_batch=48)

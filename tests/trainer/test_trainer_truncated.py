@@ -12,7 +12,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import Correction, MaskLevel
 from swe_rl.config.schema import AlgoConfig, EngineConfig, TrainerConfig
 from swe_rl.engine.embedded.engine import EmbeddedEngine
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.trainer.policy import Trainer
 from tests.support.tiny_qwen3 import tiny_qwen3
 

@@ -13,10 +13,10 @@ from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
 from swe_rl.engine.transfer.ipc_handle import open_shared
 from swe_rl.facts.weight_sync import GLOO, NCCL
 from swe_rl.model.tiny import build_model
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.group import TrainerGroup
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.send.wire import WireEnd, on_device
+from swe_rl.trainer.trainer import TrainerError
 
 WEIGHTS = {
     "model.embed_tokens.weight": torch.arange(12, dtype=torch.float32).reshape(4, 3),

@@ -8,12 +8,13 @@ import shutil
 import pytest
 
 from swe_rl.config.schema import JobConfig
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
 from swe_rl.job.compare import make_comparison
 from swe_rl.logger.damage import damage_of
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.compare.read import CompareError
-from swe_rl.report.compare.text import comparison_record, comparison_text
+from swe_rl.report.compare.record import comparison_record
+from swe_rl.report.compare.text import comparison_text
 from swe_rl.report.page import build_payload
 from swe_rl.view.answers import Answers, guard_answer
 from swe_rl.view.runs import RunIndex

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
+from swe_rl.report.page import write_report
 from swe_rl.view.server import ViewServer
 from tests.report.conftest import build_run
 from tests.support.browser import CHROMIUM, browser
@@ -145,7 +146,7 @@ async def test_every_attack_stays_text(runs, folder, chromium_address):
             await page.open(f"http://127.0.0.1:{server.port}/{RUN}{rest}")
             await page.until(f"{count(shown)} > 0 && document.body.innerText.includes('onerror')")
             assert await page.js(count("main img, main script")) == 0
-            assert await page.js("document.title") == "swe_rl runs"
+            assert await page.js("document.title") != "owned"
         assert faults(page) == []
 
 
@@ -155,3 +156,48 @@ async def test_it_says_when_the_server_has_ended(runs, chromium_address):
             await page.open(server.url)
             await page.until(f"{count('.runs tbody tr')} === 1 && document.getElementById('news').hidden")
         await page.until("document.getElementById('news').innerText.includes('has ended')")
+
+
+async def test_a_link_opens_at_a_turn_and_the_tab_says_what_is_shown(runs, folder, chromium_address):
+    record = next(row for row in read_jsonl(folder.trajectories(2)) if len(row["turns"]) > 2)
+    place = f"{RUN}&set=step_000002&trajectory={record['trajectory_id']}&turn=2"
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
+        await page.open(server.url)
+        await page.until(f"{count('.runs tbody tr')} === 1")
+        assert await page.js("document.title") == "swe_rl runs"
+        assert "ago" in await page.js("document.querySelector('.runs tbody tr').innerText")
+        await page.open(f"http://127.0.0.1:{server.port}/{place}")
+        await page.until("document.querySelector('#turn-2.here') !== null && window.scrollY > 0")
+        assert (await page.js("document.title")).startswith(f"{record['trajectory_id']} · ")
+        hash_of_link = await page.js("document.querySelector('#turn-1 header a').hash")
+        assert hash_of_link.endswith("turn=1")
+        assert faults(page) == []
+
+
+async def test_figures_say_what_they_are_and_charts_of_zeros_are_not_drawn(runs, folder, chromium_address):
+    lines = [dict(row, clip_fraction=0.0) for row in read_jsonl(folder.steps_jsonl)]
+    folder.steps_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    async with ViewServer(runs) as server, browser(chromium_address) as page:
+        await page.open(server.url)
+        await page.until(f"{count('.runs tbody tr')} === 1")
+        await page.open(f"http://127.0.0.1:{server.port}/{RUN}")
+        await page.until("document.body.innerText.includes('0 in every step, and not drawn: clipped tokens')")
+        assert "Clipped tokens" not in await page.js(
+            "[...document.querySelectorAll('h3')].map((one) => one.innerText).join()"
+        )
+        assert "nats a token" in await page.js("[...document.querySelectorAll('th')].map((one) => one.title).join()")
+
+
+async def test_a_link_of_the_report_opens_the_attempt_in_the_viewer(folder, chromium_address, monkeypatch):
+    """The report is a file, and so another site: the viewer's cookie has to come along."""
+    async with ViewServer(folder.path) as server, browser(chromium_address) as page:
+        monkeypatch.setattr("swe_rl.report.tasks.VIEWER_PORT", server.port)
+        report = write_report(folder, None, lambda config, instance_id: f"What {instance_id} asks.")
+        await page.open(server.url)
+        await page.until("!location.href.includes('token')")
+        await page.open(report.as_uri())
+        asked = await page.until("document.querySelector('.task pre')?.textContent")
+        await page.js("document.querySelector('.task a').click()")
+        instance_id = asked.removeprefix("What ").removesuffix(" asks.")
+        await page.until(f"location.port === '{server.port}' && document.title.includes({json.dumps(instance_id)})")
+        assert faults(page) == []

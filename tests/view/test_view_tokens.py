@@ -10,7 +10,7 @@ from swe_rl.algo.row import Row
 from swe_rl.config.choices import AdvantageKind, KlPlace
 from swe_rl.config.schema import AlgoConfig
 from swe_rl.config.yaml_text import read_yaml
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.rollout.rows import traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Trajectory

@@ -1,6 +1,6 @@
 import pytest
 
-from swe_rl.files.disk import encode_json
+from swe_rl.files.json_text import encode_json
 from swe_rl.logger.jsonl import read_jsonl
 from swe_rl.view import trajectories
 from swe_rl.view.files import ViewError

@@ -5,14 +5,16 @@ Invariants:
 - With a prompt of ours (agent.system_prompt=standard) it holds exactly the conversation of agent=bash.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit
 from swe_rl.agent.client import ChatClient
+from swe_rl.agent.compaction import Compaction
 from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect, load_library, packaged_templates
 from swe_rl.agent.mini_swe.parts import CommandDialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.agent.protocol import AgentError, AgentResult, Assignment, Exit
 from swe_rl.config.schema import AgentConfig
 
 # With this agent.system_prompt the library's SWE-bench runs are repeated.
@@ -37,12 +39,21 @@ class MiniSweAgent:
     name = "mini_swe"
     needs_door = False
 
-    def __init__(self, config: AgentConfig, *, max_turns: int, command_timeout_s: float, client: ChatClient) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        max_turns: int,
+        command_timeout_s: float,
+        client: ChatClient,
+        compaction: Compaction | None = None,
+    ) -> None:
         load_library()
         self._config = config
         self._max_turns = max_turns
         self._command_timeout_s = command_timeout_s
         self._client = client
+        self._compaction = compaction
         packaged = config.system_prompt == PACKAGED_PROMPT
         self._templates = packaged_templates(config.tools) if packaged else None
         self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
@@ -50,8 +61,8 @@ class MiniSweAgent:
     async def run(self, work: Assignment) -> AgentResult:
         bridge = ThreadBridge()
         dialect = self._dialect()
-        talk = Conversation(self._client, work, self._command_timeout_s, dialect.tools)
-        loop = self._loop(Shared(talk, bridge), dialect)
+        talk = Conversation(self._client, work, self._command_timeout_s, dialect.tools, compaction=self._compaction)
+        loop = self._loop(Shared(talk, bridge), dialect, work.turns_of(self._max_turns))
         try:
             ended: dict[str, Any] = await bridge.run(
                 lambda: loop.run(work.task.prompt, system_prompt=self._system_prompt),
@@ -63,7 +74,7 @@ class MiniSweAgent:
         result.tools = tuple(dialect.tools)
         return result
 
-    def _loop(self, shared: Shared, dialect: CommandDialect) -> Any:
+    def _loop(self, shared: Shared, dialect: CommandDialect, max_turns: int) -> Any:
         system = "{{system_prompt}}"
         instance = "{{task}}"
         if self._templates:
@@ -74,7 +85,7 @@ class MiniSweAgent:
             SandboxEnvironment(shared, dialect),
             system_template=system,
             instance_template=instance,
-            step_limit=self._max_turns,
+            step_limit=max_turns,
             cost_limit=0.0,
             # The library counts the error that ends the attempt, too.
             max_consecutive_format_errors=self._config.max_format_errors + 1,
@@ -100,11 +111,14 @@ def _make_result(messages: list[dict[str, Any]], talk: Conversation, ended: dict
     return AgentResult(end, talk.turns, kept, patch=submission if submission.startswith("diff --git") else None)
 
 
-def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, model: str, patch: str) -> dict[str, Any]:
+def mini_swe_trajectory(
+    result: AgentResult, *, agent: str, model: str, patch: str, outcome: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns an attempt of any agent as mini-swe-agent writes it, for its inspector and for people who compare with
     its runs: info, messages with an `exit` message last, trajectory_format.
 
-    The result is ready for json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
+    `outcome` says what became of the attempt, as `instance_id`, `status` and `reward`. The result is ready for
+    json.dumps; the library writes it as `INSTANCE/INSTANCE.traj.json` beside a preds.json.
     """
     status = EXIT_STATUS[result.exit]
     return {
@@ -116,13 +130,14 @@ def mini_swe_trajectory(result: AgentResult, *, instance_id: str, agent: str, mo
         },
         "messages": [*_shown_messages(result), _exit_message(status, patch)],
         "trajectory_format": "mini-swe-agent-1.1",
-        "instance_id": instance_id,
+        **outcome,
     }
 
 
 def _shown_messages(result: AgentResult) -> list[dict[str, Any]]:
     """Returns the messages with each reply's commands in `extra.actions`, which the library's inspector shows."""
-    turns = iter(result.turns)
+    # The library knows of no summaries: they are in none of its messages.
+    turns = iter([turn for turn in result.turns if not turn.summary])
     messages = []
     for message in result.messages:
         turn = next(turns, None) if message["role"] == "assistant" else None

@@ -22,7 +22,7 @@ from swe_rl.agent.command import parse_command
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import FORMAT_REMINDER, reminder_after
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 SUBMIT_MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 # The library has a file of prompts for each agent.tools.

@@ -25,7 +25,7 @@ from swe_rl.agent.client import ChatReply, ContextOverflow
 from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.mini_swe.dialects import SUBMIT_MARKER, load_library
 from swe_rl.env.patch_files import text_of
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 T = TypeVar("T")
 # A patch of more bytes is no change that anybody asked for, and is cut.

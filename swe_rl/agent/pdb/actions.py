@@ -10,14 +10,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from swe_rl.agent.agent import Turn
 from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.observation import format_observation, shorten_text
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB
-from swe_rl.agent.protocol import Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 _INSIDE = Path(__file__).parents[1] / "inside"
 _SCRIPTS = ("debugger.py", "debuggee.py")

@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from swe_rl.agent.agent import Exit, Turn
 from swe_rl.agent.client import CalledTool, ChatClient, ChatReply
 from swe_rl.agent.command import parse_command
+from swe_rl.agent.compaction import Compaction
 from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.pdb.actions import Workbench
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS, reminder_after
-from swe_rl.agent.protocol import Exit, Turn
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
 
@@ -76,7 +77,15 @@ class PdbAgent(TalkingAgent):
 
     name = "pdb"
 
-    def __init__(self, config: AgentConfig, *, max_turns: int, command_timeout_s: float, client: ChatClient) -> None:
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        max_turns: int,
+        command_timeout_s: float,
+        client: ChatClient,
+        compaction: Compaction | None = None,
+    ) -> None:
         self._by_name = tools_of(config.tools)
         prompt = debugging_prompt(config.system_prompt, config.tools)
         self._by_blocks = prompt.by_blocks
@@ -88,6 +97,7 @@ class PdbAgent(TalkingAgent):
             command_timeout_s=command_timeout_s,
             client=client,
             tools=() if prompt.by_blocks else tuple(tool.schema() for tool in self._by_name.values()),
+            compaction=compaction,
         )
 
     def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from swe_rl.agent.agent import AgentResult, Assignment, Exit, Task, Turn, UnknownEndError
 from swe_rl.agent.observation import shorten_text
-from swe_rl.agent.protocol import AgentResult, Assignment, Exit, Task, Turn, UnknownEndError
 from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import ExecResult
+from swe_rl.sandbox.sandbox import ExecResult
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 # Clients want a key even if the gateway wants none.
@@ -76,7 +76,7 @@ class ProgramAgent:
             await sandbox.write_file(f"{_CARRIED}/{path}", content)
         path = f"export PATH={shlex.quote(self._config.program_path)}:$PATH\n" if self._config.program_path else ""
         start = _START.format(carried=_CARRIED, folders=" ".join(map(shlex.quote, _STATE_FOLDERS)), path=path)
-        env = self._env(task, sandbox.door_url or work.base_url, work.model)
+        env = self._env(work, sandbox.door_url or work.base_url)
         done = await sandbox.exec(
             start, timeout_s=work.timeout_s, env=env, max_output_bytes=_MAX_OUTPUT_BYTES, waited=work.waited
         )
@@ -106,16 +106,17 @@ class ProgramAgent:
             "run.sh": f"{self.setup}{self._config.command}\n".encode(),
         }
 
-    def _env(self, task: Task, base_url: str, model: str) -> dict[str, str]:
+    def _env(self, work: Assignment, base_url: str) -> dict[str, str]:
+        task = work.task
         env = {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_BASE": base_url,
             "OPENAI_API_KEY": self._api_key,
-            "OPENAI_MODEL": model,
+            "OPENAI_MODEL": work.model,
             "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": self._api_key,
-            "ANTHROPIC_MODEL": model,
-            "SWE_RL_MAX_TURNS": str(self._max_turns),
+            "ANTHROPIC_MODEL": work.model,
+            "SWE_RL_MAX_TURNS": str(work.turns_of(self._max_turns)),
             "SWE_RL_INSTANCE_ID": task.instance_id,
         }
         if len(task.prompt) <= _LONGEST_VARIABLE_CHARS and "\0" not in task.prompt:
@@ -146,7 +147,7 @@ def _exit_codes(config: AgentConfig) -> dict[int, Exit]:
         if name not in set(Exit) or not status.isdigit():
             raise UserError(
                 f"agent.exit_codes: {status}: {name} is not an exit status and one of {', '.join(Exit)}; for example "
-                "agent.exit_codes.53=step_limit"
+                "++agent.exit_codes.53=step_limit"
             )
         exits[int(status)] = Exit(name)
     return exits

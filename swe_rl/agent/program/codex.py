@@ -13,10 +13,10 @@ import json
 from types import MappingProxyType
 from typing import Any
 
+from swe_rl.agent.agent import Turn
 from swe_rl.agent.observation import shorten_text
 from swe_rl.agent.program.agent import ProgramAgent
 from swe_rl.agent.program.session import json_lines
-from swe_rl.agent.protocol import Turn
 
 _OFF = (
     "apps", "browser_use", "computer_use", "goals", "hooks", "image_generation", "in_app_browser",

@@ -12,10 +12,10 @@ import json
 from types import MappingProxyType
 from typing import Any
 
+from swe_rl.agent.agent import Turn
 from swe_rl.agent.observation import shorten_text
 from swe_rl.agent.program.agent import HIDDEN, HIDE, ProgramAgent
 from swe_rl.agent.program.session import json_lines
-from swe_rl.agent.protocol import Turn
 
 # The gateway's context ends long before this, so nothing is ever compacted.
 _MANY_TOKENS = 2**30

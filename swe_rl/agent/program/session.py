@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from swe_rl.agent.agent import Turn
 from swe_rl.agent.observation import shorten_text
-from swe_rl.agent.protocol import Turn
 from swe_rl.files.lines import lines_of
 
 

@@ -3,7 +3,8 @@
 Invariants:
 - A method sees all groups of a step at once; rewards have the penalties of `algo` taken off already.
 - A member outside of the baseline has advantage 0, whatever the method says.
-- A group of equal rewards teaches nothing where the method compares nothing but rewards, however it rounds.
+- A group of equal rewards teaches nothing where the method compares nothing but rewards, however it rounds. A method
+  that needs no group to compare with is believed.
 - What is no finite number, or of another length than was asked for, ends the run with the class's name.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swe_rl.algo.advantage import is_degenerate
-from swe_rl.algo.protocol import Advantage, RewardGroup
+from swe_rl.algo.own_algorithm import Advantage, RewardGroup
 from swe_rl.algo.residue import without_residue
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig
@@ -61,12 +62,14 @@ def ask_estimator(estimator: Advantage, groups: Sequence[RewardGroup]) -> list[l
 
     Of equal rewards an estimator that divides by their deviation makes residue of any size. So it is asked once more,
     with a power of two in place of these rewards, whose mean no rounding touches: where it says 0 then, it meant 0.
-    Raises ExtensionFailure.
+    One that needs no group is not asked: reward - 0.5 is 0 at a power of two, too. Raises ExtensionFailure.
     """
     answers = [
         without_residue(answer, _largest_reward(group)).tolist()
         for answer, group in zip(estimator.advantages(groups), groups, strict=True)
     ]
+    if not getattr(estimator, "needs_group", True):
+        return answers
     exact_groups = [
         _with_exact_mean(group) if any(answer) and is_degenerate(group.rewards, group.in_baseline) else group
         for answer, group in zip(answers, groups, strict=True)

@@ -10,7 +10,7 @@ Invariants:
 import torch
 from torch import Tensor
 
-from swe_rl.algo.protocol import Loss, LossTokens
+from swe_rl.algo.own_algorithm import Loss, LossTokens
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AlgoConfig, LossConfig
 from swe_rl.errors import SweRlError
@@ -54,7 +54,10 @@ class ForeignLoss:
             raise ExtensionFailure(describe_failure(self._maker, method, error)) from error
         wanted = tuple(tokens.logprobs.shape)
         if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:
-            shape = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            if isinstance(answer, Tensor):
+                shape = str(tuple(answer.shape))
+            else:
+                shape = type(answer).__name__
             raise ExtensionFailure(
                 f"{self._maker}: its method {method} must return a tensor of shape {wanted}, not {shape}"
             )

@@ -11,6 +11,7 @@ from swe_rl.check.findings import Finding, error, warning
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
+from swe_rl.errors import count_noun
 from swe_rl.facts.sizes import uses_no_gpu
 from swe_rl.host.gpus import (
     MIB,
@@ -38,7 +39,10 @@ def probe_gpus(config: Config, system: System) -> Iterator[Finding]:
         return
     try:
         gpus = read_gpus(system)
-        slices = read_slices(system) if config.hardware.mig else []
+        if config.hardware.mig:
+            slices = read_slices(system)
+        else:
+            slices = []
     except DriverError as reason:
         yield error(
             "preflight_gpus",
@@ -79,7 +83,7 @@ def _check_count(config: Config, count: int, what: str) -> Iterator[Finding]:
         yield error(
             "preflight_gpus",
             "hardware.gpus_per_node",
-            f"this machine has {count} {what}{'' if count == 1 else 's'}",
+            f"this machine has {count_noun(count, what)}",
             f"hardware.gpus_per_node={count} with a layout of that size, or choose another machine",
         )
 

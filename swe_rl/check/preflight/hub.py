@@ -93,7 +93,9 @@ def probe_prompt_lengths(config: Config, system: System) -> Iterator[Finding]:
     if too_long := min(step * sum(length > limit for length in lengths), len(longest)):
         most = max(lengths)
         share = f"{'about ' if step > 1 else ''}{too_long} of {len(texts)} issues ({too_long / len(texts):.1%})"
-        beside = f" beside the agent's own {taken}" if taken else ""
+        beside = ""
+        if taken:
+            beside = f" beside the agent's own {taken}"
         raised = f"rollout.max_prompt_tokens={min((most + taken) // 512 * 512 + 1024, room)}, or "
         yield warning(
             "preflight_prompts",
@@ -120,9 +122,10 @@ def _read_issues(config: Config, system: System) -> Collection[str]:
         if (match := SPLIT.fullmatch(split)) is None:
             continue  # it is refused when it is read
         name, start, stop = match.groups()
-        texts = (
-            _read_tasks(dataset, name, system) if env.name == "harbor" else _read_rows(dataset, name, columns, system)
-        )
+        if env.name == "harbor":
+            texts = _read_tasks(dataset, name, system)
+        else:
+            texts = _read_rows(dataset, name, columns, system)
         there = {(dataset, key): text for key, text in texts[int(start or 0) : int(stop) if stop else None] if text}
         chosen = {(dataset, key): text for (_, key), text in there.items() if choice.has(key)}
         used |= chosen or (there if split != env.split else {})  # `narrowed` does so too
@@ -146,7 +149,9 @@ def _read_rows(dataset: str, split: str, columns: Mapping[str, str], system: Sys
         named = rename_columns(row, columns)
         issue = named.get("problem_statement")
         plain = "instance_id" in named and "expected_output_json" not in named
-        text = issue.strip() if plain and isinstance(issue, str) else ""
+        text = ""
+        if plain and isinstance(issue, str):
+            text = issue.strip()
         rows.append((named.get("split"), str(named.get("instance_id")), text))
     tells = any(name for name, _, _ in rows)
     return [(instance_id, text) for name, instance_id, text in rows if not tells or name == split]
@@ -154,7 +159,10 @@ def _read_rows(dataset: str, split: str, columns: Mapping[str, str], system: Sys
 
 def _read_tasks(dataset: str, split: str, system: System) -> list[tuple[str, str]]:
     """Returns the ids and issues of Harbor's tasks, found as `task_folders` finds them."""
-    below = dataset if split == "train" and not system.list_folder(f"{dataset}/train") else f"{dataset}/{split}"
+    if split == "train" and not system.list_folder(f"{dataset}/train"):
+        below = dataset
+    else:
+        below = f"{dataset}/{split}"
     tasks = [f"{below}/{name}" for name in system.list_folder(below)]
     if split == "train" and system.exists(f"{dataset}/task.toml"):
         tasks = [dataset.rstrip("/")]
@@ -170,7 +178,10 @@ def _load_tokenizer(config: Config, system: System) -> "Tokenizer | None":
         commit = _cached_commit(config.model.revision, repository, system)  # None says that there is no such folder
         folder = f"{repository}/snapshots/{commit}"
     else:
-        folder = str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
+        if path.startswith(BUILTIN):
+            folder = str(PACKAGE / "model/checkpoints" / path.removeprefix(BUILTIN))
+        else:
+            folder = path
     text = system.read_text(f"{folder}/tokenizer.json")
     if text is None or system.version("tokenizers") is None:
         return None
@@ -233,7 +244,9 @@ def _no_network(config: Config, environment: Mapping[str, str]) -> str | None:
 
 
 def _item_url(environment: Mapping[str, str], item: HubItem) -> str:
-    revision = f"/revision/{item.revision}" if item.revision else ""
+    revision = ""
+    if item.revision:
+        revision = f"/revision/{item.revision}"
     return f"{environment.get('HF_ENDPOINT', ENDPOINT).rstrip('/')}/api/{item.kind}/{item.name}{revision}"
 
 
@@ -243,8 +256,12 @@ def _has_token(environment: Mapping[str, str], system: System) -> bool:
 
 
 def _unavailable_finding(config: Config, item: HubItem, message: str) -> Finding:
-    kind = " --repo-type dataset" if item.kind == "datasets" else ""
-    revision = f" --revision {item.revision}" if item.revision else ""
+    kind = ""
+    if item.kind == "datasets":
+        kind = " --repo-type dataset"
+    revision = ""
+    if item.revision:
+        revision = f" --revision {item.revision}"
     fix = f"hf download {item.name}{kind}{revision} where there is a network (with the same HF_HOME)"
     if item.kind == "models" and config.engine.kind is EngineKind.embedded:
         fix += ", or model=tiny"
@@ -311,7 +328,9 @@ def _cached_commit(revision: str | None, repository: str, system: System) -> str
     if wanted in snapshots:
         return wanted
     commit = (system.read_text(f"{repository}/refs/{wanted}") or "").strip()
-    return commit if commit in snapshots else None
+    if commit in snapshots:
+        return commit
+    return None
 
 
 def _missing_files(files: Sequence[str]) -> str | None:

@@ -20,7 +20,10 @@ def probe_isolation(config: Config, system: System) -> Iterator[Finding]:
     if not isolates_commands(config):
         return
     absent = system.find_program(PROGRAM) is None
-    reason = ABSENT if absent else _isolation_refusal(system)
+    if absent:
+        reason = ABSENT
+    else:
+        reason = _isolation_refusal(system)
     if not reason:
         return
     if needs_isolation(config):

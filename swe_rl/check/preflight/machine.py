@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.findings import Finding, error, error_if, warning
 from swe_rl.check.preflight.system import System
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.parts import starts_trainer
@@ -38,7 +38,7 @@ def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
     free_gb = system.disk_free_bytes(config.paths.outputs) / 1e9
     if needed_gb > free_gb:
         resumed = config.trainer.resume != "none"  # some of them may be there already
-        yield (warning if resumed else error)(
+        yield error_if(not resumed)(
             "preflight_disk",
             "paths.outputs",
             f"checkpoints of {one_gb:.1f} GB, {checkpoints_on_disk(config)} at once, take {needed_gb:.1f} GB there; "
@@ -49,7 +49,9 @@ def _checkpoints_fit(config: Config, system: System) -> Iterator[Finding]:
 
 def _fewer_checkpoints(one_gb: float, free_gb: float) -> str:
     fits = int(free_gb / one_gb) - 1
-    return f", or trainer.keep_checkpoints={fits}" if fits >= 1 else ""
+    if fits >= 1:
+        return f", or trainer.keep_checkpoints={fits}"
+    return ""
 
 
 def _not_in_home(config: Config, system: System) -> Iterator[Finding]:

@@ -16,7 +16,8 @@ from swe_rl.check.findings import Finding, warning
 from swe_rl.check.preflight import container_engine, gpus, hub, isolation, machine, servers, slurm, vllm
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.schema import Config
-from swe_rl.config.secrets import MASK, is_secret_key, mask_text, mask_value
+from swe_rl.config.secrets import is_secret_key, mask_text, mask_value
+from swe_rl.files.redactor import MASK
 from swe_rl.host.program import Unanswered
 
 PROBE_S = 10.0

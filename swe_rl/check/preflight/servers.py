@@ -49,15 +49,23 @@ def _probe_engine(
     config: Config, system: System, url: str, address: str, environment: Mapping[str, str]
 ) -> Iterator[Finding]:
     key = key_of(environment, *SERVER_KEYS)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if key:
+        headers = {"Authorization": f"Bearer {key}"}
+    else:
+        headers = {}
     try:
         answer = system.http(HttpQuestion(f"{address}/models", headers=headers, timeout_s=SERVER_S))
-        models = _model_lengths(answer.json()) if answer.status == 200 else {}
+        if answer.status == 200:
+            models = _model_lengths(answer.json())
+        else:
+            models = {}
     except Unanswered as reason:
         yield _bad_engine(url, f"does not answer: {reason}", "start the server, or correct engine.urls")
         return
     if answer.status in (401, 403):
-        how = "refuses the key of " + " or ".join(SERVER_KEYS) if key else "wants a key"
+        how = "wants a key"
+        if key:
+            how = "refuses the key of " + " or ".join(SERVER_KEYS)
         yield _bad_engine(url, f"{how} (status {answer.status})", "export OPENAI_API_KEY=the server's key")
     elif answer.status != 200:
         message = f"{address}/models answers with status {answer.status}"
@@ -69,7 +77,9 @@ def _probe_engine(
 
 def _asked_model(config: Config, models: Mapping[str, int | None]) -> str:
     wanted = config.engine.served_model or config.model.path
-    return wanted if wanted in models else next(iter(models))
+    if wanted in models:
+        return wanted
+    return next(iter(models))
 
 
 def _probe_logprobs(
@@ -105,7 +115,7 @@ def _probe_logprobs(
         yield warning("preflight_logprobs_mode", "engine.urls", logprobs.COUNTS_TRUNCATION, fix, value=url)
 
 
-def _completion_of(question: logprobs.Question, model: str) -> dict[str, Any]:
+def _completion_of(question: logprobs.ProbeQuestion, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "prompt": question.prompt_ids,
@@ -124,7 +134,7 @@ def _completion_of(question: logprobs.Question, model: str) -> dict[str, Any]:
     }
 
 
-def _read_logprobs(reply: Any) -> logprobs.Answer:
+def _read_logprobs(reply: Any) -> logprobs.ProbeAnswer:
     """Returns the tokens and log-probabilities of a reply.
 
     Raises KeyError, IndexError, TypeError or ValueError where it is no completion of so many tokens.
@@ -134,7 +144,7 @@ def _read_logprobs(reply: Any) -> logprobs.Answer:
     values = choice["logprobs"]["token_logprobs"]
     if not len(token_ids) == len(values) == logprobs.ASKED_TOKENS:
         raise ValueError("it is not a completion of as many tokens as were asked for")
-    return logprobs.Answer(token_ids, [float(value) for value in values])
+    return logprobs.ProbeAnswer(token_ids, [float(value) for value in values])
 
 
 def _check_served_model(config: Config, url: str, models: Mapping[str, int | None]) -> Iterator[Finding]:
@@ -158,7 +168,9 @@ def _model_lengths(listing: Any) -> dict[str, int | None]:
 
     The length is None where the server does not say it (vLLM does). Raises Unanswered.
     """
-    entries = listing.get("data") if isinstance(listing, dict) else None
+    entries = None
+    if isinstance(listing, dict):
+        entries = listing.get("data")
     if not isinstance(entries, list):
         raise Unanswered("its list of models is not OpenAI's")
     lengths: dict[str, int | None] = {}
@@ -202,7 +214,9 @@ def _runtime_met(config: Config, system: System, folder: str) -> Iterator[Findin
 
 
 def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: str) -> Iterator[Finding]:
-    where = "sandbox.runtime_url" if config.sandbox.runtime_url else "runtime.shared_dir"
+    where = "runtime.shared_dir"
+    if config.sandbox.runtime_url:
+        where = "sandbox.runtime_url"
     base = url.rstrip("/")
     ours = config.sandbox.runtime_protocol is RuntimeProtocol.swe_rl
     try:
@@ -210,7 +224,9 @@ def _runtime_at(config: Config, system: System, url: str, key: str | None, fix: 
         if message is None and ours:
             refused = _bad_status(system, f"{base}/sandboxes", {"X-API-Key": key} if key else {})
             if refused is not None:
-                why = "it takes no request with this key" if key else "it wants a key"
+                why = "it wants a key"
+                if key:
+                    why = "it takes no request with this key"
                 yield error("preflight_runtime_key", where, f"{why}: {refused}", fix, value=url)
     except Unanswered as reason:
         message = f"does not answer: {reason}"
@@ -270,15 +286,20 @@ def probe_ray(config: Config, system: System) -> Iterator[Finding]:
         return  # the rule in check/packages.py says so
     done = system.run([sys.executable, "-m", _RAY_QUESTION, address], timeout_s=_RAY_S)
     try:
-        answer = json.loads(lines_of(done.stdout, ends=False)[-1]) if done is not None else {}
+        if done is not None:
+            answer = json.loads(lines_of(done.stdout, ends=False)[-1])
+        else:
+            answer = {}
         nodes = answer["nodes"]
         problem = answer["problem"]
     except (ValueError, KeyError, IndexError) as reason:
         raise Unanswered(f"Ray did not list the cluster's nodes: {done.reason if done else 'no Python'}") from reason
     if problem is not None:
-        yield error("preflight_ray", _RAY, problem, f"start the cluster (docs/ray.md), or {_RAY}=null")
+        yield error("preflight_ray", _RAY, problem, f"start the cluster (docs/engineering/ray.md), or {_RAY}=null")
         return
-    resource = "GPU" if layout.trainer_gpus else "CPU"
+    resource = "CPU"
+    if layout.trainer_gpus:
+        resource = "GPU"
     free = {name: units[resource] for name, units in nodes.items()}
     together = ranks_together(ranks, layout.sequence_parallel, layout.shard_ranks)
     if (short := describe_shortage(free, ranks, together, resource)) is not None:

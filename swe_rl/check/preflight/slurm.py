@@ -85,7 +85,9 @@ def _list_wishes(config: Config) -> Iterator[Wish]:
     hardware = config.hardware
     runtime = config.runtime
     if hardware.partition is not None:
-        gpus = hardware.gpus_per_node if uses_gpus(config) else 0
+        gpus = 0
+        if uses_gpus(config):
+            gpus = hardware.gpus_per_node
         yield Wish(
             "hardware",
             hardware.partition,

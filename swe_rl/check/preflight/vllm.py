@@ -14,12 +14,13 @@ from pathlib import PurePath
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from swe_rl.check.findings import Finding, error, warning
+from swe_rl.check.findings import Finding, error, error_if
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.parts import starts_trainer
 from swe_rl.config.schema import Config
-from swe_rl.facts.sizes import VLLM_COMMAND, uses_no_gpu
+from swe_rl.facts.server_arguments import VLLM_COMMAND
+from swe_rl.facts.sizes import uses_no_gpu
 from swe_rl.host.packages import allowed_versions, own_requirements
 from swe_rl.host.program import Unanswered
 from swe_rl.plan.host_cache import host_cache_gb
@@ -53,7 +54,9 @@ def probe_vllm(config: Config, system: System) -> Iterator[Finding]:
         if versions := _versions_here(system):
             yield from _judge_versions(config, versions, "engine.kind", config.engine.kind, "this environment")
         return
-    program = words[0] if system.exists(words[0]) else system.find_program(words[0])
+    program = system.find_program(words[0])
+    if system.exists(words[0]):
+        program = words[0]
     if program is None:
         yield _command_error(config, key, text, f"there is no program {words[0]}", "correct its path")
         return
@@ -78,14 +81,21 @@ def _find_interpreter(program: str, arguments: Sequence[str]) -> str | None:
         not arguments or any("vllm.entrypoints" in argument for argument in arguments)
     ):
         return program
-    return str(path.parent / "python") if path.name == "vllm" else None
+    if path.name == "vllm":
+        return str(path.parent / "python")
+    return None
 
 
 def _versions_here(system: System) -> dict[str, str]:
     """Returns the vLLM builds and versions of this environment, or of the program on PATH."""
     versions = {name: version for name in (_GPU_BUILD, _CPU_BUILD) if (version := system.version(name))}
-    program = None if versions else system.find_program("vllm")
-    return versions if program is None else _versions_there(str(PurePath(program).parent / "python"), system)
+    if versions:
+        program = None
+    else:
+        program = system.find_program("vllm")
+    if program is None:
+        return versions
+    return _versions_there(str(PurePath(program).parent / "python"), system)
 
 
 def _versions_there(interpreter: str, system: System) -> dict[str, str]:
@@ -103,7 +113,10 @@ def _judge_versions(
     config: Config, versions: Mapping[str, str], key: str, value: object, where: str
 ) -> Iterator[Finding]:
     cpu = uses_no_gpu(config.layout)
-    build = _CPU_BUILD if cpu else _GPU_BUILD
+    if cpu:
+        build = _CPU_BUILD
+    else:
+        build = _GPU_BUILD
     install = f"pip install '{build}{TRIED}'"
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     if not versions:
@@ -129,8 +142,10 @@ def _tier(config: Config, versions: Mapping[str, str], where: str) -> Iterator[F
     if not size or not old:
         return
     aborts = config.rollout.mode is RolloutMode.stream and starts_trainer(config)
-    when = "which rollout.mode=stream does at every update" if aborts else "as agents do that run out of time"
-    yield (error if aborts else warning)(
+    when = "as agents do that run out of time"
+    if aborts:
+        when = "which rollout.mode=stream does at every update"
+    yield error_if(aborts)(
         "preflight_host_cache",
         "engine.host_cache_gb",
         f"{where} has vLLM {old[0]}: beside a tier in the host's memory it ends when a waiting request is aborted, "

@@ -6,16 +6,19 @@ Invariants:
 
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
-from swe_rl.config.choices import Capture, SandboxKind
+from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between
+from swe_rl.config.choices import Capture, CompactionKind, ExtensionKind, SandboxKind
 from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, started_parts
 from swe_rl.config.schema import AgentConfig, Config
 from swe_rl.dataset.predictions import KEY as PREDICTIONS
 from swe_rl.dataset.predictions import PredictionsError, parse_predictions
+from swe_rl.extension.find import is_foreign
 
 VERIFIERS_ENV = "swe_rl.env.verifiers.VerifiersEnv"
 VERIFIERS_AGENT = "swe_rl.agent.verifiers.VerifiersAgent"
+OPENENV_ENV = "swe_rl.env.openenv.env.OpenEnvEnv"
+OPENENV_AGENT = "swe_rl.agent.openenv.agent.OpenEnvAgent"
 AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
@@ -24,6 +27,8 @@ AGENT_TOOLS = {
     "codex": ("own",),
     "opencode": ("own",),
     "openhands": ("own",),
+    "terminus_2": ("own",),
+    "kimi_cli": ("own",),
     "command": ("own",),
     "pdb": ("full", "rewrite_only", "debug_after_5"),
     "gold": ("none",),
@@ -31,13 +36,20 @@ AGENT_TOOLS = {
     "scripted": ("none",),
     "predictions": ("none",),
     "verifiers": ("none",),
+    "openenv": ("none",),
 }
 AGENT_PROMPTS = {
     "bash": ("standard", "short"),
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # the other agents have none
-PROGRAMS = ("qwen_code", "claude_code", "codex", "opencode", "openhands", "command")  # these run inside the sandbox
+_SHORT_PROMPTS = {"mini_swe": "short", "pdb": "pdb_short"}
+# These run inside the sandbox.
+PROGRAMS = (
+    "qwen_code", "claude_code", "codex", "opencode", "openhands", "terminus_2", "kimi_cli", "command",
+)  # fmt: skip
+# These hold their conversation themselves, so that it can be made shorter between two turns.
+COMPACTED = ("bash", "mini_swe", "pdb")
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # These count the agent's own words and tools before any task, at 4.5 characters a token. No tokenizer of the models
 # makes fewer.
@@ -49,9 +61,16 @@ _OWN_TOKENS = {
     "codex": 4500,
     "opencode": 6500,
     "openhands": 7000,
+    "terminus_2": 1000,
+    "kimi_cli": 7000,
 }  # the keys are of agent.system_prompt, or of agent.name
 _BARE_TOKENS = 7000  # `qwen --bare` has so few
-_SDK = "openhands-sdk"
+# Agents that are libraries of a Python of their own: the package, its first Python, and a folder for it.
+_LIBRARIES = {
+    "openhands": ("openhands-sdk", "3.12", "with openhands-sdk and openhands-tools"),
+    "terminus_2": ("harbor", "3.12", "with harbor"),
+    "kimi_cli": ("kimi-cli", "3.13", "with kimi-cli<1.52"),
+}
 _ADDRESS_SPACE_GB = {
     "qwen_code": 3.0,
     "claude_code": 4.0,
@@ -84,7 +103,8 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
     for status, exit_name in agent.exit_codes.items():
         if exit_name not in EXITS or not status.isdigit():
             words = f"an exit status has a number and means one of {', '.join(EXITS)}"
-            yield error("agent_exit", f"agent.exit_codes.{status}", words, "agent.exit_codes.53=step_limit")
+            number = status if status.isdigit() else "53"
+            yield error("agent_exit", f"agent.exit_codes.{status}", words, f"++agent.exit_codes.{number}=step_limit")
     if config.rollout.capture == Capture.retokenize:
         words = f"agent={agent.name} keeps its conversation to itself: there are no messages to render"
         yield error("agent_capture", "rollout.capture", words, "rollout.capture=traced")
@@ -97,29 +117,32 @@ def agent_program(config: Config, _: Host) -> Iterator[Finding]:
 
 @rule_about(Part.rollouts)
 def agent_sdk(config: Config, host: Host) -> Iterator[Finding]:
-    """Finds that OpenHands' Python is missing where commands are processes of this machine.
+    """Finds that an agent's own Python is missing where commands are processes of this machine.
 
     What an image holds shows at the first attempt.
     """
     agent = config.agent
     sandbox = config.sandbox
     here = not (host.elsewhere or host.submitted or config.hardware.partition is not None)
-    if agent.name != "openhands" or sandbox.kind != SandboxKind.process or not here:
+    if agent.name not in _LIBRARIES or sandbox.kind != SandboxKind.process or not here:
         return
+    package, python, packages = _LIBRARIES[agent.name]
     if agent.program_path is None:
-        missing = "" if host.version(_SDK) is not None else f"the Python of this environment has no {_SDK}"
+        missing = ""
+        if host.version(package) is None:
+            missing = f"the Python of this environment has no {package}"
     else:
         looked = [f"{folder.rstrip('/')}/python3" for folder in agent.program_path.split(":")]
-        missing = (
-            "" if any(host.file_exists(_mount_source(path, sandbox.mounts)) for path in looked) else f"no {looked[0]}"
-        )
+        missing = ""
+        if not any(host.file_exists(_mount_source(path, sandbox.mounts)) for path in looked):
+            missing = f"no {looked[0]}"
     if missing:
         yield error(
             "agent_sdk",
             "agent.program_path",
-            f"agent=openhands needs a Python (from 3.12 on) with {_SDK} and openhands-tools in the sandbox: {missing}",
-            "agent.program_path=/opt/openhands/bin sandbox.mounts=[/opt/openhands:/opt/openhands], "
-            "see docs/agents_in_sandbox.md",
+            f"agent={agent.name} needs a Python (from {python} on) {packages} in the sandbox: {missing}",
+            f"agent.program_path=/opt/{agent.name}/bin sandbox.mounts=[/opt/{agent.name}:/opt/{agent.name}], "
+            "see docs/engineering/agents_in_sandbox.md",
         )
 
 
@@ -138,7 +161,7 @@ def agent_predictions(config: Config, host: Host) -> Iterator[Finding]:
     if agent.name != "predictions":
         if agent.predictions is not None:
             words = f"agent={agent.name} reads no predictions file"
-            yield error("agent_predictions", PREDICTIONS, words, "agent=predictions, or agent.predictions=null")
+            yield error("agent_predictions", PREDICTIONS, words, "agent.predictions=null, or agent=predictions")
         return
     if Part.evaluation not in started_parts(config) or Part.steps in started_parts(config):
         words = "a predictions file is graded against the instances of env.eval_split, which job=eval reads"
@@ -188,19 +211,42 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
     if tokens <= rollout.max_prompt_tokens:
         return
     hopeless = tokens >= rollout.max_trajectory_tokens
-    key = "max_trajectory_tokens" if hopeless else "max_prompt_tokens"
-    small = agent.name in ("pdb", "mini_swe")
-    prompt = ("pdb_short" if agent.name == "pdb" else "short") if small else None
-    yield (error if hopeless else warning)(
+    key = "max_prompt_tokens"
+    if hopeless:
+        key = "max_trajectory_tokens"
+    fix = f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
+    short_prompt = _SHORT_PROMPTS.get(agent.name)
+    if short_prompt:
+        fix += f", or agent.system_prompt={short_prompt}"
+    yield error_if(hopeless)(
         "agent_prompt",
         f"rollout.{key}",
         f"the words and tools of agent={agent.name} alone are about {tokens} tokens, before any task: "
         "such a trajectory ends as context_overflow",
-        (
-            f"rollout.{key}={tokens + rollout.max_turn_tokens * 2}"
-            + (f", or agent.system_prompt={prompt}" if prompt else "")
-        ),
+        fix,
     )
+
+
+@rule_about(Part.rollouts)
+def compaction_agent(config: Config, _: Host) -> Iterator[Finding]:
+    kind = config.rollout.compaction
+    agent = config.agent
+    if kind is CompactionKind.none:
+        return
+    if is_foreign(config, ExtensionKind.agent) or agent.name not in COMPACTED:
+        yield error(
+            "compaction_agent",
+            "rollout.compaction",
+            f"agent={agent.name} keeps its conversation to itself: nobody else can make it shorter",
+            f"rollout.compaction=none, or agent={', '.join(COMPACTED[:-1])} or {COMPACTED[-1]}",
+        )
+    elif config.rollout.capture is Capture.retokenize:
+        yield error(
+            "compaction_capture",
+            "rollout.capture",
+            "a conversation that is compacted has several rows, and rendering it once makes one",
+            "rollout.capture=traced",
+        )
 
 
 @rule_between(Part.data, Part.rollouts)
@@ -213,6 +259,18 @@ def verifiers_pair(config: Config, _: Host) -> Iterator[Finding]:
     if agent and not env:
         words = "plays the rollouts of a verifiers environment, and env is another one"
         yield error("verifiers_pair", "agent.name", words, "env=verifiers env.dataset=PACKAGE")
+
+
+@rule_between(Part.data, Part.rollouts)
+def openenv_pair(config: Config, _: Host) -> Iterator[Finding]:
+    env = config.env._target_ == OPENENV_ENV
+    agent = config.agent._target_ == OPENENV_AGENT
+    if env and not agent:
+        words = "episodes of an OpenEnv server have no repository to work in, and only agent=openenv plays them"
+        yield error("openenv_pair", "agent.name", words, "agent=openenv")
+    if agent and not env:
+        words = "plays the episodes of an OpenEnv server, and env is another one"
+        yield error("openenv_pair", "agent.name", words, "env=openenv env.dataset=http://127.0.0.1:8000")
 
 
 @rule_about(Part.rollouts)

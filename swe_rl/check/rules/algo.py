@@ -11,9 +11,11 @@ from dataclasses import asdict
 from functools import partial
 
 from swe_rl.check.findings import Finding, Host, error, rule_about, warning
+from swe_rl.check.imitation import reward_shaping_keys
 from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.check.rules.model import BUILTIN, is_local, no_model
 from swe_rl.config.choices import (
+    COMPARES_NOTHING,
     FOUND_BY_TRAINER,
     INFRA_STATUSES,
     AdvantageKind,
@@ -21,13 +23,11 @@ from swe_rl.config.choices import (
     Correction,
     DynamicSampling,
     ExtensionKind,
-    KlPlace,
     LossAggregation,
     LrSchedule,
     MaskLevel,
     OutcomeReward,
     PolicyLoss,
-    TrickPolicy,
 )
 from swe_rl.config.folders import PACKAGE
 from swe_rl.config.parts import Part, reads_key
@@ -39,7 +39,7 @@ from swe_rl.facts.vocabulary import vocabulary_problem
 @rule_about(Part.trainer)
 def clip_range(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
-    weights_only = algo.policy_loss == PolicyLoss.cispo  # its ends each bound a weight, and 1 is no lower end
+    weights_only = algo.policy_loss in (PolicyLoss.cispo, PolicyLoss.nll)  # 1 is no lower end of a weight
     if algo.clip_low == 1 and not weights_only:
         yield error(
             "clip",
@@ -63,6 +63,14 @@ def check_gspo(config: Config, _: Host) -> Iterator[Finding]:
     algo = config.algo
     if algo.policy_loss not in (PolicyLoss.gspo, PolicyLoss.gspo_token):
         return
+    masks_tokens = algo.mask_low is not None and algo.mask_high is not None and algo.mask_level is MaskLevel.token
+    if algo.policy_loss is PolicyLoss.gspo and masks_tokens:
+        yield error(
+            "gspo",
+            "algo.mask_level",
+            "GSPO has one ratio for a trajectory, whose gradient moves all of its tokens: a masked one is trained, too",
+            "algo.mask_level=geometric or algo.mask_level=sequence, or algo.policy_loss=gspo_token",
+        )
     if max(algo.clip_low, algo.clip_high) > 0.05:
         yield warning(
             "gspo",
@@ -180,23 +188,13 @@ def check_teacher(config: Config, host: Host) -> Iterator[Finding]:
     yield from no_model("teacher", key, path, host, fix)
     if host.exists(path) and not host.exists(f"{path.rstrip('/')}/config.json"):
         yield error("teacher", key, "is no folder with a config.json", fix)
-    for unread in _unread_with_teacher(config):
+    for unread in reward_shaping_keys(config):
         words = "has no effect: with algo.advantage=teacher no reward is looked at"
         yield warning("teacher", unread, words, f"leave {unread} out, or algo=ppo")
     with suppress(ValueError):  # a file that is no JSON is for whoever loads it to name
         problem = vocabulary_problem(*(partial(_file_of, place, host) for place in (config.model.path, path)))
         if problem:
             yield error("teacher", key, problem, fix)
-
-
-def _unread_with_teacher(config: Config) -> Iterator[str]:
-    algo = config.algo
-    turns = asdict(config.rollout.turn_rewards)
-    yield from (f"rollout.turn_rewards.{name}" for name, reward in turns.items() if reward)
-    if algo.overlong_share > 0:
-        yield "algo.overlong_share"
-    if algo.kl_coef > 0 and algo.kl_in is KlPlace.reward:
-        yield "algo.kl_in"
 
 
 def _file_of(path: str, host: Host, name: str) -> str | None:
@@ -271,7 +269,7 @@ def dynamic_sampling(config: Config, _: Host) -> Iterator[Finding]:
             "algo.dynamic_sampling=resample samples others in at least one further round",
             "algo.max_resample_rounds=3, or algo.dynamic_sampling=filter",
         )
-    by_batch = algo.advantage in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER)
+    by_batch = algo.advantage in COMPARES_NOTHING
     if algo.dynamic_sampling != DynamicSampling.none and by_batch and not foreign:
         yield warning(
             "resample",
@@ -325,17 +323,6 @@ def greedy_evaluation(config: Config, _: Host) -> Iterator[Finding]:
             "rollout.eval_n",
             "greedy answers (rollout.eval_temperature=0) are all the same: each further sample costs and tells nothing",
             "rollout.eval_n=1",
-        )
-
-
-@rule_about(Part.trainer)
-def tricks_are_paid(config: Config, _: Host) -> Iterator[Finding]:
-    if config.rollout.tricks is TrickPolicy.count:
-        yield warning(
-            "tricks",
-            "rollout.tricks",
-            "a patch whose code could have changed its verdict is paid what its tests say, and so is trained towards",
-            "rollout.tricks=zero, or mask",
         )
 
 

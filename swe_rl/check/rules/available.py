@@ -45,8 +45,8 @@ def _absent_layouts(config: Config) -> Iterator[Finding]:
     elif trainer_elsewhere(config) and hardware.ray_address is None:
         yield _not_available(
             "layout.trainer_gpus",
-            "hardware.ray_address=auto, with a Ray cluster of these nodes (docs/ray.md); or a layout whose trainer "
-            f"fits the {hardware.gpus_per_node} GPUs of one node, after the engines",
+            "hardware.ray_address=auto, with a Ray cluster of these nodes (docs/engineering/ray.md); or a layout whose "
+            f"trainer fits the {hardware.gpus_per_node} GPUs of one node, after the engines",
         )
 
 

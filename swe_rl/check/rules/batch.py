@@ -1,19 +1,22 @@
-"""Rules of batches and lengths check the arithmetic of prompts, trajectories, mini-batches, ranks and their tokens.
+"""Rules of batches and lengths check the arithmetic of prompts, trajectories, mini-batches, ranks and their tokens, and
+that lengths leave room for `rollout.compaction`.
 
 Invariants:
 - Each rule yields at most one finding for one cause.
 - The chain is max_prompt + max_turn <= max_trajectory <= engine.max_model_len <= model.max_position_embeddings.
-- `rollout.max_trajectory_tokens` counts the first prompt and everything after it.
+- `rollout.max_trajectory_tokens` counts the first prompt and everything after it, up to a compaction.
 """
 
+import math
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
-from swe_rl.config.choices import FOUND_BY_TRAINER, AdvantageKind, ExtensionKind, InstanceChoice
+from swe_rl.config.choices import COMPARES_NOTHING, CompactionKind, ExtensionKind, InstanceChoice
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 from swe_rl.facts.sizes import (
+    compaction_tokens,
     data_parallel,
     divisors_of,
     nearest_multiples,
@@ -21,12 +24,17 @@ from swe_rl.facts.sizes import (
     trajectories_per_mini_batch,
 )
 
+# A shorter summary says too little to go on with, and a limit cuts most of them.
+_LEAST_SUMMARY_TOKENS = 64
+# A tiny tokenizer makes so many characters of plain words a token, and others make more.
+_REQUEST_CHARS_PER_TOKEN = 2
+
 
 @rule_about(Part.trainer)
 def group_size(config: Config, _: Host) -> Iterator[Finding]:
     if is_foreign(config, ExtensionKind.advantage):  # it says itself what it needs
         return
-    if config.rollout.n == 1 and config.algo.advantage not in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER):
+    if config.rollout.n == 1 and config.algo.advantage not in COMPARES_NOTHING:
         yield error(
             "group_size",
             "rollout.n",
@@ -42,7 +50,7 @@ def informative_instances(config: Config, host: Host) -> Iterator[Finding]:
     off = "rollout.instances=uniform"
     if rollout.instances is not InstanceChoice.informative:
         return
-    if config.algo.advantage in (AdvantageKind.reinforce_pp, *FOUND_BY_TRAINER):
+    if config.algo.advantage in COMPARES_NOTHING:
         if not is_foreign(config, ExtensionKind.advantage):
             words = f"algo={config.algo.name} compares nothing in a group: one that is solved throughout teaches, too"
             yield warning("informative", key, words, off)
@@ -157,4 +165,74 @@ def micro_batch_holds_one(config: Config, _: Host) -> Iterator[Finding]:
             f"one trajectory of {longest} tokens puts {share} on each GPU "
             f"(layout.sequence_parallel={config.layout.sequence_parallel})",
             f"trainer.max_tokens_per_micro_batch={share}",
+        )
+
+
+@rule_about(Part.rollouts)
+def compaction_lengths(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds a trigger that the first prompt reaches, or after which no summary fits."""
+    rollout = config.rollout
+    if rollout.compaction is CompactionKind.none:
+        return
+    trigger = compaction_tokens(rollout)
+    limit = rollout.max_trajectory_tokens
+    lowest = math.ceil(100 * (rollout.max_prompt_tokens + 1) / limit) / 100
+    summary_tokens = rollout.max_turn_tokens + len(rollout.compaction_request) // _REQUEST_CHARS_PER_TOKEN
+    highest = math.floor(100 * (limit - summary_tokens) / limit) / 100
+    if trigger <= rollout.max_prompt_tokens:
+        yield error(
+            "compaction_trigger",
+            "rollout.compaction_trigger",
+            f"a first prompt may have {rollout.max_prompt_tokens} tokens (rollout.max_prompt_tokens) and so reach "
+            f"the {trigger} tokens from which on a conversation is compacted",
+            f"rollout.compaction_trigger={lowest:g}, or a smaller rollout.max_prompt_tokens",
+        )
+    elif rollout.compaction is CompactionKind.summary and limit - trigger < summary_tokens:
+        yield error(
+            "compaction_trigger",
+            "rollout.compaction_trigger",
+            f"from {trigger} tokens on {limit - trigger} are left of rollout.max_trajectory_tokens, and a summary and "
+            f"the words that ask for it may have {summary_tokens}",
+            f"rollout.compaction_trigger={max(highest, 0.01):g}, or a smaller rollout.max_turn_tokens",
+        )
+
+
+@rule_about(Part.rollouts)
+def compaction_summary(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if rollout.compaction is not CompactionKind.summary:
+        return
+    if not rollout.compaction_request.strip():
+        words = "these words ask the policy for a summary, and there are none"
+        yield error("compaction_request", "rollout.compaction_request", words, "leave rollout.compaction_request out")
+    if rollout.max_turn_tokens < _LEAST_SUMMARY_TOKENS:
+        yield warning(
+            "compaction_summary",
+            "rollout.max_turn_tokens",
+            "a summary has no more tokens than this, and a summary that is cut is rejected",
+            f"rollout.max_turn_tokens={_LEAST_SUMMARY_TOKENS}, or rollout.compaction=window",
+        )
+
+
+@rule_about(Part.rollouts)
+def total_tokens(config: Config, _: Host) -> Iterator[Finding]:
+    rollout = config.rollout
+    if 0 < rollout.max_total_tokens < rollout.max_trajectory_tokens:
+        yield error(
+            "total_tokens",
+            "rollout.max_total_tokens",
+            "limits all segments of an attempt together, and one alone may have "
+            f"rollout.max_trajectory_tokens={rollout.max_trajectory_tokens}",
+            "rollout.max_total_tokens=0, which is no limit",
+        )
+
+
+@rule_between(Part.rollouts, Part.trainer)
+def compaction_overlong(config: Config, _: Host) -> Iterator[Finding]:
+    if config.rollout.compaction is not CompactionKind.none and config.algo.overlong_share > 0:
+        yield error(
+            "compaction_overlong",
+            "algo.overlong_share",
+            "charges an attempt that comes near to rollout.max_trajectory_tokens, and a compacted one goes on there",
+            "algo.overlong_share=0, or rollout.compaction=none",
         )

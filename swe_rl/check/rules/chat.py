@@ -34,7 +34,10 @@ def own_template(config: Config, _: Host) -> Iterator[Finding]:
 
     try:
         template = read_template(folder, thinking=model.thinking)
-        kinds = [] if model.keep_sampled else breaking_kinds(template, learn(template).reasoning)
+        if model.keep_sampled:
+            kinds = []
+        else:
+            kinds = breaking_kinds(template, learn(template).reasoning)
     except ChatTemplateError as problem:
         yield error("own_template", "model.chat_template", useless(str(problem)), WAY_OUT)
         return

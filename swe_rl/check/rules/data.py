@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from string import Formatter
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
-from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS_ENV
+from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between, warning
+from swe_rl.check.rules.agent import AGENT_TOOLS, OPENENV_ENV, VERIFIERS_ENV
 from swe_rl.config.choices import OWN_ROWS, ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.dataset_files import no_such_instances
 from swe_rl.config.folders import PACKAGE
@@ -22,17 +22,18 @@ from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.dataset.columns import TREE_COLUMNS, absent_columns, rename_columns, unknown_names
+from swe_rl.dataset.openenv_address import find_address_problem
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
 from swe_rl.extension.outline import is_there
-from swe_rl.facts.sizes import holds_container, listed_ids, trained_images, trained_instances
+from swe_rl.facts.sizes import holds_container, listed_ids, trained_images, trained_images_gb, trained_instances
 
 PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (
     "bugs", "jsonl", "mined", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
-    "swe_smith", "kodcode", "swe_rebench", "swebench_multilingual", "swebench_live", "harbor", "verifiers",
-    "humaneval",
+    "swe_smith", "kodcode", "swe_rebench", "swebench_multilingual", "swebench_live", "harbor", "verifiers", "openenv",
+    "humaneval", "swebench_pro", "mix",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SHOWN = 5
@@ -62,7 +63,9 @@ def enough_instances(config: Config, host: Host) -> Iterator[Finding]:
     there = trained_instances(config.env, host.read_text)
     wanted = config.rollout.prompts_per_step
     if 0 < there < wanted:
-        key = "env.instance_ids" if config.env.instance_ids else "env.instances"
+        key = "env.instances"
+        if config.env.instance_ids:
+            key = "env.instance_ids"
         listed = listed_ids(config.env, host.read_text) is not None
         yield error(
             "instances",
@@ -79,7 +82,10 @@ def listed_instances_are_there(config: Config, host: Host) -> Iterator[Finding]:
     The ids of other data sets are known when those are read.
     """
     env = config.env
-    known = _known_ids(config, host) if env.instances or env.instance_ids else None
+    if env.instances or env.instance_ids:
+        known = _known_ids(config, host)
+    else:
+        known = None
     if not known:
         return
     if env.instance_ids and (missing := [name for name in env.instance_ids if name not in known]):
@@ -119,7 +125,9 @@ def _ids_in_files(env: EnvConfig, dataset: str, columns: Mapping[str, str], host
         files = [str(PACKAGE / f"env/bugs/data/{split}.jsonl") for split in ("train", "heldout")]
     rows = [rename_columns(row, columns) for file in files for row in rows_in(host.read_text(file) or "")]
     ids = [str(row["instance_id"]) for row in rows if "instance_id" in row]
-    return ids if len(ids) == len(rows) else []
+    if len(ids) != len(rows):
+        return []
+    return ids
 
 
 def _harbor_tasks(dataset: str, splits: Sequence[str], host: Host) -> list[str]:
@@ -190,7 +198,9 @@ def find_overlap(first: str, second: str) -> tuple[int, int | None] | None:
     start = max(int(left.group(2) or 0), int(right.group(2) or 0))
     ends = [int(end) for end in (left.group(3), right.group(3)) if end]
     end = min(ends) if ends else None
-    return (start, end) if end is None or start < end else None
+    if end is None or start < end:
+        return (start, end)
+    return None
 
 
 @rule_about(Part.data)
@@ -243,12 +253,11 @@ def rows_have_a_way(config: Config, host: Host) -> Iterator[Finding]:
     if not without or env.unproven is Unproven.keep:
         return
     shown = f"{', '.join(without[:_SHOWN])}{', ...' if len(without) > _SHOWN else ''}"
-    says = error if len(without) == len(rows) or env.unproven is Unproven.refuse else warning
-    yield says(
+    yield error_if(len(without) == len(rows) or env.unproven is Unproven.refuse)(
         "row_without_a_way",
         "env.dataset",
         f"{len(without)} of {len(rows)} rows name no source, which sandbox=process makes folders of: {shown}",
-        "sandbox=docker, which uses images; or a column source for each row (docs/rows.md)",
+        "sandbox=docker, which uses images; or a column source for each row (docs/engineering/rows.md)",
     )
 
 
@@ -302,7 +311,11 @@ def probe_usable(config: Config, _: Host) -> Iterator[Finding]:
             value=",".join(env.keep),
         )
     if env.name == "bugs" and (env.probe or env.instance_ids or env.max_tests):
-        key = "env.probe" if env.probe else "env.instance_ids" if env.instance_ids else "env.max_tests"
+        key = "env.max_tests"
+        if env.probe:
+            key = "env.probe"
+        elif env.instance_ids:
+            key = "env.instance_ids"
         yield error(
             "probe", key, "env=bugs takes all of its instances, or env.instances", "env.instances=FILE", value="set"
         )
@@ -323,15 +336,14 @@ def revision_has_a_hub(config: Config, _: Host) -> Iterator[Finding]:
 
 @rule_about(Part.sandboxes)
 def images_fit(config: Config, host: Host) -> Iterator[Finding]:
-    images = trained_images(config, host.read_text)
+    images = trained_images(config.env, host.read_text)
+    needed = trained_images_gb(config.env, host.read_text)
     disk = config.hardware.disk_gb
-    needed = images * config.env.image_gb
     if holds_container(config) and config.runtime.kind == "none" and 0 < disk < needed:
         yield warning(
             "image_disk",
             "env.image_gb",
-            f"{images} images of about {config.env.image_gb:g} GB are {needed:.0f} GB, before shared "
-            f"layers; hardware.disk_gb={disk:g}",
+            f"{images} images are about {needed:.0f} GB, before shared layers; hardware.disk_gb={disk:g}",
             "env.instances=FILE with fewer, or a larger disk for the container engine",
         )
 
@@ -353,3 +365,13 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
         words = f"there is no installed package with the module {module}, which an environment of that name is"
         fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
         yield error("verifiers_package", "env.dataset", words, fix)
+
+
+@rule_about(Part.data)
+def openenv_address(config: Config, _: Host) -> Iterator[Finding]:
+    if config.env._target_ != OPENENV_ENV:
+        return
+    allow_remote = config.env.params.get("allow_remote") is True
+    problem = find_address_problem(config.env.dataset, allow_remote=allow_remote)
+    if problem is not None:
+        yield error("openenv_address", "env.dataset", problem.words, problem.fix)

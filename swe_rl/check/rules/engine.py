@@ -21,17 +21,8 @@ from swe_rl.config.choices import Capture, Correction, EngineKind, WeightSync
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import mask_text
-from swe_rl.facts import sizes
-from swe_rl.facts.sizes import (
-    CACHE,
-    WEIGHTS,
-    Argument,
-    server_arguments,
-    serves_adapter,
-    shares_gpus,
-    uses_no_gpu,
-    wanted_sync,
-)
+from swe_rl.facts.server_arguments import CACHE, WEIGHTS, WEIGHTS_CONFIG, Argument, server_arguments, settings_of
+from swe_rl.facts.sizes import serves_adapter, shares_gpus, uses_no_gpu, wanted_sync
 from swe_rl.host.addresses import base_address
 
 _SECRET_FLAGS_INSTEAD = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
@@ -164,7 +155,9 @@ def float32_head(config: Config, _: Host) -> Iterator[Finding]:
 def _normalize_flag(word: str) -> str:
     """Returns a flag as vLLM's parser reads it: `--max_model_len=5`, `--no-enforce-eager` and `--seed` all name one."""
     flag = word.partition("=")[0].replace("_", "-")
-    return flag.replace("--no-", "--", 1) if flag.replace("--no-", "--", 1) in _SET_BY else flag
+    if flag.replace("--no-", "--", 1) in _SET_BY:
+        return flag.replace("--no-", "--", 1)
+    return flag
 
 
 class Drafting(NamedTuple):
@@ -181,7 +174,7 @@ def find_drafting(given: Mapping[str, Argument]) -> Drafting | None:
     if not flags:
         return None
     named = {name: given[flag].value for flag, name in DRAFT_FLAGS.items() if flag in given}
-    return Drafting(sizes.settings_of(given, DRAFTS) | named, flags[0].partition(".")[0], given[flags[0]].key)
+    return Drafting(settings_of(given, DRAFTS) | named, flags[0].partition(".")[0], given[flags[0]].key)
 
 
 @rule_about(Part.engines)
@@ -213,7 +206,9 @@ def inexact_drafts(config: Config, host: Host) -> Iterator[Finding]:
     `block` sample what the model alone would sample.
     """
     asked = find_drafting(server_arguments(config, host.environment))
-    method = str(asked.settings.get("rejection_sample_method", "standard")) if asked else "standard"
+    method = "standard"
+    if asked:
+        method = str(asked.settings.get("rejection_sample_method", "standard"))
     if asked and method not in EXACT_ACCEPTANCE:
         yield error(
             "inexact_drafts",
@@ -255,17 +250,20 @@ def quantised_rollouts(config: Config, host: Host) -> Iterator[Finding]:
     """
     given = server_arguments(config, host.environment)
     algo = config.algo
-    flags = [flag for flag in (WEIGHTS, sizes.WEIGHTS_CONFIG) if flag in given]
-    flags += [CACHE] if CACHE in given and given[CACHE].value not in PLAIN_CACHES else []
+    flags = [flag for flag in (WEIGHTS, WEIGHTS_CONFIG) if flag in given]
+    if CACHE in given and given[CACHE].value not in PLAIN_CACHES:
+        flags.append(CACHE)
     traced = config.rollout.capture is Capture.traced
     corrected = algo.correction is not Correction.none and algo.stale_correction is not Correction.none
     if not flags or (traced and corrected):
         return
-    fixes = [
-        *([] if algo.correction is not Correction.none else ["algo.correction=token_tis"]),
-        *(["algo.stale_correction=null"] if algo.stale_correction is Correction.none else []),
-        *([] if traced else ["rollout.capture=traced"]),
-    ]
+    fixes = []
+    if algo.correction is Correction.none:
+        fixes.append("algo.correction=token_tis")
+    if algo.stale_correction is Correction.none:
+        fixes.append("algo.stale_correction=null")
+    if not traced:
+        fixes.append("rollout.capture=traced")
     yield error(
         "quantised_rollouts",
         given[flags[0]].key,

@@ -130,7 +130,9 @@ def own_sandbox_starts(config: Config, _: Host) -> Iterator[Finding]:
         return
     name = f"sandbox={config.sandbox.name}"
     folders = config.env.name in FOLDERS
-    declares = "takes_folders" if folders else "takes_images"
+    declares = "takes_images"
+    if folders:
+        declares = "takes_folders"
     if not is_foreign(config, ExtensionKind.env) and not declared_attribute(config, ExtensionKind.sandbox, declares):
         words = f"{name} does not start from the {declares.removeprefix('takes_')} of env={config.env.name}"
         yield error("own_sandbox", "sandbox._target_", f"{words} (its {declares})", "another sandbox, or another env")
@@ -141,4 +143,4 @@ def own_sandbox_starts(config: Config, _: Host) -> Iterator[Finding]:
         config, ExtensionKind.sandbox, "has_door"
     ):
         words = f"runs inside the sandbox and asks the model there, and {name} has no way to it (its has_door)"
-        yield error("own_sandbox", "agent.name", words, "agent=mini_swe or agent=bash, which ask from here")
+        yield error("own_sandbox", "agent.name", words, "agent=bash or agent=mini_swe, which ask from here")

@@ -47,7 +47,8 @@ def gpus_suffice(config: Config, host: Host) -> Iterator[Finding]:
             f"needs {_count_gpus(needed)} ({_describe_shares(config)}); {_describe_machine(config, host)}",
             _ways_out(config, host),
         )
-    elif 0 < needed < there and not host.elsewhere:
+    # A simulation takes no GPU, so that none of them idles.
+    elif 0 < needed < there and not host.elsewhere and config.job.name != JobName.simulate:
         yield warning(
             "idle_gpus",
             "layout.name",
@@ -62,14 +63,18 @@ def _count_gpus(gpus: int) -> str:
 
 def _describe_shares(config: Config) -> str:
     ours = not is_elsewhere(config.engine.kind) and Part.engines in started_parts(config)
-    engines = engine_gpus(config.layout) if ours else 0
+    engines = 0
+    if ours:
+        engines = engine_gpus(config.layout)
     trainer = config.layout.trainer_gpus
     return f"{engines} for engines, {trainer} for the trainer{', shared' if config.layout.colocated else ''}"
 
 
 def _describe_machine(config: Config, host: Host) -> str:
     hardware = config.hardware
-    there = _count_gpus(gpus_there(hardware)) if gpus_there(hardware) else "no GPU"
+    there = "no GPU"
+    if gpus_there(hardware):
+        there = _count_gpus(gpus_there(hardware))
     if hardware.name != AUTO:
         return f"hardware={hardware.name} has {there}"
     why = host.driver()
@@ -144,7 +149,7 @@ def check_gres(config: Config, _: Host) -> Iterator[Finding]:
             "gres",
             "hardware.gres",
             f"asks SLURM for {_count_gpus(there)} on each node, and hardware.gpus_per_node={hardware.gpus_per_node}",
-            f"hardware.gpus_per_node={there}, or gpu:{hardware.gpus_per_node} in hardware.gres",
+            f"gpu:{hardware.gpus_per_node} in hardware.gres, or hardware.gpus_per_node={there}",
         )
 
 
@@ -205,12 +210,13 @@ def on_smallest_machine(composed: Composed) -> Composed:
     if not elsewhere and gpus_needed(config) <= gpus_there(config.hardware):
         return composed
     known = known_hardware([Path(source) for source in composed.origins.sources])
-    machine = smallest_machine(config, known) if gpus_needed(config) else _machine_named(WITHOUT_GPUS, known)
-    return (
-        composed
-        if machine is None
-        else _on_machine(machine, spell_options(machine, known), composed, elsewhere=elsewhere)
-    )
+    if gpus_needed(config):
+        machine = smallest_machine(config, known)
+    else:
+        machine = _machine_named(WITHOUT_GPUS, known)
+    if machine is None:
+        return composed
+    return _on_machine(machine, spell_options(machine, known), composed, elsewhere=elsewhere)
 
 
 def _on_machine(machine: HardwareConfig, name: str, composed: Composed, *, elsewhere: bool) -> Composed:
@@ -223,7 +229,9 @@ def _on_machine(machine: HardwareConfig, name: str, composed: Composed, *, elsew
     if not gpus_there(hardware):
         what = f"{hardware.cpus_per_node} CPUs, {hardware.memory_gb:g} GB"
     gpus = f"{there or 'no'} GPU{'s' if there > 1 else ''}"
-    why = "SLURM takes the job elsewhere" if elsewhere else f"this machine has {gpus}"
+    why = "SLURM takes the job elsewhere"
+    if not elsewhere:
+        why = f"this machine has {gpus}"
     note = f"assumed {name}: {what} ({why})"
     return replace(
         composed,

@@ -17,20 +17,24 @@ from typing import Any
 from swe_rl.check.findings import Finding, Host, error, rule_about, warning
 from swe_rl.check.rules.model import is_exported
 from swe_rl.config.choices import EngineKind, JobName, Objective, WandbMode
-from swe_rl.config.compose import config_hash
+from swe_rl.config.composition.values import config_hash
 from swe_rl.config.dataset_files import ENDINGS, SAVED, files_of, whole_files
 from swe_rl.config.parts import Part, asked_config, reads_key, started_parts
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, JobConfig
 from swe_rl.config.secrets import is_secret_key, mask_text, spelled_secrets
 from swe_rl.config.yaml_text import YamlError, parse_yaml
 from swe_rl.host.addresses import base_address, is_loopback
 
+# The hub takes names of 96 characters. The data set's name has `-trajectories` in addition.
+_LONGEST_REPOSITORY = 82
+_REPOSITORY = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<![.-])(?<!\.git)", re.ASCII)
 _OF_STEPS = frozenset(
     {Objective.steps, Objective.tokens_per_s, Objective.sampled_tokens_per_s, Objective.num_trajectories}
 )
 _OF_EVERY_JOB = frozenset({Objective.wall_s, Objective.peak_memory_gb})
 _MEASURED = {
     JobName.train: frozenset(Objective),
+    JobName.rft: frozenset(Objective),
     JobName.rollout: _OF_STEPS | _OF_EVERY_JOB,
     JobName.eval: frozenset({Objective.resolved_rate_before, Objective.resolved_samples_before}) | _OF_EVERY_JOB,
     JobName.sft: frozenset({Objective.steps, Objective.trainer_restarts}) | _OF_EVERY_JOB,
@@ -58,7 +62,9 @@ def files_exist(config: Config, host: Host) -> Iterator[Finding]:
 def _check_dataset_folders(config: Config, host: Host) -> Iterator[Finding]:
     """Finds data sets whose folder is not on this machine, or has no files of the split."""
     env = config.env
-    evaluated = "env.dataset" if env.eval_dataset is None else "env.eval_dataset"
+    evaluated = "env.eval_dataset"
+    if env.eval_dataset is None:
+        evaluated = "env.dataset"
     wanted = {
         Part.steps: ("env.dataset", env.dataset, env.split),
         Part.evaluation: (evaluated, env.eval_dataset or env.dataset, env.eval_split),
@@ -88,8 +94,22 @@ def asked_job_has_its_input(config: Config, host: Host) -> Iterator[Finding]:
     job = config.job
     if job.name is JobName.export and not (job.checkpoint or job.runs):
         yield error("job_input", "job.checkpoint", "job=export reads one", "job.checkpoint=RUN, or job.runs=RUN")
+    if job.name is JobName.export and job.push:
+        yield from _check_push(job, host)
     if job.name is JobName.view and job.runs and not host.exists(job.runs):
         yield error("job_input", "job.runs", "there is no such folder", "job.runs=FOLDER of a run, or of runs")
+
+
+def _check_push(job: JobConfig, host: Host) -> Iterator[Finding]:
+    if not _REPOSITORY.fullmatch(job.push or "") or len(job.push or "") > _LONGEST_REPOSITORY:
+        message = f"is no name that the hub takes, with at most {_LONGEST_REPOSITORY} characters"
+        yield error("push", "job.push", message, "job.push=ORG/NAME of letters, digits, '.', '_' and '-'")
+    if job.output:
+        message = "job.push writes into exports/ of the run"
+        yield error("push", "job.output", message, "leave job.output out, or export without job.push")
+    if not job.dry_run and not host.environment.get("HF_TOKEN"):
+        message = "the hub wants a token that may write, and HF_TOKEN is not set"
+        yield error("push", "job.push", message, "export HF_TOKEN, or job.dry_run=true to see what would be pushed")
 
 
 @rule_about()
@@ -106,8 +126,11 @@ def objective_measured(config: Config, _: Host) -> Iterator[Finding]:
     if wanted is None or wanted in measured:
         return
     names = ", ".join(figure for figure in Objective if figure in measured)
-    message = f"is null in the summary.json of job={job}" if measured else f"job={job} writes no summary.json"
-    fix = f"job.objective one of {names}" if measured else "leave job.objective out, or job=train, rollout, eval or sft"
+    message = f"job={job} writes no summary.json"
+    fix = "leave job.objective out, or job=train, rft, rollout, eval or sft"
+    if measured:
+        message = f"is null in the summary.json of job={job}"
+        fix = f"job.objective one of {names}"
     yield error("objective", "job.objective", message, fix)
 
 
@@ -222,7 +245,9 @@ def _parse_table(text: str | None) -> dict[str, Any]:
     values = None
     with suppress(YamlError):
         values = parse_yaml(text or "")
-    return values if isinstance(values, dict) else {}
+    if not isinstance(values, dict):
+        return {}
+    return values
 
 
 def _find_differing(config: Config, folder: str, saved: Mapping[str, Any]) -> Iterator[Finding]:
@@ -341,8 +366,8 @@ _DEBUGGING: Mapping[str, _Reader] = {
 
 @rule_about(Part.rollouts)
 def variables_read(config: Config, host: Host) -> Iterator[Finding]:
-    names = _DJANGO if config.env.name == "django201" else _DEBUGGING if config.env.name == "kodcode" else {}
-    for variable, reader in names.items():
+    readers = {"django201": _DJANGO, "kodcode": _DEBUGGING}.get(config.env.name, {})
+    for variable, reader in readers.items():
         given = host.environment.get(variable)
         value = reader.value(config)
         if not given or not reads_key(config, reader.key) or str(value) == given:

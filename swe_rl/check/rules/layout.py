@@ -13,9 +13,9 @@ from swe_rl.check.rules.model import is_as_shipped
 from swe_rl.config.choices import EngineKind, WeightSync
 from swe_rl.config.known_models import parameters_b
 from swe_rl.config.parts import TRAINS, Part, reads_key, started_parts
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, LayoutConfig
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 from swe_rl.facts.sizes import (
-    VLLM_COMMAND,
     divisors_of,
     gpus_needed,
     gpus_there,
@@ -79,14 +79,17 @@ def _can_split_heads(heads: int, kv_heads: int, ways: int) -> bool:
 def sequence_parallel_world(config: Config, _: Host) -> Iterator[Finding]:
     layout = config.layout
     ways = config.layout.sequence_parallel
-    key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
+    key = _ranks_key(layout)
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if ways >= 1 and ranks >= 0 and max(ranks, 1) % ways:
+        model = config.model
+        sizes = [size for size in divisors_of(max(ranks, 1)) if size <= ways]
+        fitting = [size for size in sizes if _can_split_heads(model.num_heads, model.num_kv_heads, size)]
         yield error(
             "sequence_parallel",
             "layout.sequence_parallel",
             f"{key}={ranks} cannot be split into groups of {ways}",
-            f"layout.sequence_parallel={max(size for size in divisors_of(max(ranks, 1)) if size <= ways)}",
+            f"layout.sequence_parallel={max(fitting or sizes)}",
         )
 
 
@@ -95,7 +98,7 @@ def expert_parallel(config: Config, _: Host) -> Iterator[Finding]:
     layout = config.layout
     ways = config.layout.expert_parallel
     experts = config.model.num_experts
-    key = "layout.trainer_ranks" if layout.trainer_ranks and not layout.trainer_gpus else "layout.trainer_gpus"
+    key = _ranks_key(layout)
     ranks = layout.trainer_gpus or layout.trainer_ranks
     if ways <= 1 or ranks < 0 or experts < 0:
         return
@@ -183,16 +186,17 @@ def engine_matches_layout(config: Config, host: Host) -> Iterator[Finding]:
         and uses_no_gpu(layout)
         and not (engine.command or host.environment.get(VLLM_COMMAND, "").strip())
     ):
+        fix = (
+            f"layout=dp4 hardware=h100x8, engine=embedded, or engine.command ({VLLM_COMMAND}) with the CPU build's "
+            "python"
+        )
+        if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware):
+            fix = "layout.colocated=false, which gives engines GPUs of their own"
         yield error(
             "engine_kind",
             "engine.kind",
             f"needs GPUs, and layout={layout.name} has none; or vLLM's CPU build, which has to be named",
-            (
-                "layout.colocated=false, which gives engines GPUs of their own"
-                if config.hardware.gpus_per_node and layout.engines * layout.engine_tp <= gpus_there(config.hardware)
-                else "layout=dp4 hardware=h100x8, engine=embedded, or engine.command "
-                f"({VLLM_COMMAND}) with the CPU build's python"
-            ),
+            fix,
         )
     if engine.kind == EngineKind.external and not engine.urls:
         yield error(
@@ -213,9 +217,13 @@ def weights_elsewhere(config: Config, host: Host) -> Iterator[Finding]:
     if not read_elsewhere(config) or gpus_needed(config) > gpus_there(config.hardware):
         return
     external = config.engine.kind is EngineKind.external
-    key = "paths.scratch" if config.paths.scratch else "paths.outputs"
+    key = "paths.outputs"
+    if config.paths.scratch:
+        key = "paths.scratch"
     path = host.absolute(config.paths.scratch or config.paths.outputs)
-    by_whom = "servers on other machines" if external else "engines and ranks on other nodes"
+    by_whom = "engines and ranks on other nodes"
+    if external:
+        by_whom = "servers on other machines"
     if external and config.paths.scratch is None and not all(is_loopback(_host_of(url)) for url in config.engine.urls):
         unseen = True  # nobody said that they share a folder with this machine
     else:
@@ -294,12 +302,23 @@ def _replicas_within_node(config: Config) -> Iterator[Finding]:
 def _of_one_node(path: str, config: Config) -> bool:
     """Tells whether the other nodes do not see `path`, as far as anybody said."""
     shared = config.hardware.shared_paths
-    return not is_below(path, shared) if shared else is_below(path, LOCAL_FOLDERS)
+    if shared:
+        return not is_below(path, shared)
+    return is_below(path, LOCAL_FOLDERS)
+
+
+def _ranks_key(layout: LayoutConfig) -> str:
+    """Returns the key that says how many ranks train."""
+    if layout.trainer_ranks and not layout.trainer_gpus:
+        return "layout.trainer_ranks"
+    return "layout.trainer_gpus"
 
 
 def _shared_folder(config: Config) -> str:
     shared = config.hardware.shared_paths
-    return shared[0] if shared else "FOLDER that they all see"
+    if shared:
+        return shared[0]
+    return "FOLDER that they all see"
 
 
 def _host_of(url: str) -> str:

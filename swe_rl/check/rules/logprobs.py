@@ -22,7 +22,8 @@ from swe_rl.facts.logprobs import (
     uses_engine_logprobs,
     weighs_trajectories,
 )
-from swe_rl.facts.sizes import server_arguments
+from swe_rl.facts.schedule import scaled_temperature
+from swe_rl.facts.server_arguments import server_arguments
 
 _MODE = "engine.logprobs_mode"
 _BENDING_FLAGS = ("--logits-processors", "--watermark-config")
@@ -34,14 +35,17 @@ def log_probabilities(config: Config, _: Host) -> Iterator[Finding]:
     rollout = config.rollout
     if engine.kind is EngineKind.embedded or rollout.capture is Capture.retokenize:
         return
-    scaled = rollout.temperature != 1.0
+    temperature = scaled_temperature(rollout)
+    scaled = temperature != 1.0
     if engine.logprobs_mode is LogprobsMode.raw and scaled and uses_engine_logprobs(config):
-        words = f"log-probabilities at temperature 1 are not those of tokens sampled at {rollout.temperature:g}"
+        words = f"log-probabilities at temperature 1 are not those of tokens sampled at {temperature:g}"
         yield error("logprobs_mode", _MODE, words, f"{_MODE}=whole")
     if not truncates_vocabulary(rollout):
         return
     if engine.logprobs_mode is LogprobsMode.processed:
-        started = " and servers with --logprobs-mode raw_logprobs" if engine.kind is EngineKind.external else ""
+        started = ""
+        if engine.kind is EngineKind.external:
+            started = " and servers with --logprobs-mode raw_logprobs"
         fix = f"{_MODE}=whole{started}, or {UNTRUNCATED}"
         yield _of_kept_tokens(config, _MODE, "", fix)
     elif engine.logprobs_mode is LogprobsMode.whole and engine.kind is EngineKind.external and scaled:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
+from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between, warning
 from swe_rl.config.choices import EngineKind, OptimizerState
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.facts import memory
+from swe_rl.facts.concurrency import adapts_concurrency
 from swe_rl.facts.memory import MOST_OF_A_HOST
+from swe_rl.facts.server_arguments import with_command
 from swe_rl.facts.sizes import (
     divisors_of,
     gpus_needed,
@@ -24,7 +26,6 @@ from swe_rl.facts.sizes import (
     shares_gpus,
     trajectories_at_once,
     uses_no_gpu,
-    with_command,
 )
 from swe_rl.facts.warm_start import trainer_config
 from swe_rl.plan import host_cache
@@ -55,7 +56,9 @@ def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
     if not _knows_gpu_memory(config) or gpus == 0 or needed <= there:
         return
     states = memory.states_gb_per_gpu(config)
-    parts = "weights and gradients" if config.trainer.offload_optimizer else "weights, gradients and Adam states"
+    parts = "weights, gradients and Adam states"
+    if config.trainer.offload_optimizer:
+        parts = "weights and gradients"
     micro_batch = _fitting_micro_batch(config)
     yield error(
         "trainer_memory",
@@ -70,7 +73,9 @@ def trainer_memory(config: Config, _: Host) -> Iterator[Finding]:
 def _trainer_fits(config: Config) -> bool:
     """Tells whether the trainer fits on the GPUs, and what is kept in the nodes' memory fits there."""
     there = config.hardware.memory_gb * config.hardware.nodes * MOST_OF_A_HOST
-    kept = memory.offloaded_gb(config) if config.trainer.offload_optimizer else 0.0
+    kept = 0.0
+    if config.trainer.offload_optimizer:
+        kept = memory.offloaded_gb(config)
     return memory.trainer_gb_per_gpu(config) <= config.hardware.gpu_memory_gb and kept <= there
 
 
@@ -88,7 +93,10 @@ def _fitting_micro_batch(config: Config) -> int:
 def _less_trainer_memory(config: Config, micro_batch: int) -> str:
     """Returns the changes that help by themselves, the smallest first. No other rule refuses them."""
     trainer = config.trainer
-    ways = [f"trainer.max_tokens_per_micro_batch={micro_batch}"] if micro_batch else []
+    if micro_batch:
+        ways = [f"trainer.max_tokens_per_micro_batch={micro_batch}"]
+    else:
+        ways = []
     if not trainer.activation_checkpointing and _trainer_fits(_trainer_with(config, activation_checkpointing=True)):
         ways.append("trainer.activation_checkpointing=true")
     if trainer.optimizer_state is not OptimizerState.int8 and _trainer_fits(_with_int8_state(config)):
@@ -132,12 +140,16 @@ def engine_memory(config: Config, host: Host) -> Iterator[Finding]:
         return
     budget = config.hardware.gpu_memory_gb * config.engine.gpu_memory_utilization
     if (needed := memory.engine_gb_per_gpu(config)) > budget:
+        larger = f"layout.engine_tp={config.layout.engine_tp * 2}"
+        if config.layout.engines > 1:
+            # The same GPUs, so that the way out does not ask for more of them.
+            larger = f"{larger} layout.engines={config.layout.engines // 2}"
         yield error(
             "engine_memory",
             "layout.engine_tp",
             f"weights and the keys and values of one full sequence need {needed:.0f} GB on each engine GPU; "
             f"{budget:.0f} GB are the engine's",
-            f"layout.engine_tp={config.layout.engine_tp * 2}, or a shorter rollout.max_trajectory_tokens",
+            f"{larger}, or a shorter rollout.max_trajectory_tokens",
         )
 
 
@@ -166,7 +178,7 @@ def host_memory(config: Config, _: Host) -> Iterator[Finding]:
     fits = memory.offloaded_gb(_with_int8_state(config)) <= there * MOST_OF_A_HOST
     narrower = f"{NARROWEST}, " if fits else ""
     if (needed := memory.offloaded_gb(config)) > there * MOST_OF_A_HOST > 0:
-        yield (error if needed > there else warning)(
+        yield error_if(needed > there)(
             "host_memory",
             "trainer.offload_optimizer",
             f"puts {needed:.0f} GB of master weights, gradients and moments into the nodes' memory; "
@@ -251,7 +263,7 @@ def host_cache_start(config: Config, _: Host) -> Iterator[Finding]:
 def cache_crowded(config: Config, host: Host) -> Iterator[Finding]:
     config = with_command(config, host.environment)
     tokens = host_cache.held_tokens(config)
-    if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded"):
+    if tokens == 0 or config.router.name not in ("default", "sticky_least_loaded") or adapts_concurrency(config):
         return
     if (ratio := host_cache.crowding(config)) > CROWDED:
         programs = trajectories_at_once(config) / max(1, config.layout.engines)

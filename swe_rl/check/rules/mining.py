@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, error, rule_about
 from swe_rl.config.choices import MinedTasks, SandboxKind
+from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
+from swe_rl.dataset.mined_lists import is_list_path, shipped_lists
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 # A distribution's name, as PEP 508 has it.
@@ -21,16 +23,18 @@ _ADDRESS = re.compile(r"\w+://|[\w.-]+@[\w.-]+:")
 @rule_about(Part.mining)
 def something_is_mined(config: Config, host: Host) -> Iterator[Finding]:
     mine = config.mine
-    if [bool(mine.projects), mine.repository is not None, mine.lock is not None].count(True) != 1:
-        words = "job=mine needs names of distributions, or one git repository, or a list of tasks, and only one of them"
-        yield error("mining", "mine.projects", words, "mine.projects=[xmltodict]")
+    is_of_releases = bool(mine.projects) or mine.lock is not None
+    if is_of_releases == (mine.repository is not None):
+        fix = "mine.projects=[xmltodict]"
+        if is_of_releases:
+            fix = "leave mine.repository out"
+        words = "job=mine needs names of distributions or a list of tasks, or in their place one git repository"
+        yield error("mining", "mine.projects", words, fix)
     if mine.repository is not None and mine.tasks is MinedTasks.bugs:
         words = "bugs are put into releases, and mine.repository has commits"
-        yield error("mining", "mine.tasks", words, "mine.projects=[xmltodict]")
-    is_file = mine.lock is not None and ("/" in mine.lock or mine.lock.endswith(".json"))
-    if mine.lock is not None and is_file and not host.elsewhere and not host.file_exists(mine.lock):
-        words = f"{mine.lock} does not exist (relative paths start where you start)"
-        yield error("file", "mine.lock", words, "mine.lock=small, or a file that job=mine wrote")
+        yield error("mining", "mine.tasks", words, "mine.repository=null mine.projects=[xmltodict]")
+    if mine.lock is not None:
+        yield from _finds_list(mine.lock, host)
     for name in mine.projects:
         if not _NAME.fullmatch(name):
             words = f"{name!r} is no name of a distribution; versions are found by job=mine"
@@ -41,6 +45,20 @@ def something_is_mined(config: Config, host: Host) -> Iterator[Finding]:
         yield error("file", "mine.repository", words, "mine.repository=FOLDER, or its address")
     if mine.since is not None and not _DATE.fullmatch(mine.since):
         yield error("mining", "mine.since", f"{mine.since} is no date", "mine.since=2025-06-30")
+
+
+def _finds_list(name: str, host: Host) -> Iterator[Finding]:
+    """Yields an error where `mine.lock` names neither a file nor a list that ships with swe_rl."""
+    if is_list_path(name):
+        if not host.elsewhere and not host.file_exists(name):
+            words = f"{name} does not exist (relative paths start where you start)"
+            yield error("file", "mine.lock", words, "mine.lock=small, or a file that job=mine wrote")
+        return
+    shipped = shipped_lists()
+    if name not in shipped:
+        words = f"no list called {name} ships with swe_rl, and a file's name ends with .json"
+        nearest = nearest_words(name, shipped, count=1) or shipped[:1]
+        yield error("unknown_name", "mine.lock", words, f"mine.lock={nearest[0]}, or a file that job=mine wrote")
 
 
 @rule_about(Part.mining)

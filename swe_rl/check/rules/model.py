@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, warning
+from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, warning
 from swe_rl.config.choices import FAST_ARCHITECTURES, EngineKind
 from swe_rl.config.folders import PACKAGE, conf_dir
 from swe_rl.config.keys import nearest_words
@@ -70,7 +70,10 @@ _FOLDER = "model.path=FOLDER with config.json, model.safetensors and a tokenizer
 @rule_about(Part.engines, Part.trainer, Part.warm_start)
 def model_path(config: Config, host: Host) -> Iterator[Finding]:
     path = config.model.path
-    fix = f"model.path={BUILTIN}{_shipped_models()[0]}, or {_FOLDER}" if path.startswith(BUILTIN) else _FOLDER
+    if path.startswith(BUILTIN):
+        fix = f"model.path={BUILTIN}{_shipped_models()[0]}, or {_FOLDER}"
+    else:
+        fix = _FOLDER
     findings = list(_no_model_or_run("model_path", "model.path", path, host, fix))
     yield from findings
     if not findings and _is_unknown_name(config.model, host):
@@ -121,7 +124,7 @@ def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterato
             yield error(rule_id, key, "no such model ships with the package", fix)
         return
     steps = _steps_beside(path, host)
-    make = warning if host.elsewhere and not steps else error  # the machine that the path is meant for may have it
+    make = error_if(not host.elsewhere or bool(steps))  # the machine that the path is meant for may have it
     if not steps and not is_local(path, host):
         owner = path.partition("/")[0]
         if not _HUB_ID.fullmatch(path):
@@ -145,7 +148,9 @@ def no_model(rule_id: str, key: str, path: str, host: Host, fix: str) -> Iterato
 def _steps_beside(path: str, host: Host) -> list[str]:
     """Returns the checkpoints of a run, the newest last, where `path` is in their folder."""
     folder = path.rstrip("/").rpartition("/")[0]
-    return sorted(filter(_STEP.fullmatch, host.listing(folder))) if folder.endswith("checkpoints") else []
+    if not folder.endswith("checkpoints"):
+        return []
+    return sorted(filter(_STEP.fullmatch, host.listing(folder)))
 
 
 def _shipped_models() -> list[str]:
@@ -198,7 +203,7 @@ def model_unread(config: Config, host: Host) -> Iterator[Finding]:
     model = config.model
     there = host.exists(model.path) or not is_local(model.path, host)  # otherwise model_path says so
     if model.name == _FROM_FILES and there and not facts_of(model.path, model.revision):
-        make = warning if host.elsewhere else error
+        make = error_if(not host.elsewhere)
         yield make(
             "model_unread",
             "model.path",
@@ -285,7 +290,10 @@ def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
         return
     fix = f"sft.start=null, or {_FOLDER.replace('model.path', 'sft.start')}"
     yield from _no_model_or_run("sft_start", "sft.start", start, host, fix)
-    folder = str(PACKAGE / "model/checkpoints" / start.removeprefix(BUILTIN)) if start.startswith(BUILTIN) else start
+    if start.startswith(BUILTIN):
+        folder = str(PACKAGE / "model/checkpoints" / start.removeprefix(BUILTIN))
+    else:
+        folder = start
     if not model.num_experts or not model.active_experts or facts_of(folder).get("num_experts"):
         return
     active = model.active_experts
@@ -295,7 +303,10 @@ def experts_of_a_dense_model(config: Config, host: Host) -> Iterator[Finding]:
         yield error("sft_start", "model.num_experts", why, f"model.num_experts={2 * active}, or sft.start=null")
     if whole % active or model.expert_intermediate_size != whole // active:
         why = f"sft.start cuts MLPs of model.intermediate_size={whole} into model.active_experts={active} slices"
-        fix = "sft.start=null" if whole % active else f"model.expert_intermediate_size={whole // active}"
+        if whole % active:
+            fix = "sft.start=null"
+        else:
+            fix = f"model.expert_intermediate_size={whole // active}"
         yield error("sft_start", "model.expert_intermediate_size", why, fix)
 
 
@@ -325,11 +336,10 @@ def attention_kernel(config: Config, _: Host) -> Iterator[Finding]:
     cpu = uses_no_gpu(config.layout)
     known = ("auto", CPU_KERNEL) if cpu else ("auto", *KERNELS)
     if value not in known:
-        words = (
-            f"layout={config.layout.name} uses no GPU, and a CPU has {CPU_KERNEL} only"
-            if value in KERNELS
-            else (f"there is no such kernel; there are {', '.join(KERNELS)}")
-        )
+        if value in KERNELS:
+            words = f"layout={config.layout.name} uses no GPU, and a CPU has {CPU_KERNEL} only"
+        else:
+            words = f"there is no such kernel; there are {', '.join(KERNELS)}"
         yield error("attention", "trainer.attention", words, "trainer.attention=auto")
 
 
@@ -339,8 +349,13 @@ def is_local(path: str, host: Host) -> bool:
 
 def model_type(model: ModelConfig, host: Host) -> str | None:
     """Returns the `model_type` that the config.json of a local folder has; None where there is none."""
-    kind = _read_facts(model, host).get("model_type") if is_local(model.path, host) else None
-    return kind if isinstance(kind, str) else None
+    if is_local(model.path, host):
+        kind = _read_facts(model, host).get("model_type")
+    else:
+        kind = None
+    if not isinstance(kind, str):
+        return None
+    return kind
 
 
 def _read_facts(model: ModelConfig, host: Host) -> dict[str, Any]:

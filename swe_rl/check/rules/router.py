@@ -1,4 +1,5 @@
-"""Rules of the router check which one it is, its knobs, and whether the layout gives it anything to route to."""
+"""Rules of the router check which one it is, its knobs, and whether the layout gives it anything to route to. Those of
+rollout.concurrency=auto check that there is something to feel: engines that tell of their load."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,7 +10,9 @@ from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, RouterConfig
 from swe_rl.extension.find import foreign_names, is_foreign
-from swe_rl.facts.sizes import trajectories_at_once
+from swe_rl.facts.concurrency import AUTO, adapts_concurrency
+from swe_rl.facts.sizes import asks_model, trajectories_at_once
+from swe_rl.plan.concurrency import bounds_of
 
 HOLDS = ("cap", "tr")  # these routers hold requests back
 LAST_PORT = 65535  # TCP has no port after it
@@ -35,7 +38,9 @@ def known_router(config: Config, _: Host) -> Iterator[Finding]:
 
 @rule_between(Part.router, Part.engines)
 def several_engines(config: Config, _: Host) -> Iterator[Finding]:
-    external = len(config.engine.urls) if config.engine.kind == EngineKind.external else 0
+    external = 0
+    if config.engine.kind == EngineKind.external:
+        external = len(config.engine.urls)
     engines = external or config.layout.engines
     if config.router.name == "tr" and engines == 1 and config.layout.name != "local":
         yield warning(
@@ -137,4 +142,46 @@ def prefix_cache(config: Config, _: Host) -> Iterator[Finding]:
             "engine.prefix_caching",
             "each turn computes the whole trajectory again; keeping it with its engine gains nothing",
             "engine.prefix_caching=true",
+        )
+
+
+@rule_about(Part.rollouts)
+def concurrency_word(config: Config, _: Host) -> Iterator[Finding]:
+    stated = config.rollout.concurrency
+    if isinstance(stated, str) and stated != AUTO:
+        yield error(
+            "concurrency",
+            "rollout.concurrency",
+            "must be a whole number, at least 1, or auto",
+            "rollout.concurrency=auto, which feels for the number that the engines carry, or a number without quotes",
+        )
+
+
+@rule_between(Part.rollouts, Part.engines)
+def concurrency_is_felt(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds engines that tell nothing of their load, and numbers that leave nothing to feel for."""
+    if not adapts_concurrency(config):
+        return
+    if config.engine.kind is EngineKind.endpoint or not asks_model(config):
+        reason = "an API of text does not tell how much it has to do, so auto would feel for nothing"
+        yield error("concurrency", "rollout.concurrency", reason, "rollout.concurrency=8, or what its provider allows")
+        return
+    bounds = bounds_of(config)
+    if bounds.least == bounds.most:
+        yield warning(
+            "concurrency",
+            "rollout.concurrency",
+            f"auto has nothing to choose: there are never more than {bounds.most} trajectories under way",
+            f"rollout.concurrency={bounds.most}",
+        )
+
+
+@rule_between(Part.rollouts, Part.router)
+def concurrency_beside_cap(config: Config, _: Host) -> Iterator[Finding]:
+    if adapts_concurrency(config) and config.router.name == "cap":
+        yield error(
+            "concurrency_cap",
+            "router.name",
+            "cap lets programs wait at a number that stays, and auto would take that for engines that are full",
+            "router=default or router=tr, or rollout.concurrency=NUMBER beside router=cap",
         )

@@ -2,16 +2,22 @@
 
 Invariants:
 - Routers are steered in one family alone; what would steer those of another one is refused, as the start does.
+- Experts that an update of weights would miss are refused.
 """
 
+import re
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.check.rules.model import model_type
-from swe_rl.config.choices import ROUTED_ARCHITECTURE, Capture, EngineKind, RoutingReplay
+from swe_rl.config.choices import ROUTED_ARCHITECTURE, Capture, EngineKind, RoutingReplay, WeightSync
 from swe_rl.config.parts import Part
-from swe_rl.config.schema import Config
-from swe_rl.facts.sizes import uses_no_gpu
+from swe_rl.config.schema import Config, ModelConfig
+from swe_rl.facts.sizes import serves_adapter, uses_no_gpu, wanted_sync
+
+# vLLM's loaders of these copy experts or sinks themselves, where a reload has no memory yet (`load_weights` of
+# models/gpt_oss.py and models/mimo_v2.py, 0.26 to 0.32). engine/transfer/staged_layers.py mends our own transfers.
+COPIED_BY_HAND = ("gpt_oss", "mimo_v2")
 
 
 @rule_between(Part.trainer, Part.engines)
@@ -46,7 +52,9 @@ def routing_replay(config: Config, host: Host) -> Iterator[Finding]:
 def foreign_routers(config: Config, host: Host) -> str | None:
     """Returns the model_type of a mixture whose routers the trainer cannot steer; None of all others."""
     kind = model_type(config.model, host)
-    return kind if config.model.num_experts and kind is not None and kind != ROUTED_ARCHITECTURE else None
+    if config.model.num_experts and kind is not None and kind != ROUTED_ARCHITECTURE:
+        return kind
+    return None
 
 
 @rule_about(Part.trainer)
@@ -59,3 +67,27 @@ def balance(config: Config, host: Host) -> Iterator[Finding]:
     elif not config.model.num_experts:
         words = f"model={config.model.name} is dense: it has no experts to spread tokens over"
         yield error("balance", "algo.balance_coef", words, "algo.balance_coef=0")
+
+
+@rule_between(Part.trainer, Part.engines)
+def copied_experts(config: Config, host: Host) -> Iterator[Finding]:
+    """Refuses ways of weights on which vLLM would keep old experts, and sample from them without a word."""
+    if config.engine.kind is EngineKind.embedded or serves_adapter(config):
+        return
+    kind = _model_copied_by_hand(config.model, host)
+    sync = wanted_sync(config, host.environment)
+    if uses_no_gpu(config.layout):
+        own_transfer = WeightSync.nccl
+        way_out = "trainer.weight_sync=nccl, which is swe_rl's own transfer without GPUs"
+    else:
+        own_transfer = WeightSync.ipc
+        way_out = "trainer.weight_sync=ipc with a layout that shares its GPUs: layout=colocated1, layout=colocated8"
+    if kind is not None and sync is not own_transfer:
+        why = f"vLLM copies weights of {kind} models past its own reload, so over {sync} its experts would stay old"
+        yield error("copied_experts", "trainer.weight_sync", why, way_out)
+
+
+def _model_copied_by_hand(model: ModelConfig, host: Host) -> str | None:
+    """Returns the family by a folder's config.json, else by the hub's name of the model; None for all others."""
+    kind = model_type(model, host) or re.sub(r"\W", "_", model.path.rsplit("/", 1)[-1].lower())
+    return next((family for family in COPIED_BY_HAND if kind.startswith(family)), None)

@@ -8,12 +8,13 @@ Invariants:
 import re
 from collections.abc import Iterator
 
-from swe_rl.check.findings import Finding, Host, error, is_below, rule_about, rule_between, warning
+from swe_rl.check.findings import Finding, Host, error, error_if, is_below, rule_about, rule_between, warning
 from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import Isolation, RolloutMode, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.parts import Part, started_parts
 from swe_rl.config.schema import Config
-from swe_rl.facts.sizes import holds_container, sandbox_slots, trajectories_per_step
+from swe_rl.facts.concurrency import adapts_concurrency
+from swe_rl.facts.sizes import holds_container, most_at_once, sandbox_slots, trajectories_per_step
 from swe_rl.host.addresses import base_address, is_loopback
 from swe_rl.host.bubblewrap import ABSENT, NEEDED, NEEDED_WAY_OUT, PROGRAM, WAY_OUT, does_not_work
 
@@ -32,26 +33,29 @@ def check_slots(config: Config, _: Host) -> Iterator[Finding]:
     if not holds_container(config) or config.runtime.kind == RuntimeKind.external:
         return
     if wanted > (there := sandbox_slots(config)):
-        where = "runtime" if config.runtime.kind == RuntimeKind.job else "hardware"
+        where = "hardware"
+        if config.runtime.kind == RuntimeKind.job:
+            where = "runtime"
         waves = -(-trajectories_per_step(config) // max(1, there))
-        make = error if where == "runtime" else warning
-        yield make(
+        fix = f"smaller sandbox.cpus and sandbox.memory_gb, or more of {where}.*"
+        if there:
+            fix = f"sandbox.concurrency={there} (a step then takes {waves} waves)"
+        yield error_if(where == "runtime")(
             "sandbox_slots",
             "sandbox.concurrency",
             f"{where}.* has room for {there} sandboxes of {config.sandbox.cpus:g} CPUs and "
             f"{config.sandbox.memory_gb:g} GB",
-            (
-                f"sandbox.concurrency={there} (a step then takes {waves} waves)"
-                if there
-                else f"smaller sandbox.cpus and sandbox.memory_gb, or more of {where}.*"
-            ),
+            fix,
         )
 
 
 @rule_between(Part.sandboxes, Part.rollouts)
 def check_places(config: Config, _: Host) -> Iterator[Finding]:
-    under_way = config.rollout.concurrency
+    under_way = most_at_once(config)
     sandboxes = config.sandbox.concurrency
+    # It never grows beyond the sandboxes that there are.
+    if adapts_concurrency(config):
+        return
     used, gradings = (2 * under_way, " and gradings") if config.rollout.mode is RolloutMode.stream else (under_way, "")
     if holds_container(config) and under_way > sandboxes:
         yield warning(
@@ -283,7 +287,8 @@ def container_keys(config: Config, host: Host) -> Iterator[Finding]:
         for name in (*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"):
             if getattr(sandbox, name):
                 why = f"nothing reads it with sandbox.kind={sandbox.kind}"
-                yield warning("sandbox_unused", f"sandbox.{name}", why, "sandbox=docker or sandbox=podman")
+                fix = f"leave sandbox.{name} out, or sandbox=docker or sandbox=podman"
+                yield warning("sandbox_unused", f"sandbox.{name}", why, fix)
     elif sandbox.warm_pool > sandbox.concurrency:
         yield warning(
             "sandbox_warm_pool",

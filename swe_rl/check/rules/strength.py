@@ -13,7 +13,7 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 
-_UNMEASURED_ENVS = ("kodcode", "humaneval", "harbor", "verifiers")  # they have no gold patch, or no proofs
+_UNMEASURED_ENVS = ("kodcode", "humaneval", "harbor", "openenv", "verifiers")  # they have no gold patch, or no proofs
 
 
 @rule_about(Part.steps, Part.evaluation)

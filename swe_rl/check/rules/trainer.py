@@ -56,7 +56,8 @@ def check_lora(config: Config, _: Host) -> Iterator[Finding]:
         )
     if Part.engines in started_parts(config):
         yield from _check_served_adapter(config)
-    if trainer.offload_optimizer:
+    # A teacher rests in the host's memory with LoRA, too.
+    if trainer.offload_optimizer and config.algo.advantage is not AdvantageKind.teacher:
         yield warning(
             "lora_offload",
             "trainer.offload_optimizer",
@@ -144,7 +145,9 @@ def check_asynchrony(config: Config, _: Host) -> Iterator[Finding]:
             "needs to know a whole step's rewards, which an asynchronous step does not have in time",
             "algo.dynamic_sampling=filter, or trainer.max_staleness_steps=0",
         )
-    key = "algo.correction" if config.algo.stale_correction is None else "algo.stale_correction"
+    key = "algo.stale_correction"
+    if config.algo.stale_correction is None:
+        key = "algo.correction"
     if Correction.none == (config.algo.stale_correction or config.algo.correction) and not masks_tokens(config):
         yield warning(
             "staleness_correction",
@@ -201,9 +204,14 @@ def check_masks(config: Config, _: Host) -> Iterator[Finding]:
     low = config.algo.mask_low
     high = config.algo.mask_high
     if (low is None) != (high is None):
-        key = "algo.mask_high" if high is None else "algo.mask_low"
-        other = "algo.mask_low" if high is None else "algo.mask_high"
-        yield error("masks", key, f"{other} is set and has no effect alone", f"{key}={2 if high is None else 0.5}")
+        key = "algo.mask_low"
+        other = "algo.mask_high"
+        bound = 0.5
+        if high is None:
+            key = "algo.mask_high"
+            other = "algo.mask_low"
+            bound = 2
+        yield error("masks", key, f"{other} is set and has no effect alone", f"{key}={bound:g}")
     elif low is not None and high is not None and not 0 <= low < 1 < high:
         yield error("masks", "algo.mask_low", f"ratios lie around 1; [{low:g}, {high:g}] does not", "algo.mask_low=0.5")
     if (low is not None or high is not None) and config.rollout.capture == Capture.retokenize:
@@ -285,7 +293,7 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
             "served_model",
             "engine.served_model",
             f"nothing reads it with engine.kind={config.engine.kind}",
-            "engine=external",
+            "leave engine.served_model out, or engine=external",
         )
     shares = config.trainer.weight_sync == WeightSync.ipc and reads_key(config, "trainer")
     if config.engine.kind == EngineKind.external and shares:
@@ -293,13 +301,15 @@ def external_weights(config: Config, _: Host) -> Iterator[Finding]:
             "external_sync",
             "trainer.weight_sync",
             "engines that somebody else started share no memory with this trainer",
-            "trainer.weight_sync=nccl, or disk",
+            "trainer.weight_sync=disk, or nccl where engines have GPUs of their own",
         )
 
 
 @rule_about(Part.trainer)
 def check_warmup(config: Config, _: Host) -> Iterator[Finding]:
-    critic_alone = config.algo.critic_warmup_steps if config.algo.advantage is AdvantageKind.gae else 0
+    critic_alone = 0
+    if config.algo.advantage is AdvantageKind.gae:
+        critic_alone = config.algo.critic_warmup_steps
     steps = config.trainer.steps - critic_alone  # the warm-up counts these, however many updates a step has
     if config.trainer.warmup_steps >= steps > 0:
         yield warning(

@@ -1,1 +1,1 @@
-"""What makes composing quick: trees that are kept, and parts of OmegaConf that are replaced."""
+"""This package has the pieces of a composition: trees that are kept, parts of OmegaConf, values by their full keys."""

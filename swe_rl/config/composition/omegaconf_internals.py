@@ -46,8 +46,14 @@ def _copied_note(note: Any, memo: dict[int, Any]) -> Any:
     """Copies OmegaConf's `Metadata` deeply, except types, keys and truth values, which are shared."""
     copied = object.__new__(type(note))
     vars(copied).update(vars(note))
-    copied.flags = None if note.flags is None else dict(note.flags)
-    copied.resolver_cache = deepcopy(note.resolver_cache, memo) if note.resolver_cache else defaultdict(dict)
+    if note.flags is None:
+        copied.flags = None
+    else:
+        copied.flags = dict(note.flags)
+    if note.resolver_cache:
+        copied.resolver_cache = deepcopy(note.resolver_cache, memo)
+    else:
+        copied.resolver_cache = defaultdict(dict)
     return copied
 
 
@@ -128,7 +134,10 @@ def _quick_loader(slow: Any) -> Any:
 
     class Loader(CParser, slow):  # type: ignore[misc]
         def __init__(self, stream: Any) -> None:
-            self.text = stream if isinstance(stream, str) else stream.read()
+            if isinstance(stream, str):
+                self.text = stream
+            else:
+                self.text = stream.read()
             self.label = getattr(stream, "name", None)
             CParser.__init__(self, self.text)
             SafeConstructor.__init__(self)
@@ -160,3 +169,37 @@ def _load_once(load: Any) -> Any:
         return deepcopy(made[text])
 
     return load_or_copy
+
+
+def plain_values(box: Any) -> Any:
+    """Returns what `OmegaConf.to_container(box, resolve=True, throw_on_missing=True)` returns, or raises its errors.
+
+    OmegaConf looks at each node in seven ways before it takes its value; most values are plain.
+    """
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+    from omegaconf.base import Container
+    from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+    def values_of(box: Any) -> Any:
+        content = box.__dict__["_content"]
+        if isinstance(box, DictConfig) and isinstance(content, dict):
+            return {key: value_of(box, key, child) for key, child in content.items()}
+        if isinstance(box, ListConfig) and isinstance(content, list):
+            return [value_of(box, index, child) for index, child in enumerate(content)]
+        return OmegaConf.to_container(box, resolve=True, throw_on_missing=True)
+
+    def value_of(box: Any, key: Any, child: Any) -> Any:
+        facts = child.__dict__
+        if "_val" in facts:
+            value = facts["_val"]
+            if not isinstance(value, str) or not ("${" in value or value == "???"):
+                return value
+        try:
+            node = box._get_child(key, throw_on_missing_value=True)._dereference_node()
+        except (MissingMandatoryValue, InterpolationResolutionError) as error:
+            box._format_and_raise(key=key, value=None, cause=error)
+        if isinstance(node, Container):
+            return values_of(node)
+        return node._value()
+
+    return values_of(box)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from swe_rl.engine.embedded.decoder import PrefillSpan, Slot
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 
 # Largest difference of two log-probabilities in nats that rounding explains: 32 families showed at most 1e-6.
 _EXACT_NATS = 2e-5
@@ -102,7 +102,10 @@ class AnyDecoder:
 
     def _forward(self, slot: int, start: int, ids: Sequence[int], cache: RequestCaches) -> torch.Tensor:
         """Returns the logits [vocab] after the last of `ids`, which begin at position `start`."""
-        state = None if start == 0 else cache.states[slot]
+        if start == 0:
+            state = None
+        else:
+            state = cache.states[slot]
         if not self._uses_cache:
             cache.states[slot] = [*(state or ()), *ids]
             return self._whole(cache.states[slot])

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from swe_rl.engine.embedded.decoder import Cache, Decoder, PrefillSpan, Slot
-from swe_rl.engine.protocol import Completion, EngineError, EngineStats, FinishReason, SamplingParams
+from swe_rl.engine.engine import Completion, EngineError, EngineStats, FinishReason, SamplingParams
 from swe_rl.engine.sampling import SamplingBatch, sample_tokens
 from swe_rl.model.experts import HubNamed
 from swe_rl.model.stored_names import stored_names, untrained_names
@@ -79,7 +79,10 @@ class SamplingRequest:
             self.cached_tokens = 0
             return
         self.context = np.concatenate([self.prompt, np.array(self.token_ids, dtype=np.int64)])
-        self.interrupted_s = now_s if self.interrupted_s is None else self.interrupted_s
+        if self.interrupted_s is None:
+            self.interrupted_s = now_s
+        else:
+            self.interrupted_s = self.interrupted_s
 
     def accept(self, token: int, logprob: float, now_s: float) -> None:
         if self.first_token_s is None:
@@ -107,7 +110,10 @@ class SamplingRequest:
 
         What older weights routed stays, though its keys were computed anew.
         """
-        kept = self.routes if self.routes is not None else written[:0]
+        if self.routes is not None:
+            kept = self.routes
+        else:
+            kept = written[:0]
         return np.concatenate([kept, written[len(kept) :]])
 
     def completion(
@@ -117,8 +123,14 @@ class SamplingRequest:
 
         `current_version` counts only for a request that has no token; `written` is as in `interrupt`.
         """
-        admitted_s = now_s if self.admitted_s is None else self.admitted_s
-        first_s = now_s if self.first_token_s is None else self.first_token_s
+        if self.admitted_s is None:
+            admitted_s = now_s
+        else:
+            admitted_s = self.admitted_s
+        if self.first_token_s is None:
+            first_s = now_s
+        else:
+            first_s = self.first_token_s
         lost_s = self.lost_s + (now_s - self.interrupted_s if self.interrupted_s is not None else 0.0)
         return Completion(
             token_ids=tuple(self.token_ids),

@@ -39,7 +39,7 @@ from swe_rl.engine.embedded.core import EngineCore, Outcome, SamplingRequest, We
 from swe_rl.engine.embedded.decoder import Decoder
 from swe_rl.engine.embedded.model import PackedDecoder
 from swe_rl.engine.embedded.slot_cache import as_ids
-from swe_rl.engine.protocol import (
+from swe_rl.engine.engine import (
     Completion,
     ContextOverflowError,
     Engine,
@@ -101,7 +101,9 @@ class EngineThread:
             error = EngineError(str(self.failure))
             error.__cause__ = self.failure.__cause__
             return error
-        state = "is closed" if self._closing else "was not started; await start() first"
+        state = "was not started; await start() first"
+        if self._closing:
+            state = "is closed"
         return EngineError(f"Engine `{self._name}` {state}.")
 
     def _run(self) -> None:
@@ -257,7 +259,10 @@ class EmbeddedEngine(Engine):
         reason = refuse_request(prompt, params, self._vocab_size)
         if reason:
             raise EngineError(f"Engine `{self.name}` refuses request `{request_id}`: {reason}.")
-        seed = secrets.randbits(64) if params.seed is None else to_seed(params.seed)
+        if params.seed is None:
+            seed = secrets.randbits(64)
+        else:
+            seed = to_seed(params.seed)
         stops = frozenset(params.stop_token_ids)
         return SamplingRequest(request_id, session_id, prompt, params, seed, deliver, time.monotonic(), stops)
 

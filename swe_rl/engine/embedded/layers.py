@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from swe_rl.config.choices import FAST_ARCHITECTURES
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 
 # The matrix library sums few rows in another order than many, and a row's bits would depend on its company. From how
 # many rows on it does not, depends on processor and shape. The most that we saw is 16, on one processor and for the

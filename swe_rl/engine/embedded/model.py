@@ -64,7 +64,9 @@ class TokenAttention:
     def __init__(self, slots: Sequence[int], lengths: Sequence[int], num_slots: int, shape: DecoderShape) -> None:
         self._shape = shape
         self._where = torch.tensor(slots)
-        padding = -shape.group % 4 if shape.group > 2 else 0
+        padding = 0
+        if shape.group > 2:
+            padding = -shape.group % 4
         size = (num_slots, shape.kv_heads, shape.group + padding, shape.head_dim)
         self._query = torch.zeros(size)
         self._result = torch.empty(size)
@@ -144,7 +146,10 @@ class PromptAttention:
         for done in range(-before, total, _BLOCK_TOKENS):
             rows = slice(max(0, done), min(total, done + _BLOCK_TOKENS))
             padding = (0, 0, 0, 0, rows.start - done, done + _BLOCK_TOKENS - rows.stop)
-            block = functional.pad(query[rows], padding) if any(padding) else query[rows]
+            if any(padding):
+                block = functional.pad(query[rows], padding)
+            else:
+                block = query[rows]
             attended = self._block(block, keys, values, start + done)
             out[rows].copy_(attended[rows.start - done : rows.stop - done])
 
@@ -335,7 +340,10 @@ class PackedDecoder:
         The last layer looked at the spans' last tokens alone: nothing depends on what the others choose there, and what
         an earlier pass has kept of its own last token is forgotten.
         """
-        cut = len(routed) - 1 if isinstance(self._layers[-1].mlp, PackedExperts) else len(routed)
+        if isinstance(self._layers[-1].mlp, PackedExperts):
+            cut = len(routed) - 1
+        else:
+            cut = len(routed)
         for row, (span, end) in enumerate(zip(spans, ends, strict=True)):
             place = routes[span.slot, span.start : span.end]
             for number, chosen in enumerate(routed[:cut]):

@@ -70,7 +70,9 @@ class SlotCache:
             return None
         shared = self._shared_prefixes(prompt)
         limit = len(prompt) - 1
-        kept_tokens = min(int(shared[target.index]), target.reusable, limit) if self._owns(target, session_id) else 0
+        kept_tokens = 0
+        if self._owns(target, session_id):
+            kept_tokens = min(int(shared[target.index]), target.reusable, limit)
         source, copied = self._best_source(shared, limit)
         if source is not None and kept_tokens == 0:
             if source.reusable < copied:
@@ -137,7 +139,10 @@ class SlotCache:
         return sum(slot.length for slot in self.slots if slot.running)
 
     def _target(self, session_id: str | None) -> Slot | None:
-        index = None if session_id is None else self._sessions.get(session_id)
+        if session_id is None:
+            index = None
+        else:
+            index = self._sessions.get(session_id)
         if index is not None and not self.slots[index].running:
             return self.slots[index]
         idle = [slot for slot in self.slots if not slot.running]

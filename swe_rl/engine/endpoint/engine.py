@@ -4,8 +4,9 @@ Invariants:
 - The endpoint is asked for a few tokens before a run begins: key, model, dialect and fields are right by then.
 - A call that the endpoint cannot answer now is sent again after a pause that grows and has jitter; all calls pause
   together where the endpoint says that there are too many, and for as long as it says.
-- Once the endpoint is closed (the budget is spent, or the key is refused) no call is sent any more. Calls are held, and
-  `watch` ends the work when nobody does anything else: what was paid for is graded.
+- Once the endpoint is closed (the budget is spent, or the key is refused) no call is sent any more, a paused one
+  neither. Calls are held, and `watch` ends the work when nobody does anything else: what was paid for is graded.
+- Every call that was sent is counted, also without a reply.
 """
 
 import asyncio
@@ -18,18 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from swe_rl.config.choices import EndpointDialect
 from swe_rl.config.schema import EngineConfig
+from swe_rl.engine.endpoint.caller import Call, Caller, CorrectedError
 from swe_rl.engine.endpoint.formats import FORMATS, Format
 from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
-from swe_rl.engine.endpoint.refusals import (
-    EndpointClosedError,
-    PassingError,
-    error_inside,
-    error_of,
-    refused_field,
-)
+from swe_rl.engine.endpoint.refusals import EndpointClosedError, PassingError
 from swe_rl.engine.endpoint.spending import Spending
-from swe_rl.engine.protocol import Completion, Engine, EngineError, EngineStats, SamplingParams
-from swe_rl.engine.server.client import HttpClient, ServerAnswer, ServerFailingError, SilentError
+from swe_rl.engine.engine import Completion, Engine, EngineError, EngineStats, SamplingParams
+from swe_rl.engine.server.client import ServerAnswer
 from swe_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,18 +33,19 @@ if TYPE_CHECKING:
 
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_MOST_DOUBLINGS = 10
 # A call that the endpoint fails is sent so often. One that it has no room for is sent until the attempt's patience
 # ends (rollout.max_wait_s).
 _TRIES = 6
+# Before a run begins, somebody looks at the terminal. An endpoint may put them off for so long.
+_LONGEST_GREETING_S = 300.0
+# A user should know of pauses that are longer than this.
+_TOLD_PAUSE_S = 30.0
 _LOOK_S = 0.2
 _GREETING = Question([{"role": "user", "content": "Answer with the word yes."}], SamplingParams(16))
 _GREETER = "greeting"
 # A token has about so many characters, if the endpoint does not count.
 _CHARS_PER_TOKEN = 4
-# A shorter text may be in a reply by chance.
-_SHORTEST_KEY = 8
-# Begins a wait of the caller's and returns the function that ends it.
-BeginWait = Callable[[], Callable[[], None]]
 
 
 class EndpointError(UserError):
@@ -57,7 +54,7 @@ class EndpointError(UserError):
 
 class EndpointEngine(Engine):
     """Asks one endpoint. `say` hears what a user should know; `params` are the run's own, and are tried at the
-    start."""
+    start. An endpoint that asks for a pause of `patience_s` or more is closed."""
 
     def __init__(
         self,
@@ -66,6 +63,7 @@ class EndpointEngine(Engine):
         say: Callable[[str], None],
         *,
         params: SamplingParams | None = None,
+        patience_s: float = 7200.0,
         rng: random.Random | None = None,
         sleep: Callable[[float], Any] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -73,15 +71,15 @@ class EndpointEngine(Engine):
         super().__init__("endpoint")
         self.spending = spending
         self.closed: EndpointClosedError | None = None
+        self._closing = asyncio.Event()
         self._config = config
         self._say = say
         self._greeting_params = params or _GREETING.params
+        self._patience_s = patience_s
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._clock = clock
-        self._format: Format = FORMATS[EndpointDialect.chat]
-        self._client: HttpClient | None = None
-        self._left_out: dict[str, str | None] = {}
+        self._caller: Caller | None = None
         self._resumes_s = 0.0
         self._asking = 0
         self._held: Counter[str] = Counter()
@@ -99,7 +97,11 @@ class EndpointEngine(Engine):
             try:
                 await self._greet()
             except EndpointClosedError as error:
-                raise EndpointError(f"engine.url={self._config.url}: {error}") from error
+                # Some endpoints look at the key before the path, and Messages has the key in a header of its own.
+                if not error.of_key:
+                    raise EndpointError(f"engine.url={self._config.url}: {error}") from error
+                refusals.append(f"{dialect}: {error}")
+                continue
             except EngineError as error:
                 refusals.append(f"{dialect}: {error}")
                 continue
@@ -108,24 +110,26 @@ class EndpointEngine(Engine):
             return
         raise EndpointError(
             f"engine.url={self._config.url} gives no reply of engine.model={self._config.model}: "
-            f"{'; '.join(refusals)}. Correct engine.url (https://HOST/v1), engine.model or engine.dialect"
+            f"{'; '.join(refusals)}. Correct engine.url (https://HOST/v1), engine.model, engine.key or engine.dialect"
         )
 
-    async def ask(self, question: Question, session_id: str, begin_wait: BeginWait) -> tuple[EndpointReply, Usage]:
-        """Returns the reply and what it used. Pauses are the caller's waits. Raises ContextOverflowError,
-        EngineError, DiskError."""
+    async def ask(self, question: Question, session_id: str) -> tuple[EndpointReply, Usage]:
+        """Returns the reply and what it used. Raises ContextOverflowError, EngineError, DiskError."""
+        call = Call(question, session_id, question.params.max_tokens)
         number = 0
         while True:
-            await self._admitted(session_id, begin_wait)
+            await self._admit(session_id)
             try:
-                return await self._ask_once(question, session_id)
+                return await self._ask_once(call)
+            except CorrectedError:
+                continue
             except EndpointClosedError as error:
-                self.closed = error
+                self._close_because(error)
             except PassingError as error:
                 number += 1
                 if number >= _TRIES and not error.limited:
                     raise
-                await self._pause(error, number, begin_wait)
+                await self._pause(error, number)
 
     async def watch(self, under_way: Callable[[], int]) -> NoReturn:
         """Raises EndpointClosedError once the endpoint is closed and all attempts under way wait for it in vain."""
@@ -135,10 +139,10 @@ class EndpointEngine(Engine):
                 raise self.closed
 
     async def close(self) -> None:
-        client = self._client
-        self._client = None
-        if client is not None:
-            await client.close()
+        caller = self._caller
+        self._caller = None
+        if caller is not None:
+            await caller.close()
         self.spending.close()
 
     def stats(self) -> EngineStats:
@@ -171,105 +175,82 @@ class EndpointEngine(Engine):
 
     async def _speak(self, spoken: Format) -> None:
         """Speaks a dialect from now on."""
-        if self._client is not None:
-            await self._client.close()
-        self._format = spoken
-        self._left_out = {}
-        self._client = HttpClient(self._config.url, headers=spoken.headers(self._config.key))
-        await self._client.open()
+        if self._caller is not None:
+            await self._caller.close()
+        self._caller = Caller(self._config, spoken, self._say)
+        await self._caller.open()
 
     async def _greet(self) -> None:
         """Asks for a few tokens with the run's sampling. Raises EngineError."""
         params = self._greeting_params
-        question = Question(
-            _GREETING.messages,
-            SamplingParams(
-                min(params.max_tokens, _GREETING.params.max_tokens),
-                params.temperature,
-                params.top_p,
-                params.top_k,
-                seed=params.seed,
-                min_p=params.min_p,
-            ),
-        )
-        for number in range(1, _TRIES):
+        question = replace(_GREETING, params=replace(params, max_tokens=min(params.max_tokens, 16)))
+        call = Call(question, _GREETER, question.params.max_tokens)
+        number = 0
+        waited_s = 0.0
+        while True:
             try:
-                await self._ask_once(question, _GREETER)
+                await self._ask_once(call)
                 return
+            except CorrectedError:
+                continue
             except PassingError as error:
+                number += 1
+                pause_s = self._pause_s(error, number)
+                waited_s += pause_s
                 if number == _TRIES - 1 or not error.limited:
                     raise
-                await self._sleep(self._pause_s(error, number))
+                if waited_s > _LONGEST_GREETING_S:
+                    raise EndpointError(
+                        f"engine.url={self._config.url} asks to be left alone for {pause_s:.0f} s ({error}). Start the "
+                        "job again then, or look at the account's limits"
+                    ) from error
+                self._say(f"{self._config.url} asks to be left alone: the next try is in {pause_s:.0f} s ({error})")
+                await self._sleep(pause_s)
 
-    async def _ask_once(self, question: Question, session_id: str) -> tuple[EndpointReply, Usage]:
-        self._asking += 1
+    async def _ask_once(self, call: Call) -> tuple[EndpointReply, Usage]:
+        """Sends a call, and counts what it costs, whatever becomes of it. Raises CorrectedError, EngineError."""
         began_s = self._clock()
+        self._asking += 1
         try:
-            answer = await self._post(self._body(question))
-            reply = self._read(answer)
-            usage = reply.usage or self._estimated(question, reply)
-            self.spending.note(session_id, usage, self._clock() - began_s)
+            answer = await self._send(call, began_s)
+            reply = self._read(answer, call, began_s)
+            usage = reply.usage or self._estimated(call.question, reply)
+            self.spending.note(call.session_id, usage, self._clock() - began_s)
             return reply, usage
         finally:
             self._asking -= 1
+            # Calls that pause need to know at once that the budget is spent.
+            self._is_closed()
 
-    def _body(self, question: Question) -> dict[str, Any]:
-        body = self._format.body(question, self._config.model)
-        body[self._format.limit_field] = question.params.max_tokens
-        for name, instead in self._left_out.items():
-            value = body.pop(name, None)
-            if instead is not None and value is not None:
-                body[instead] = value
-        return body
-
-    async def _post(self, body: dict[str, Any]) -> ServerAnswer:
-        """Returns an answer of status 200. A field that the endpoint's model does not take is left out from then on.
-        Raises EngineError."""
-        assert self._client is not None
-        path = _path_below(self._config.url, self._format.path)
-        while True:
-            try:
-                answer = await self._client.post(path, body, timeout_s=self._config.call_timeout_s)
-            except (ServerFailingError, SilentError) as error:
-                raise PassingError(str(error)) from error
-            answer = self._without_key(answer)
-            if answer.status == 200:
-                return answer
-            name = refused_field(answer, body)
-            if name is None:
-                raise error_of(answer)
-            self._leave_out(name, answer.reason(), body)
-
-    def _without_key(self, answer: ServerAnswer) -> ServerAnswer:
-        """Some endpoints repeat a wrong key, and what they say is shown and written."""
-        key = self._config.key
-        if key and len(key) >= _SHORTEST_KEY and key.encode() in answer.body:
-            return replace(answer, body=answer.body.replace(key.encode(), b"***"))
-        return answer
-
-    def _leave_out(self, name: str, reason: str, body: dict[str, Any]) -> None:
-        instead = None
-        if name == "max_tokens" and self._format is FORMATS[EndpointDialect.chat]:
-            # Newer models of OpenAI's know the limit by this name alone.
-            instead = "max_completion_tokens"
-        value = body.pop(name)
-        if instead is not None:
-            body[instead] = value
-        if name not in self._left_out:
-            self._left_out[name] = instead
-            if instead is None:
-                self._say(f"warning: {self._config.model} refuses {name}={value} ({reason}): it is left out")
-
-    def _read(self, answer: ServerAnswer) -> EndpointReply:
-        payload = answer.json()
-        error = error_inside(answer, payload)
-        if error is not None:
-            raise error
+    async def _send(self, call: Call, began_s: float) -> ServerAnswer:
+        assert self._caller is not None
         try:
-            return self._format.read(payload)
-        except (LookupError, TypeError, AttributeError) as problem:
-            shown = f"{type(problem).__name__}: {problem}"
-            raise PassingError(f"its answer has another form than {self._format.path} ({shown})") from problem
+            return await self._caller.send(call)
+        except asyncio.CancelledError:
+            self._note_lost(call, began_s)
+            raise
+        except PassingError as error:
+            if error.unsure:
+                self._note_lost(call, began_s)
+            raise
+
+    def _read(self, answer: ServerAnswer, call: Call, began_s: float) -> EndpointReply:
+        assert self._caller is not None
+        try:
+            return self._caller.read(answer)
+        except EngineError as error:
+            usage = self._caller.usage_of(answer)
+            if usage is not None:
+                self.spending.note(call.session_id, usage, self._clock() - began_s)
+            elif isinstance(error, PassingError) and error.unsure:
+                self._note_lost(call, began_s)
+            raise
+
+    def _note_lost(self, call: Call, began_s: float) -> None:
+        """Counts a call that the endpoint may have answered."""
+        assert self._caller is not None
+        prompt_tokens = _estimated_prompt(call.question)
+        self.spending.note_lost(call.session_id, prompt_tokens, self._caller.sent_tokens(call), self._clock() - began_s)
 
     def _estimated(self, question: Question, reply: EndpointReply) -> Usage:
         if not self._told_of_usage:
@@ -278,48 +259,71 @@ class EndpointEngine(Engine):
         parsed = reply.parsed
         said = len(parsed.content) + len(parsed.reasoning_content or "")
         said += sum(len(call.name) + len(call.arguments) for call in parsed.tool_calls)
-        read = len(str([*question.messages, *question.tools]))
-        return Usage(read // _CHARS_PER_TOKEN, said // _CHARS_PER_TOKEN + 1, estimated=True)
+        return Usage(_estimated_prompt(question), said // _CHARS_PER_TOKEN + 1, estimated=True)
 
-    async def _admitted(self, session_id: str, begin_wait: BeginWait) -> None:
+    async def _admit(self, session_id: str) -> None:
         """Returns when a call may be sent: after a pause of all calls, and never again once the endpoint is closed."""
-        if self._is_closed():
-            self._held[session_id] += 1
-            end_wait = begin_wait()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                end_wait()
-                self._held[session_id] -= 1
-                self._held += Counter()
-        left_s = self._resumes_s - self._clock()
-        if left_s > 0:
-            end_wait = begin_wait()
-            try:
-                await self._sleep(left_s * self._rng.uniform(1.0, 1.25))
-            finally:
-                end_wait()
+        while not self._is_closed():
+            left_s = self._resumes_s - self._clock()
+            if left_s <= 0:
+                return
+            await self._rest(left_s * self._rng.uniform(1.0, 1.25))
+        self._held[session_id] += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._held[session_id] -= 1
+            self._held += Counter()
 
     def _is_closed(self) -> bool:
         spent = self.spending.exhausted()
         if self.closed is None and spent:
-            self.closed = EndpointClosedError(f"{spent}. With a larger one, the run goes on where it is")
+            self._close_because(EndpointClosedError(f"{spent}. With a larger one, the run goes on where it is"))
         return self.closed is not None
 
-    async def _pause(self, error: PassingError, number: int, begin_wait: BeginWait) -> None:
+    def _close_because(self, error: EndpointClosedError) -> None:
+        if self.closed is None:
+            self.closed = error
+        self._closing.set()
+
+    async def _pause(self, error: PassingError, number: int) -> None:
         pause_s = self._pause_s(error, number)
-        if error.limited:
-            self._resumes_s = max(self._resumes_s, self._clock() + pause_s)
-            return
-        end_wait = begin_wait()
-        try:
-            await self._sleep(pause_s)
-        finally:
-            end_wait()
+        if pause_s >= self._patience_s:
+            self._close_because(
+                EndpointClosedError(
+                    f"it asks to be left alone for {pause_s:.0f} s ({error}), and the calls of an attempt wait for at "
+                    f"most {self._patience_s:.0f} s (rollout.max_wait_s). Go on then"
+                )
+            )
+        elif error.limited:
+            self._pause_all(pause_s, error)
+        else:
+            await self._rest(pause_s)
+
+    def _pause_all(self, pause_s: float, error: PassingError) -> None:
+        before_s = self._resumes_s
+        now_s = self._clock()
+        self._resumes_s = max(before_s, now_s + pause_s)
+        if pause_s > _TOLD_PAUSE_S and before_s <= now_s:
+            self._say(f"{self._config.url} asks to be left alone: all calls pause for {pause_s:.0f} s ({error})")
 
     def _pause_s(self, error: PassingError, number: int) -> float:
-        grown_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0 ** (number - 1)) * self._rng.uniform(0.5, 1.0)
+        # A power of a large number is more than a float holds, and the pauses do not grow any more by then.
+        doublings = min(number - 1, _MOST_DOUBLINGS)
+        grown_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**doublings) * self._rng.uniform(0.5, 1.0)
         return max(grown_s, error.retry_after_s or 0.0)
+
+    async def _rest(self, seconds: float) -> None:
+        """Sleeps, or for a shorter time if the endpoint is closed meanwhile."""
+        sleeping = asyncio.ensure_future(self._sleep(seconds))
+        closing = asyncio.ensure_future(self._closing.wait())
+        both = {sleeping, closing}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
 
 
 def spending_of(engines: Sequence[Engine]) -> dict[str, Any] | None:
@@ -330,11 +334,5 @@ def spending_of(engines: Sequence[Engine]) -> dict[str, Any] | None:
     return None
 
 
-def _path_below(url: str, path: str) -> str:
-    """Returns the path that belongs behind the client's address, which has no closing `/v1`. An address with another
-    path is meant as it is written."""
-    shown = url.strip().rstrip("/")
-    has_path = "/" in shown.partition("://")[2]
-    if has_path and not shown.endswith("/v1"):
-        return path
-    return f"/v1{path}"
+def _estimated_prompt(question: Question) -> int:
+    return len(str([*question.messages, *question.tools])) // _CHARS_PER_TOKEN

@@ -5,7 +5,8 @@ Invariants:
   endpoints refuse what they do not know.
 - What an agent sent of its tools' calls is repeated with the ids that it knows; results without an id get the id of
   the call that they follow.
-- A reply that cannot be read raises EngineError: it is the endpoint's fault, and nothing of the model's.
+- A reply that cannot be read raises EngineError: it is the endpoint's fault, and nothing of the model's. So does one
+  that the endpoint broke off: what it has so far, or that it has nothing, is no word of the model's.
 """
 
 from abc import ABC, abstractmethod
@@ -16,18 +17,20 @@ import orjson
 
 from swe_rl.config.choices import EndpointDialect
 from swe_rl.engine.endpoint.question import EndpointReply, Message, Question, Usage, count_of, text_of
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.model.tool_parser import ParsedReply, ToolCall, dump_arguments
 
 _Body = dict[str, Any]
+# Servers end a reply in these ways if something other than the model ended it.
+_BROKEN_OFF = frozenset({"abort", "aborted", "canceled", "cancelled", "error", "failed"})
 
 
 class Format(ABC):
     """Speaks one dialect. Questions go to `path`, below the endpoint's `/v1`."""
 
     path: ClassVar[str]
-    # The API's name of the reply's limit of length.
-    limit_field: ClassVar[str] = "max_tokens"
+    # The API's names of the reply's limit of length, the oldest first.
+    limit_names: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
     @abstractmethod
     def body(self, question: Question, model: str) -> _Body:
@@ -38,12 +41,23 @@ class Format(ABC):
         """Reads an answer of status 200. Raises EngineError, LookupError, TypeError or AttributeError for a form that
         is none of this dialect's."""
 
+    @abstractmethod
+    def count(self, usage: dict[str, Any]) -> Usage:
+        """Reads the API's table of used tokens."""
+
+    def usage_of(self, answer: Any) -> Usage | None:
+        """Returns what an answer says to have used, whether it is a reply or not."""
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        return self.count(usage) if usage and isinstance(usage, dict) else None
+
     def headers(self, key: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-class ChatFormat(Format):
+class ChatCompletionsFormat(Format):
     path = "/chat/completions"
+    # Newer models of OpenAI's know the limit by the second name alone.
+    limit_names = ("max_tokens", "max_completion_tokens")
 
     def body(self, question: Question, model: str) -> _Body:
         body: _Body = {"model": model, "messages": list(_chat_messages(question.messages))}
@@ -56,23 +70,34 @@ class ChatFormat(Format):
 
     def read(self, answer: Any) -> EndpointReply:
         choice = answer["choices"][0]
+        _require_ended(choice.get("finish_reason"))
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or ()]
-        usage = answer.get("usage")
         return EndpointReply(
             _parsed_reply(
                 text_of(message.get("content")) or text_of(message.get("refusal")),
                 text_of(message.get("reasoning_content")) or text_of(message.get("reasoning")),
                 [(call["name"], call.get("arguments")) for call in calls],
             ),
-            _chat_usage(usage) if usage else None,
+            self.usage_of(answer),
             was_cut=choice.get("finish_reason") == "length",
         )
+
+    def count(self, usage: dict[str, Any]) -> Usage:
+        # DeepSeek's API counts what was cached beside the details.
+        cached = count_of(usage.get("prompt_tokens_details"), "cached_tokens")
+        cached = cached or count_of(usage, "prompt_cache_hit_tokens")
+        prompt = count_of(usage, "prompt_tokens")
+        # Some APIs count the reasoning, which they charge for, in the total alone.
+        said = count_of(usage, "completion_tokens")
+        sampled = max(said, count_of(usage, "total_tokens") - prompt)
+        reasoning = max(count_of(usage.get("completion_tokens_details"), "reasoning_tokens"), sampled - said)
+        return Usage(prompt, sampled, cached, reasoning_tokens=reasoning)
 
 
 class ResponsesFormat(Format):
     path = "/responses"
-    limit_field = "max_output_tokens"
+    limit_names = ("max_output_tokens",)
 
     def body(self, question: Question, model: str) -> _Body:
         head, rest = _split_system(question.messages)
@@ -86,8 +111,9 @@ class ResponsesFormat(Format):
         return body | _sampling_fields(question.params, "temperature", "top_p")
 
     def read(self, answer: Any) -> EndpointReply:
-        if answer.get("status") == "failed":
-            raise EngineError(f"its reply failed: {str(answer.get('error'))[:400]}")
+        status = answer.get("status") or "completed"
+        if status not in ("completed", "incomplete"):
+            raise EngineError(f"its reply has the status {status!r:.80}")
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[tuple[Any, Any]] = []
@@ -99,12 +125,17 @@ class ResponsesFormat(Format):
                 thoughts += [text_of(item.get("content")) or text_of(item.get("summary"))]
             elif kind == "function_call":
                 calls.append((item["name"], item.get("arguments")))
-        usage = answer.get("usage")
         return EndpointReply(
             _parsed_reply("".join(text), "".join(thoughts), calls),
-            _responses_usage(usage) if usage else None,
-            was_cut=answer.get("status") == "incomplete",
+            self.usage_of(answer),
+            was_cut=status == "incomplete",
         )
+
+    def count(self, usage: dict[str, Any]) -> Usage:
+        cached = count_of(usage.get("input_tokens_details"), "cached_tokens")
+        reasoning = count_of(usage.get("output_tokens_details"), "reasoning_tokens")
+        prompt = count_of(usage, "input_tokens")
+        return Usage(prompt, count_of(usage, "output_tokens"), cached, reasoning_tokens=reasoning)
 
 
 class MessagesFormat(Format):
@@ -126,6 +157,7 @@ class MessagesFormat(Format):
         return body | _sampling_fields(question.params, "temperature", "top_p", "top_k")
 
     def read(self, answer: Any) -> EndpointReply:
+        _require_ended(answer.get("stop_reason"))
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[tuple[Any, Any]] = []
@@ -137,19 +169,29 @@ class MessagesFormat(Format):
                 thoughts.append(block["thinking"])
             elif kind == "tool_use":
                 calls.append((block["name"], block["input"]))
-        usage = answer.get("usage")
         return EndpointReply(
             _parsed_reply("".join(text), "".join(thoughts), calls),
-            _messages_usage(usage) if usage else None,
+            self.usage_of(answer),
             was_cut=answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded"),
         )
 
+    def count(self, usage: dict[str, Any]) -> Usage:
+        cached = count_of(usage, "cache_read_input_tokens")
+        whole = count_of(usage, "input_tokens") + cached + count_of(usage, "cache_creation_input_tokens")
+        return Usage(whole, count_of(usage, "output_tokens"), cached)
+
 
 FORMATS: dict[EndpointDialect, Format] = {
-    EndpointDialect.chat: ChatFormat(),
+    EndpointDialect.chat: ChatCompletionsFormat(),
     EndpointDialect.responses: ResponsesFormat(),
     EndpointDialect.messages: MessagesFormat(),
 }
+
+
+def _require_ended(reason: Any) -> None:
+    """Raises EngineError for a reply that the endpoint broke off."""
+    if isinstance(reason, str) and reason.lower() in _BROKEN_OFF:
+        raise EngineError(f"its reply ended with {reason!r}")
 
 
 def _sampling_fields(params: SamplingParams, *names: str) -> _Body:
@@ -302,21 +344,3 @@ def _object_text(arguments: Any) -> str:
 def _parsed_reply(text: str, thoughts: str, calls: Sequence[tuple[Any, Any]]) -> ParsedReply:
     made = tuple(ToolCall(str(name), _object_text(arguments)) for name, arguments in calls)
     return ParsedReply(text, thoughts or None, made)
-
-
-def _chat_usage(usage: Any) -> Usage:
-    details = usage.get("prompt_tokens_details")
-    # DeepSeek's API counts what was cached beside the details.
-    cached = count_of(details, "cached_tokens") or count_of(usage, "prompt_cache_hit_tokens")
-    return Usage(count_of(usage, "prompt_tokens"), count_of(usage, "completion_tokens"), cached)
-
-
-def _responses_usage(usage: Any) -> Usage:
-    cached = count_of(usage.get("input_tokens_details"), "cached_tokens")
-    return Usage(count_of(usage, "input_tokens"), count_of(usage, "output_tokens"), cached)
-
-
-def _messages_usage(usage: Any) -> Usage:
-    cached = count_of(usage, "cache_read_input_tokens")
-    whole = count_of(usage, "input_tokens") + cached + count_of(usage, "cache_creation_input_tokens")
-    return Usage(whole, count_of(usage, "output_tokens"), cached)

@@ -6,7 +6,7 @@ from pathlib import Path
 from swe_rl.config.schema import Config
 from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.endpoint.spending import Prices, Spending
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 
 # The run's folder has this file: a line for each answered call.
 CALLS_FILE = "endpoint_calls.jsonl"
@@ -27,4 +27,4 @@ def make_endpoint(config: Config, run_folder: Path, say: Callable[[str], None]) 
         seed=config.trainer.seed,
         min_p=rollout.min_p,
     )
-    return EndpointEngine(engine, spending, say, params=params)
+    return EndpointEngine(engine, spending, say, params=params, patience_s=rollout.max_wait_s)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swe_rl.engine.protocol import SamplingParams
+from swe_rl.engine.engine import SamplingParams
 from swe_rl.model.tool_parser import ParsedReply
 
 Message = Mapping[str, Any]
@@ -22,17 +22,27 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts tokens as the endpoint does. `cached_tokens` are part of `prompt_tokens`. With `estimated`, the endpoint
-    did not count, and the numbers follow from the length of the texts."""
+    """Counts tokens as the endpoint does. `cached_tokens` are part of `prompt_tokens`. `reasoning_tokens` are part of
+    `sampled_tokens`, and 0 if the endpoint does not tell them. With `estimated`, the endpoint did not count, and the
+    numbers follow from the length of the texts."""
 
     prompt_tokens: int = 0
     sampled_tokens: int = 0
     cached_tokens: int = 0
     estimated: bool = False
+    reasoning_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         return self.prompt_tokens + self.sampled_tokens
+
+    def count_new_prompt(self, before: "Usage") -> int:
+        """Counts the tokens of the prompt that are new since the call that it goes on from. Endpoints that drop former
+        reasoning read less than that call's prompt and reply."""
+        grown = self.prompt_tokens - before.tokens
+        if grown < 0:
+            grown += before.reasoning_tokens
+        return max(0, grown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.token_ids import encode_plain
 from swe_rl.errors import UserError
 from swe_rl.host.addresses import base_address, is_loopback
@@ -83,7 +83,10 @@ class ServerAnswer:
             answer = json.loads(text)
         except ValueError:
             return _shorten_text(text)
-        error = answer.get("error", answer.get("detail", text)) if isinstance(answer, dict) else text
+        if isinstance(answer, dict):
+            error = answer.get("error", answer.get("detail", text))
+        else:
+            error = text
         return _shorten_text(str(error.get("message", error)) if isinstance(error, dict) else str(error))
 
 
@@ -120,7 +123,10 @@ class HttpClient:
     async def open(self) -> None:
         if self._session is not None:
             return
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        if self._api_key:
+            headers = {"Authorization": f"Bearer {self._api_key}"}
+        else:
+            headers = {}
         if self._headers is not None:
             headers = dict(self._headers)
         host = urlsplit(self.url).hostname or ""
@@ -162,7 +168,10 @@ class HttpClient:
                     raise UnreachableError(f"{self.url} cannot be reached: {_short_cause(error)}") from error
                 await asyncio.sleep(_REFUSED_PAUSE_S * 2**attempt)
             except TimeoutError as error:
-                within = "in time" if timeout_s is None else f"within {timeout_s:g} s"
+                if timeout_s is None:
+                    within = "in time"
+                else:
+                    within = f"within {timeout_s:g} s"
                 raise SilentError(f"{self.url}{path} did not answer {within}") from error
             except aiohttp.ClientError as error:
                 raise ConnectionLostError(f"{self.url}{path} broke off: {_short_cause(error)}") from error
@@ -186,9 +195,10 @@ class HttpClient:
 def _retry_after_s(header: str) -> float | None:
     """Returns the seconds that a header of seconds or a date asks for; None for anything else."""
     try:
-        seconds = (
-            float(header) if header.strip().isdecimal() else parsedate_to_datetime(header).timestamp() - time.time()
-        )
+        if header.strip().isdecimal():
+            seconds = float(header)
+        else:
+            seconds = parsedate_to_datetime(header).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
     return max(0.0, seconds)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swe_rl.engine.protocol import EngineError, ServerLoss
+from swe_rl.engine.engine import EngineError, ServerLoss
 from swe_rl.engine.server.client import HttpClient, ServerFailingError, UnreachableError
 from swe_rl.engine.server.monitor import ServerMetrics
 
@@ -114,7 +114,9 @@ class InFlight:
         is the number in all replies so far.
         """
         now_s = self._clock()
-        counts = (latest.sampled_tokens_total, latest.prompt_tokens_total) if latest is not None else None
+        counts = None
+        if latest is not None:
+            counts = (latest.sampled_tokens_total, latest.prompt_tokens_total)
         sign = (counts, sampled_tokens)
         if sign != self._sign or paused or self.failure is not None:
             self._sign = sign

@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.protocol import (
+from swe_rl.engine.engine import (
     Completion,
     ContextOverflowError,
     Engine,

@@ -15,13 +15,14 @@ from typing import Any
 
 from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient, ServerAnswer
 from swe_rl.engine.server.monitor import parse_metrics
 from swe_rl.engine.server.wire import ADAPTER_ROUTE, BadNumbersError, Reply, TokenIn, parse_reply, request_body
 from swe_rl.errors import UserError
 from swe_rl.facts import logprobs
 from swe_rl.facts.memory import cached_token_bytes
+from swe_rl.facts.schedule import scaled_temperature
 from swe_rl.facts.sizes import wants_routes
 
 # These are the first and the last minor version.
@@ -65,7 +66,7 @@ def needs_of_run(config: Config) -> Needs:
         model=None,
         max_model_len=config.engine.max_model_len,
         accepted=logprobs.accepted_modes(config),
-        temperature=config.rollout.temperature,
+        temperature=scaled_temperature(config.rollout),
         truncated=logprobs.trains_truncated(config),
         vocab_size=config.model.vocab_size,
         num_experts=config.model.num_experts if wants_routes(config) else 0,
@@ -235,7 +236,7 @@ async def _ask_logprobs_mode(
     next(asking)
     try:
         while True:
-            question = asking.send(logprobs.Answer(reply.token_ids, reply.logprobs))
+            question = asking.send(logprobs.ProbeAnswer(reply.token_ids, reply.logprobs))
             params = replace(_PROBE, temperature=question.temperature)
             again, why = await _try_request(client, kind, model, needs, patience, question.prompt_ids, params)
             if again is None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.server.client import HttpClient, UnreachableError
 from swe_rl.files.lines import lines_of
 
@@ -62,7 +62,9 @@ class ServerMetrics:
 
     def host_tokens(self, token_bytes: int) -> int:
         """Returns how many tokens fit into the host's tier; 0 if a token's size is not known."""
-        return self.host_cache_bytes // token_bytes if token_bytes else 0
+        if token_bytes:
+            return self.host_cache_bytes // token_bytes
+        return 0
 
 
 @dataclass(slots=True)
@@ -255,7 +257,9 @@ class Monitor:
             self._missed(error, suspected)
             return
         self._seen_s = self._heard_s()
-        metrics = parse_metrics(answer.body.decode(errors="replace")) if answer.ok else None
+        metrics = None
+        if answer.ok:
+            metrics = parse_metrics(answer.body.decode(errors="replace"))
         if metrics is not None:
             before = self.latest
             self.latest = metrics
@@ -266,8 +270,14 @@ class Monitor:
             self._watcher.back()
 
     def _missed(self, error: EngineError, suspected: bool) -> None:
-        refused_s = 0.0 if suspected else REFUSED_S
-        limit_s = refused_s if isinstance(error, UnreachableError) else SILENT_S
+        if suspected:
+            refused_s = 0.0
+        else:
+            refused_s = REFUSED_S
+        if isinstance(error, UnreachableError):
+            limit_s = refused_s
+        else:
+            limit_s = SILENT_S
         if not self._resting and not self._lost and self._heard_s() - self._seen_s >= limit_s:
             self._lost = True
             self._watcher.lost(str(error))

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.server.client import HttpClient, ServerAnswer, ServerFailingError
 from swe_rl.engine.server.wire import ADAPTER_ROUTE, weight_version
-from swe_rl.engine.transfer.protocol import WritesFiles
+from swe_rl.engine.transfer.sent_weights import WritesFiles
 from swe_rl.files.disk import as_os_errors, disk_error, placed_by, write_json_atomic, write_text_atomic
 from swe_rl.files.kill_point import kill_point
 from swe_rl.model.adapter import CONFIG_FILE, WEIGHTS_FILE, AdapterShape, adapter_config
@@ -198,6 +198,8 @@ async def ask_http(client: HttpClient, path: str, body: Mapping[str, object] | N
     """Asks with the patience that weights need. Raises ServerFailingError, EngineError."""
     answer = await client.post(path, body, timeout_s=_LOAD_TIMEOUT_S)
     if not answer.ok:
-        kind = ServerFailingError if answer.status >= 500 else EngineError
+        kind = EngineError
+        if answer.status >= 500:
+            kind = ServerFailingError
         raise kind(f"{client.url}{path} answered {answer.status}: {answer.reason()}")
     return answer

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from swe_rl.algo.row import ROUNDING_NATS, Routes, find_unsound_logprob
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, FinishReason, SamplingParams
+from swe_rl.engine.engine import Completion, ContextOverflowError, EngineError, FinishReason, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer, ServerFailingError
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.model.experts import route_type
@@ -111,7 +111,10 @@ def request_body(
     With `routes` the reply is to tell of experts, and only of those that are not known.
     """
     sampling = _sampling_fields(params) | ({_ROUTES_FROM: params.routes_from} if routes and params.routes_from else {})
-    prompt = prompt_ids if isinstance(prompt_ids, list | tuple | TokenIds) else list(prompt_ids)
+    if isinstance(prompt_ids, list | tuple | TokenIds):
+        prompt = prompt_ids
+    else:
+        prompt = list(prompt_ids)
     body: dict[str, Any] = {"model": model, "request_id": request_id}
     if cache_salt is not None:
         body["cache_salt"] = cache_salt
@@ -304,7 +307,9 @@ def as_reply(
     reason = answer.reason()
     if answer.status == 400 and any(words in reason for words in _OVERFLOW_WORDS):
         raise ContextOverflowError(f"{prompt_tokens} prompt tokens do not fit: {reason}")
-    kind = ServerFailingError if answer.status >= 500 else EngineError
+    kind = EngineError
+    if answer.status >= 500:
+        kind = ServerFailingError
     error = kind(f"{url} answered {answer.status}: {reason}")
     error.of_request = answer.status in _OF_REQUEST
     if answer.status in _BUSY:
@@ -320,7 +325,9 @@ def version_of(reply: Reply, sent: int) -> int:
     names = list(dict.fromkeys(name for name, _, _ in reply.version_spans))
     if len(names) > 1:
         raise MixedError(f"its weights change while it replies, every time: {', '.join(names)} in one reply")
-    version = weight_version(names[0]) if names else None
+    version = None
+    if names:
+        version = weight_version(names[0])
     if version is None:
         return sent
     return version

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from swe_rl.engine.protocol import Engine, EngineError, EngineState, WeightSyncError, worth_asking
+from swe_rl.engine.engine import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
 from swe_rl.engine.server.weights import ask_http
-from swe_rl.engine.transfer.protocol import (
+from swe_rl.engine.transfer.sent_weights import (
     BUFFERS,
     PACKED,
     Announced,

@@ -61,7 +61,10 @@ def open_shared(handle: Handle, device: torch.device) -> Tensor:
         if not Path(handle["file"]).exists():
             raise RuntimeError(f"the shared memory {handle['file']} is gone")
         return torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
-    index = torch.cuda.current_device() if device.index is None else device.index
+    if device.index is None:
+        index = torch.cuda.current_device()
+    else:
+        index = device.index
     counter = _decode_bytes(handle["counter"]), handle["counter_offset"]
     place = _decode_bytes(handle["memory"]), handle["size"], handle["offset"]
     opened: Any = torch.UntypedStorage._new_shared_cuda(

@@ -1,9 +1,9 @@
 """Adds two back ends for weight transfer to vLLM's workers, beside its own ones.
 
 `gloo` works between processes without GPUs, tensor by tensor. `swe_rl_ipc` goes through memory of the GPU that a worker
-shares with a rank of the trainer; vLLM's `ipc` would need ray and pickles. A server is started with copies of this file
-and of `ipc_handle` on its path (`--worker-extension-cls swe_rl_worker.Extension`) and `--weight-transfer-config
-'{"backend": "gloo"}'`; it then speaks the same HTTP protocol as one with NCCL.
+shares with a rank of the trainer; vLLM's `ipc` would need ray and pickles. A server is started with copies of this
+file, `ipc_handle` and `staged_layers` on its path (`--worker-extension-cls swe_rl_worker.Extension`) and
+`--weight-transfer-config '{"backend": "gloo"}'`; it then speaks the same HTTP protocol as one with NCCL.
 
 Invariants:
 - vLLM's workers import this file, in their environment: nothing of swe_rl is imported here.
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from swe_rl_ipc_handle import device_key, open_shared  # type: ignore[import-not-found]
+from swe_rl_staged_layers import StagedLayers, copies_past_loaders  # type: ignore[import-not-found]
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -37,16 +38,24 @@ class Extension:
 
 
 class _Receiver(WeightTransferEngine):  # type: ignore[misc]
-    """One worker's end. vLLM takes the tensors layer by layer."""
+    """One worker's end. vLLM takes the tensors layer by layer; `_staged` does where vLLM would lose some."""
+
+    _staged: StagedLayers | None = None
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
+        # After an update that failed the layers still have the memory that was made for it, and so it is filled again.
+        if self._staged is None and copies_past_loaders(self.model):
+            self._staged = StagedLayers(self.model)
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        if self._staged is not None:
+            self._staged.finish()
+            self._staged = None
         finalize_layerwise_reload(self.model, self.model_config)
 
     @staticmethod
@@ -77,6 +86,26 @@ class GlooEngine(_Receiver):
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
     _group: Any = None
+    _kernels: dict[Any, Any] = {}
+
+    def start_weight_update(self) -> None:
+        super().start_weight_update()
+        # vLLM's CPU build packs the weights of experts when it makes their kernel, and with a kernel there it keeps new
+        # weights as they came: a mixture would compute nonsense after its first update (seen with 0.32).
+        methods: set[Any] = {getattr(layer, "quant_method", None) for layer in self.model.modules()}
+        made = {method: method.moe_kernel for method in methods if getattr(method, "moe_kernel", None)}
+        # Those of an update that failed are still kept.
+        self._kernels = self._kernels | made
+        for method in self._kernels:
+            method.moe_kernel = None
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        for method, kernel in self._kernels.items():
+            # No new weights came for these experts.
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+        self._kernels = {}
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         # It may be of an earlier wire.

@@ -21,7 +21,8 @@ from swe_rl.config.choices import LogprobsMode
 from swe_rl.config.schema import Config
 from swe_rl.errors import UserError
 from swe_rl.facts.logprobs import scales_raw, served_mode
-from swe_rl.facts.sizes import SERVED_LORA_RANKS, VLLM_COMMAND, serves_adapter, shares_gpus, wants_routes
+from swe_rl.facts.server_arguments import VLLM_COMMAND
+from swe_rl.facts.sizes import SERVED_LORA_RANKS, serves_adapter, shares_gpus, wants_routes
 from swe_rl.facts.weight_sync import GLOO, IPC, transfer_kind
 from swe_rl.host.packages import installed_version
 from swe_rl.plan.host_cache import host_cache_arguments
@@ -37,7 +38,11 @@ _SERVE = ("-m", "vllm.entrypoints.cli.main", "serve")
 _API_SERVER = ("-m", "vllm.entrypoints.openai.api_server")
 # vLLM's workers import these files of swe_rl/engine, by the names that they have there. Some are for our ways of
 # transferring weights, one is for log-probabilities.
-_TRANSFER_FILES = {"swe_rl_worker.py": "transfer/vllm_worker.py", "swe_rl_ipc_handle.py": "transfer/ipc_handle.py"}
+_TRANSFER_FILES = {
+    "swe_rl_worker.py": "transfer/vllm_worker.py",
+    "swe_rl_ipc_handle.py": "transfer/ipc_handle.py",
+    "swe_rl_staged_layers.py": "transfer/staged_layers.py",
+}
 _LOGPROBS_FILES = {"swe_rl_logprobs.py": "vllm/whole_logprobs.py"}
 
 
@@ -73,7 +78,10 @@ class ServerChoice:
 
 def extension_files(config: Config) -> dict[str, str]:
     """Returns the files that vLLM's workers import in this run; the first one has the class that is named to them."""
-    logprobs = _LOGPROBS_FILES if scales_raw(config) else {}
+    if scales_raw(config):
+        logprobs = _LOGPROBS_FILES
+    else:
+        logprobs = {}
     return logprobs | (_TRANSFER_FILES if transfer_kind(config) in (GLOO, IPC) else {})
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from swe_rl.engine.protocol import (
+from swe_rl.engine.engine import (
     Completion,
     Engine,
     EngineError,

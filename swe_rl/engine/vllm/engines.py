@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swe_rl.config.environment import key_of
 from swe_rl.config.schema import Config
-from swe_rl.engine.protocol import Record
+from swe_rl.engine.engine import Record
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Patience, needs_of_run
@@ -210,7 +210,9 @@ def weight_folders(config: Config, root: Path, *, untied: bool = False) -> Weigh
     source = _folder_of(locate_model(config.model), config.model.revision)
     trainer = config.trainer
     alpha = alpha_of(trainer.lora_rank, trainer.lora_alpha)
-    adapter = AdapterShape(trainer.lora_rank, alpha) if serves_adapter(config) else None
+    adapter = None
+    if serves_adapter(config):
+        adapter = AdapterShape(trainer.lora_rank, alpha)
     if source is None:
         return None
     return WeightFolders(root, source, untied=untied, adapter=adapter)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from swe_rl.engine.protocol import EngineError
+from swe_rl.engine.engine import EngineError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.vllm import guard as vllm_guard
 from swe_rl.engine.vllm.log import Cause, Diagnosis, diagnose_start, last_line, read_tail
@@ -174,7 +174,10 @@ class VllmServer:
             how = f"was ended by {name} from outside: by hand, or by the machine for want of memory"
             return ServerDiedError(f"Engine `{self._name}` {how} (log: {self.log})", Cause.unknown)
         diagnosis = self._diagnosis()
-        how = f"signal {signal.Signals(status - 128).name}" if status - 128 in _SIGNALS else f"status {status}"
+        if status - 128 in _SIGNALS:
+            how = f"signal {signal.Signals(status - 128).name}"
+        else:
+            how = f"status {status}"
         return ServerDiedError(
             f"Engine `{self._name}` ended with {how}: {diagnosis} (log: {self.log})", diagnosis.cause
         )

@@ -9,14 +9,15 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import narrow_instances, read_instances, select_instances
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
+from swe_rl.env.env import Grade, Grading
 from swe_rl.env.grading.make import GRADERS, VerdictCache
+from swe_rl.env.grading.twin_trial import remember_proof
 from swe_rl.env.proof.record import Standing
-from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import read_split
 from swe_rl.files.disk import disk_error
 from swe_rl.files.names import folder_name
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 DATA = Path(__file__).parent / "data"
 SPLITS = ("train", "heldout")
@@ -61,6 +62,8 @@ class BugsEnv(ProvenEnv):
         return Standing.proven, ""
 
     def _as_proven(self, instance: Instance) -> Instance:
+        if self._is_builtin:
+            remember_proof(instance.instance_id, ())
         return instance  # No proof mends one of these instances.
 
     def _all_ids(self) -> frozenset[str]:
@@ -68,13 +71,17 @@ class BugsEnv(ProvenEnv):
         files = {self._file(split) for split in (self._config.split, self._config.eval_split)}
         return frozenset(instance.instance_id for file in files for instance in read_instances(file))
 
+    @property
+    def _is_builtin(self) -> bool:
+        return self._config.dataset.startswith("builtin:")
+
     def _file(self, split: str) -> Path:
         """Returns the file of a split. Raises InstanceError.
 
         A data set is a folder with one file a split, or one file that is every split.
         """
         dataset = Path(self._config.dataset)
-        if self._config.dataset.startswith("builtin:"):
+        if self._is_builtin:
             if split not in SPLITS:
                 raise InstanceError(f"env=bugs has no split {split!r}; there are {', '.join(SPLITS)}")
             dataset = DATA

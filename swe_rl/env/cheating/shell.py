@@ -23,7 +23,7 @@ _MAX_CHARS = 100_000  # the rest of a longer command is not read, because this r
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ShellCall:
     """Holds one simple command. `code` is what an interpreter in it was given to run."""
 
     program: str  # this is its name without its folder
@@ -37,9 +37,9 @@ class Call:
         return " ".join((self.program, *self.arguments))
 
 
-def calls_of(command: str, depth: int = 0) -> list[Call]:
+def calls_of(command: str, depth: int = 0) -> list[ShellCall]:
     """Returns every simple command in `command`, also those that a nested `bash -c` runs."""
-    calls: list[Call] = []
+    calls: list[ShellCall] = []
     text, documents = _without_documents(command[:_MAX_CHARS])
     for words in _simple_commands(text):
         call = _parse_call(words, documents)
@@ -95,7 +95,7 @@ def _split_tokens(line: str) -> list[str]:
         return re.findall(r"&&|\|\||[;|&<>]+|[^\s;|&<>]+", line)
 
 
-def _parse_call(words: list[str], documents: list[str]) -> Call | None:
+def _parse_call(words: list[str], documents: list[str]) -> ShellCall | None:
     """Returns what a simple command runs and writes, or None where it does nothing.
 
     A command that reads a here-document takes the first of `documents`.
@@ -123,7 +123,7 @@ def _parse_call(words: list[str], documents: list[str]) -> Call | None:
     if not rest and not written and not assigned:
         return None
     program = rest[0].rsplit("/", 1)[-1] if rest else ""
-    return Call(
+    return ShellCall(
         program=program,
         arguments=tuple(rest[1:]),
         written=tuple(written),

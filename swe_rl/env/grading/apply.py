@@ -11,14 +11,14 @@ Invariants:
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.patch_files import bytes_of, touched_paths
-from swe_rl.env.pinning.pinned import IMPORT_ROOTS, hiding_names, is_installed
-from swe_rl.env.protocol import GradeError
-from swe_rl.sandbox.protocol import Sandbox, run_whole
+from swe_rl.env.env import GradeError
+from swe_rl.env.patch_files import bytes_of
+from swe_rl.sandbox.sandbox import OutsideError, Sandbox, SandboxError, SandboxProvider, Workspace, run_whole
 
 # The official harness applies patches so (run_evaluation.GIT_APPLY_CMDS). Gradings that do not ask it use these.
 APPLY_COMMANDS = (
@@ -45,6 +45,43 @@ class Applied:
     duration_s: float
 
 
+class UndecidedError(GradeError):
+    """Says that a grading broke once the attempt's files were in its sandbox. Who broke it is not known yet."""
+
+
+@contextmanager
+def with_the_attempt_inside(instance: Instance) -> Iterator[None]:
+    """Raises UndecidedError for what breaks in this block, in which the attempt's files are in the sandbox."""
+    try:
+        yield
+    except UndecidedError:
+        raise
+    except (GradeError, SandboxError) as error:
+        if isinstance(error, OutsideError):
+            raise
+        words = str(error) if isinstance(error, GradeError) else f"grading {instance.instance_id} failed: {error}"
+        raise UndecidedError(words) from error
+
+
+@asynccontextmanager
+async def fresh_sandbox(
+    instance: Instance, workspace: Workspace, sandboxes: SandboxProvider, name: str
+) -> AsyncIterator[Sandbox]:
+    """Yields a sandbox in which the instance's own preparation has run. `name` tells its gradings apart.
+
+    Raises GradeError, also for a sandbox that fails in the block.
+    """
+    try:
+        sandbox = await sandboxes.create(workspace, owner=f"grade-{instance.instance_id}-{name}")
+        try:
+            await set_up(sandbox, instance)
+            yield sandbox
+        finally:
+            await sandbox.close()
+    except SandboxError as error:
+        raise GradeError(f"grading {instance.instance_id} failed: {error}") from error
+
+
 async def set_up(sandbox: Sandbox, instance: Instance) -> None:
     """Runs the instance's own preparation of its tree, before anything of the agent is there.
 
@@ -56,19 +93,12 @@ async def set_up(sandbox: Sandbox, instance: Instance) -> None:
             raise GradeError(f"{instance.instance_id}: its setup_script fails in a fresh sandbox: {done.output[-500:]}")
 
 
-def files_to_apply(patch: str, specs: Sequence[str], own_names: Collection[str] = ()) -> dict[str, bytes]:
+def files_to_apply(patch: str, specs: Sequence[str]) -> dict[str, bytes]:
     """Returns the files that `apply_patch` reads.
 
-    The pathspecs `specs` of what is put back may be thousands, more than a command can hold. `own_names` are names of
-    the tested package, which may be installed: a patch may add modules of these names.
+    The pathspecs `specs` of what is put back may be thousands, more than a command can hold.
     """
-    installed = [f":(top,literal){path}" for path in touched_paths(patch) if is_installed(path)]
-    texts = {
-        "model.patch": patch,
-        "protected": "".join(f"{spec}\0" for spec in specs),
-        "packages": "".join(f"{spec}\0" for spec in installed),
-        "own": "".join(f"{name.removesuffix('.py')}\n" for name in own_names),
-    }
+    texts = {"model.patch": patch, "protected": "".join(f"{spec}\0" for spec in specs)}
     return {name: bytes_of(text) for name, text in texts.items()}
 
 
@@ -85,8 +115,6 @@ async def apply_patch(
     script = _SCRIPT.format(
         folder=shlex.quote(folder),
         tries="\n".join(_TRY.format(command=_with_git_kept(command)) for command in commands),
-        roots=" ".join(shlex.quote(root or "./") for root in IMPORT_ROOTS),
-        hiding="|".join(hiding_names()),
         afterwards=afterwards,
     )
     done = await sandbox.exec(script, timeout_s=timeout_s, max_output_bytes=_MAX_LISTED_BYTES)
@@ -111,7 +139,7 @@ if [ "$applied" = no ]; then
 fi"""
 # Where the attributes of a file call it text and the commit has a CR in it, git would make its line ends equal before
 # it looks for what the patch changes. The patch was taken from the file's bytes, so it is put to the file's bytes.
-# What a patch has in binary below eol=crlf has line ends that a checkout would not make, so it is written as it is.
+# What a patch has in binary below eol=crlf or ident is what a checkout would not make, so it is written as it is.
 # Attributes are patterns in quotes: hence the backslashes.
 # The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
 # image changed in them without a commit stays. It reads the repository's objects, and has a folder for
@@ -120,24 +148,12 @@ _SCRIPT = r"""
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; own="$d/kept/.git"; patch=$d/model.patch; applied=no; first=yes; specs=()
 while IFS= read -r -d '' spec; do specs+=("$spec"); done < "$d/protected"
-packages=(); while IFS= read -r -d '' spec; do packages+=("$spec"); done < "$d/packages"
-others() {{
-  snapshot ls-files -o -z -- "${{specs[@]}}" || exit 98
-  [ ${{#packages[@]}} -eq 0 ] || snapshot ls-files -o -z -- "${{packages[@]}}" || exit 98
-}}
+others() {{ snapshot ls-files -o -z -- "${{specs[@]}}" || exit 98; }}
 snapshot() {{ GIT_DIR="$own" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$own/objects" git "$@"; }}
 git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
 git init -q --template= "$d/kept" && mkdir -p "$own/info" || exit 98
 readlink -f "$objects" > "$own/objects/info/alternates" || exit 98
 echo '* -text -ident -filter !working-tree-encoding' > "$own/info/attributes"
-roots() {{ for r in {roots}; do [ -d "$r" ] && ls -A "$r" | sed "s@^@$r@"; done | sed 's@^[.]/@@'; }}
-roots > "$d/roots"
-installed() {{
-  ls -A "$(dirname "$(command -v python || command -v python3)")"/../lib/python*/site-packages \
-    /opt/miniconda3/envs/*/lib/python*/site-packages .venv/lib/python*/site-packages \
-    /usr/lib/python3/dist-packages /usr/local/lib/python3*/dist-packages 2>/dev/null
-}}
-installed | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)\([.]py\|[.].*so\)\?$/\1/p' | grep -Fxvi -f "$d/own" > "$d/installed"
 repository() {{ find . \( -name .git -o -path '*/.git/*' \) -exec ls -ldic --full-time {{}} + | sort; }}
 with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$before" ] || exit 97; return $status; }}
 others > "$d/others"
@@ -148,12 +164,13 @@ attributes=$(git rev-parse --git-path info/attributes); mkdir -p "${{attributes%
 git apply --numstat -z "$patch" 2>/dev/null > "$d/counts"
 sed -z 's/^[^\t]*\t[^\t]*\t//' "$d/counts" |
   xargs -0 -r git --literal-pathspecs ls-files --eol -z -- | sed -z -n '/^i\/\(crlf\|mixed\) /p' > "$d/ends"
-sed -z -n 's/^-\t-\t//p' "$d/counts" | git check-attr -z --stdin eol |
+sed -z -n 's/^-\t-\t//p' "$d/counts" | git check-attr -z --stdin eol ident |
   while IFS= read -r -d '' path && IFS= read -r -d '' _ && IFS= read -r -d '' value; do
-    [ "$value" != crlf ] || printf '%s\0' "$path"
-  done > "$d/exact"
+    case $value in crlf | set) printf '%s\0' "$path" ;; esac
+  done | sort -zu > "$d/exact"
 sed -z 's/^/exact\t/' "$d/exact" >> "$d/ends"
-sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text@' < "$d/ends" | tr '\r\n\0' '??\n' > "$d/raw"
+sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text -ident@' < "$d/ends" |
+  tr '\r\n\0' '??\n' > "$d/raw"
 [ ! -s "$d/raw" ] || cat "$d/raw" >> "$attributes"
 # A checkout has made these other than they are in the commit.
 sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p; s/^exact\t//p' < "$d/ends" | git checkout-index -f -z --stdin
@@ -163,12 +180,6 @@ if [ -e "$d/attributes" ]; then cp "$d/attributes" "$attributes"; elif [ -s "$d/
 [ -e "$own/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 others > "$d/made"
-roots | grep -Fxv -f "$d/roots" | grep -E '(^|/)({hiding})([.](py|pyc|so|[^/]*[.]so))?$' | tr '\n' '\0' >> "$d/made"
-roots | grep -Fxv -f "$d/roots" | while IFS= read -r path; do
-  name=${{path##*/}}
-  case $name in *.py | *.pyc | *.so) name=${{name%%.*}} ;; esac
-  if grep -Fxq -e "$name" "$d/installed"; then printf '%s\0' "$path"; fi
-done >> "$d/made"
 xargs -0 -r rm -rf -- < "$d/made" || exit 98
 snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
 cat "$d/changed" "$d/made" | tr '\n\0' '?\n' | sed 's/^/swe_rl restored /'

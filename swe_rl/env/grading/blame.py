@@ -8,6 +8,7 @@ Invariants:
 - A failure of the attempt is a verdict: nothing counts as passed, and the finding is `grading_broken`.
 - A failure of the machine is a GradeError, which is no verdict and never a reward.
 - The known fix itself, and a change that fixes nothing, are blamed for nothing: attempts are compared with them.
+- No test is run of a patch that gives the name of an installed package to a new module (`installed_names.py`).
 """
 
 import errno
@@ -18,10 +19,12 @@ from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
 
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import Grade, GradeError
+from swe_rl.env.grading.apply import UndecidedError, with_the_attempt_inside
+from swe_rl.env.grading.installed_names import refuse_installed_names
 from swe_rl.env.patch_files import NOOP_PATCH
-from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.errors import SweRlError
-from swe_rl.sandbox.protocol import OutsideError, SandboxError, SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 BROKEN = "grading_broken"
 _log = logging.getLogger(__name__)
@@ -29,31 +32,14 @@ _log = logging.getLogger(__name__)
 _OF_THE_MACHINE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 Options = ParamSpec("Options")
-_Grader = Callable[Concatenate[Instance, str, Workspace, SandboxProvider, float, Options], Awaitable[Grade]]
+AnyGrader = Callable[Concatenate[Instance, str, Workspace, SandboxProvider, float, Options], Awaitable[Grade]]
 
 
-class UndecidedError(GradeError):
-    """Says that a grading broke once the attempt's files were in its sandbox. Who broke it is not known yet."""
-
-
-@contextmanager
-def with_the_attempt_inside(instance: Instance) -> Iterator[None]:
-    """Raises UndecidedError for what breaks in this block, in which the attempt's files are in the sandbox."""
-    try:
-        yield
-    except UndecidedError:
-        raise
-    except (GradeError, SandboxError) as error:
-        if isinstance(error, OutsideError):
-            raise
-        words = str(error) if isinstance(error, GradeError) else f"grading {instance.instance_id} failed: {error}"
-        raise UndecidedError(words) from error
-
-
-def blames_the_attempt(grader: _Grader[Options]) -> _Grader[Options]:
+def blames_the_attempt(grader: AnyGrader[Options]) -> AnyGrader[Options]:
     """Returns a grader that tells failures of the attempt from failures of the machine.
 
-    Its verdict has the finding `grading_broken` for the former, and it raises GradeError for the latter.
+    Its verdict has the finding `grading_broken` for the former, and it raises GradeError for the latter. It runs no
+    test of a patch with refused names.
     """
 
     @functools.wraps(grader)
@@ -69,6 +55,10 @@ def blames_the_attempt(grader: _Grader[Options]) -> _Grader[Options]:
     ) -> Grade:
         async def grade_once(change: str) -> Grade:
             with _crash_is_undecided(instance):
+                with with_the_attempt_inside(instance):
+                    refused = await refuse_installed_names(instance, change, workspace, sandboxes)
+                if refused:
+                    return refused
                 return await grader(instance, change, workspace, sandboxes, timeout_s, *args, **options)
 
         try:
@@ -95,14 +85,7 @@ async def _decide_verdict(
     try:
         return await grade_once(patch)
     except UndecidedError as again:
-        return Grade(
-            resolved=False,
-            patch_applied=True,
-            fail_to_pass=dict.fromkeys(instance.fail_to_pass, False),
-            pass_to_pass=dict.fromkeys(instance.pass_to_pass, False),
-            log_tail=str(again),
-            findings=(BROKEN,),
-        )
+        return Grade.failed(instance, str(again), BROKEN)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import EnvConfig, GraderConfig
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError, Grading
+from swe_rl.env.env import Grade, GradeError, Grading
 from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import describe_failure, describe_value, is_usable_reward, make_extension
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 # A grading may take so many times its limit, because its sandbox is waited for and started first.
 _PATIENCE = 3.0

@@ -10,13 +10,30 @@ from dataclasses import replace
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.env import Grade, GradeError, Grading
 from swe_rl.env.grading.blame import blames_the_attempt
-from swe_rl.env.grading.eval_script import grade_by_eval_script
+from swe_rl.env.grading.eval_script import grade_by_own_script
 from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
 from swe_rl.env.grading.swebench import grade_by_swebench
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.env.protocol import Grade, GradeError, Grading
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.env.swe import r2e_gym, swebench_pro
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
+
+# Logs with these readers are read here. An empty name stands for the exit status.
+_READ_HERE = ("", r2e_gym.LOG_PARSER, swebench_pro.LOG_PARSER)
+
+
+async def grade_by_eval_script(
+    instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
+) -> Grade:
+    """Returns the verdict of a row's own script. Raises GradeError.
+
+    The official harness reads the logs that only it can read.
+    """
+    if not instance.eval_script:
+        raise GradeError(f"{instance.instance_id} has no eval_script; env.grading=swebench or pytest may fit this row")
+    grader = grade_by_own_script if instance.log_parser in _READ_HERE else grade_by_swebench
+    return await grader(instance, patch, workspace, sandboxes, timeout_s)
 
 
 # This grades by an instance's own test file: the data set gives pytest source, not a list of test names.

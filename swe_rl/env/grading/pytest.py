@@ -15,25 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, set_up
-from swe_rl.env.grading.blame import blames_the_attempt, with_the_attempt_inside
+from swe_rl.env.env import Grade, GradeError, PytestSession, end_of
+from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, fresh_sandbox, with_the_attempt_inside
+from swe_rl.env.grading.blame import blames_the_attempt
+from swe_rl.env.grading.evidence import EVIDENCES
 from swe_rl.env.grading.second_look import Sessions, with_more_sessions
-from swe_rl.env.grading.session import (
-    MAX_OUTPUT_BYTES,
-    SESSION_ENVIRONMENT,
-    read_session,
-    session_command,
-    session_files,
-)
+from swe_rl.env.grading.session import run_session, session_files
 from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, sample_of
 from swe_rl.env.patch_files import bytes_of
-from swe_rl.env.pinning.pinned import own_packages, protected_paths
-from swe_rl.env.pinning.runner_files import data_patterns
-from swe_rl.env.protocol import Grade, GradeError, PytestSession, end_of
+from swe_rl.env.pinning.named_files import data_patterns
+from swe_rl.env.pinning.pinned import protected_paths
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.env.twins.poisoned_files import doctest_files, poison_files
 from swe_rl.env.twins.session import Counted, log_without_twins, put_twins, without_twins
-from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
+from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
@@ -82,7 +77,10 @@ async def grade_session(
             shown = await sessions.run(poisoned_change, look_seed, weak, is_poisoned=True)
             return " ".join(shown.session.twinned), shown
 
-        return await with_more_sessions(instance, workspace, verdict, change, Sessions(plain, poisoned), seed)
+        async def measure_fix() -> float:
+            return await EVIDENCES.seconds_of_the_fix(instance, workspace, plain)
+
+        return await with_more_sessions(instance, verdict, change, Sessions(plain, poisoned, measure_fix), seed)
 
     return await judge_with_twins(instance, patch, with_twins)
 
@@ -104,35 +102,16 @@ class _Sessions:
         something else in place, and the names of their files are the session's `twinned`. Raises GradeError.
         """
         digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
-        try:
-            sandbox = await self.sandboxes.create(self.workspace, owner=f"grade-{self.instance.instance_id}-{digest}")
-            try:
-                return await self._run_in(sandbox, patch, seed, weak, is_poisoned)
-            finally:
-                await sandbox.close()
-        except SandboxError as error:
-            raise GradeError(f"grading {self.instance.instance_id} failed: {error}") from error
-
-    async def _run_in(self, sandbox: Sandbox, patch: str, seed: str, weak: frozenset[str], is_poisoned: bool) -> Grade:
         instance = self.instance
-        await set_up(sandbox, instance)
-        programs, secret = session_files()
-        folder = await put_files(
-            sandbox,
-            {
-                **programs,
-                **files_to_apply(patch, self._protected(), own_packages(instance)),
-                "test.patch": bytes_of(instance.test_patch),
-            },
-        )
-        with with_the_attempt_inside(instance):
-            return await self._run_with_patch(sandbox, folder, secret, seed, weak, is_poisoned)
-
-    def _protected(self) -> list[str]:
-        return protected_paths(self.instance, _TEST_FOLDERS, data_patterns(self.instance.test_patch))
+        protected = protected_paths(instance, _TEST_FOLDERS, data_patterns(instance.test_patch))
+        files = {**session_files(), **files_to_apply(patch, protected), "test.patch": bytes_of(instance.test_patch)}
+        async with fresh_sandbox(instance, self.workspace, self.sandboxes, digest) as sandbox:
+            folder = await put_files(sandbox, files)
+            with with_the_attempt_inside(instance):
+                return await self._run_with_patch(sandbox, folder, seed, weak, is_poisoned)
 
     async def _run_with_patch(
-        self, sandbox: Sandbox, folder: str, secret: str, seed: str, weak: frozenset[str], is_poisoned: bool
+        self, sandbox: Sandbox, folder: str, seed: str, weak: frozenset[str], is_poisoned: bool
     ) -> Grade:
         instance = self.instance
         applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
@@ -149,13 +128,7 @@ class _Sessions:
             poisoned_names = frozenset(filter(None, [await poison_files(sandbox, instance, rng, weak)]))
         else:
             names = await put_twins(sandbox, self.files, rng, weak, counted)
-        result = await sandbox.exec(
-            session_command(folder, self.files),
-            timeout_s=self.timeout_s,
-            env=SESSION_ENVIRONMENT,
-            max_output_bytes=MAX_OUTPUT_BYTES,
-        )
-        session = read_session(result, secret)
+        session, tests_s = await run_session(sandbox, folder, self.files, self.timeout_s)
         results = without_twins(session.tests, names)
         log = log_without_twins(session.log, names)
         session = replace(
@@ -166,7 +139,7 @@ class _Sessions:
             passed_twins=results.unfailed,
             log=log,
         )
-        return _grade_of_session(instance, session, applied, result.duration_s)
+        return _grade_of_session(instance, session, applied, tests_s)
 
 
 async def _apply_tests(sandbox: Sandbox, instance: Instance, folder: str) -> None:

@@ -13,14 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.grading.log_check import END, START
+from swe_rl.env.grading.log_check import END, START, commands_of_tests
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.twins.make import TwinnedTests
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.sandbox.sandbox import Sandbox
 
 _RUNS_TESTS = re.compile(
     r"(?:\w+=\S*\s+)*(?:\S*python[\d.]*\s+(?:-\S+\s+)*)?(?:-m\s+)?\S*(?:pytest|py\.test|unittest|runtests\.py|bin/test)\b"
 )
+# Such a command of pytest is alone: no other program's exit status takes part.
+_LONE_PYTEST = re.compile(
+    r"(?:\w+=\S*\s+)*(?:\S*python[\d.]*\s+(?:-\w+\s+)*-m\s+|\S*/)?(?:pytest|py\.test)(?:\s[^;&|<>`$()]*)?"
+)
+_NO_COMMAND = re.compile(r"[:#'\"].*|echo\b.*|set\b.*|")
 _SAVE = """
 { swe_rl_options=$(set +o); set +xue; } 2>/dev/null
 { unset script; { declare -p; declare -f; shopt -p; umask -p; printf 'cd %%q\\n' "$PWD"; printf '%%s\\n' \
@@ -30,8 +35,9 @@ echo %(reached)s
 _RESTORE = '[ -s %(state)s ] || exit 97\neval "$(cat %(state)s; rm -f %(state)s)" 2>/dev/null\n'
 _LIST_S = 60.0
 _MAX_FILES = 400  # at most so many test files are listed
+# A match begins with a word or a quote: from every place inside of a long word it would look at the rest of that word.
 _NAMED_TEST = re.compile(
-    r"""(?P<option>--deselect[ ])?(?P<quote>['"]?)(?P<head>[^\s'"]*::)(?P<name>\w+)"""
+    r"""(?:(?<![^\s'"])|(?=['"]))(?P<option>--deselect[ ])?(?P<quote>['"]?)(?P<head>[^\s'"]*::)(?P<name>\w+)"""
     r"(?P<rest>\[.*?\])?(?P=quote)(?=\s|$)"
 )
 
@@ -65,6 +71,15 @@ def stages_of(script: str, token: str) -> Stages | None:
     names = {"state": f"/tmp/.swe_rl_{token}", "reached": f"swe_rl_{token}_reached"}
     setup = "\n".join(lines[:first])
     return Stages(setup + _SAVE % names, _RESTORE % names + "\n".join(lines[first:]), names["reached"])
+
+
+def runs_pytest_alone(script: str) -> bool:
+    """Tells whether a script's second stage runs one command, and that is pytest."""
+    lines = script.split("\n")
+    first = _first_line_of_tests(lines)
+    tests = commands_of_tests("\n".join(lines[first:])).split("\n")
+    commands = [line for line in map(str.strip, tests) if not _NO_COMMAND.fullmatch(line)]
+    return bool(first) and len(commands) == 1 and bool(_LONE_PYTEST.fullmatch(commands[0]))
 
 
 def _first_line_of_tests(lines: list[str]) -> int:

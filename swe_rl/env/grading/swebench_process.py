@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from swe_rl.config.folders import PACKAGE
-from swe_rl.env.protocol import GradeError
+from swe_rl.env.env import GradeError
 from swe_rl.errors import UserError
 
 _START_AND_ANSWER_S = 300.0  # a cold import of the harness from a network file system takes a minute

@@ -3,16 +3,17 @@
 Invariants:
 - A twin that does not fail convicts only if it fails with the known fix, and only where the known fix passes its test.
 - A test that the known fix fails beside its twins was disturbed by them: it gets none, and the patch is run once more.
-- What is found out about an instance's tests is kept, so the known fix is run once for an instance in most cases.
+- What is found out about an instance's tests is kept, also in its proof. So the known fix is run once for an instance,
+  and in most cases not at all where the instance was proven.
 """
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.protocol import Grade, GradeError
+from swe_rl.env.env import Grade, GradeError
 
 # Such a function runs an instance's tests with a patch. The tests of the given names get no twins.
 RunWithTwins = Callable[[str, frozenset[str]], Awaitable[Grade]]
@@ -24,7 +25,7 @@ class _KnownTwins:
 
     weak: set[str] = field(default_factory=set)  # these tests get no twin
     sample: str = field(default_factory=lambda: secrets.token_hex(16))  # decides which tests get twins
-    proven: bool = False  # the known fix has passed its tests beside their twins
+    proven: bool = False  # tests have passed beside their twins, and the twins failed
     locks: dict[int, asyncio.Lock] = field(default_factory=dict)  # there is one for each event loop
 
     def lock(self) -> asyncio.Lock:
@@ -45,6 +46,13 @@ def weak_tests(instance: Instance) -> frozenset[str]:
     return frozenset(known.weak) if known else frozenset()
 
 
+def remember_proof(instance_id: str, weak: Collection[str]) -> None:
+    """Notes that the known fix passed its tests beside their twins. Tests of the names in `weak` get no twin."""
+    known = _KNOWN.setdefault(instance_id, _KnownTwins())
+    known.weak.update(weak)
+    known.proven = True
+
+
 def sample_of(instance: Instance) -> str:
     """Returns a secret that stays the same: twins of the same tests are made for each grading of an instance."""
     return _KNOWN.setdefault(instance.instance_id, _KnownTwins()).sample
@@ -60,12 +68,18 @@ async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) ->
     if not verdict.patch_applied or verdict.timed_out or not instance.patch.strip():
         return verdict
     beside_twins = verdict.session.twinned | verdict.session.twinned_failed
+    if verdict.resolved and beside_twins and not verdict.session.passed_twins:
+        known.proven = True
     if not verdict.resolved and beside_twins and not known.proven:
         disturbed = await _disturbed_by_twins(instance, known, run)
         if disturbed:
             verdict = await run(patch, frozenset(known.weak))
-    if verdict.session.passed_twins and await _convicts_patch(instance, known, verdict.session.passed_twins, run):
-        return verdict.worthless("twin_passed")
+    if verdict.session.passed_twins:
+        if await _convicts_patch(instance, known, verdict.session.passed_twins, run):
+            return verdict.worthless("twin_passed")
+        if verdict.resolved and verdict.session.twinned <= known.weak:
+            # None of these twins proves anything. Without them, other sessions may.
+            return await judge_with_twins(instance, patch, run)
     return verdict
 
 
@@ -76,7 +90,7 @@ async def _disturbed_by_twins(instance: Instance, known: _KnownTwins, run: RunWi
         if not known.proven:
             fix = await _run_of_fix(instance, known, run)
             known.weak |= fix.session.passed_twins
-            if not all((fix.fail_to_pass | fix.pass_to_pass).values()):
+            if not fix.resolved:
                 # Where a test without a twin is the disturbed one, any of the twins may have done it.
                 known.weak |= fix.session.twinned_failed or fix.session.twinned
             known.proven = True

@@ -16,18 +16,18 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.find_rows import Split
 from swe_rl.dataset.instance import Instance, InstanceError, check_id
+from swe_rl.env.env import Grade, GradeError, InstanceLimits
 from swe_rl.env.harbor.poison import poisonable
 from swe_rl.env.harbor.task import HarborTask, digest_of, read_task
 from swe_rl.env.harbor.tree import SCRIPT, check_folder, gold_script, make_folder
 from swe_rl.env.harbor.verdict import PLACES, TEST, grade_in, grade_in_twice
 from swe_rl.env.proof.prove import last_words
-from swe_rl.env.protocol import Grade, GradeError, InstanceLimits
 from swe_rl.env.swe.prepared import is_evaluated
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import Read
 from swe_rl.files.disk import disk_error
 from swe_rl.files.names import folder_name
-from swe_rl.sandbox.protocol import Sandbox, SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace
 
 # The solution's script has this name in the sandbox until it has run.
 _GOLD = ".gold.sh"

@@ -20,11 +20,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from swe_rl.env.env import Grade, GradeError, PytestSession, end_of
 from swe_rl.env.harbor.poison import poisoned_tests
 from swe_rl.env.harbor.task import HarborTask
 from swe_rl.env.harbor.tree import pack_folder
-from swe_rl.env.protocol import Grade, GradeError, PytestSession, end_of
-from swe_rl.sandbox.protocol import ExecResult, OutsideError, Sandbox, SandboxError
+from swe_rl.sandbox.sandbox import ExecResult, OutsideError, Sandbox, SandboxError
 
 PLACES = ("/tests", "/logs", "/solution")  # A sandbox has these places beside its workdir.
 TEST = "test.sh"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from swe_rl.config.schema import EnvConfig
+from swe_rl.env.env import Grading
 from swe_rl.env.humaneval.read import read_split, tree_of
 from swe_rl.env.kodcode.env import KodcodeEnv
-from swe_rl.env.protocol import Grading
 
 
 class HumanevalEnv(KodcodeEnv):

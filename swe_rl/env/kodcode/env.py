@@ -13,15 +13,15 @@ from pathlib import Path
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.env.env import Grade, Grading
 from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.kodcode.read import TESTS, read_split, tree_of
-from swe_rl.env.protocol import Grade, Grading
 from swe_rl.env.swe.read import Read
 from swe_rl.env.swe.splits import DatasetEnv
 from swe_rl.files.disk import disk_error
 from swe_rl.files.names import folder_name
 from swe_rl.sandbox.lease import made_aside
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 
 class KodcodeEnv(DatasetEnv):

@@ -15,7 +15,7 @@ from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.lock import LockedList, LockedTask, hash_of_row
 from swe_rl.env.mining.mutants import SoundRelease, bug_again, read_release
 from swe_rl.env.mining.recipe import TaskRecipe
-from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of
+from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, slug_of
 from swe_rl.env.mining.split import part_of
 from swe_rl.env.source_build.origin import hash_of_file
 from swe_rl.env.source_build.program import BuildError
@@ -30,12 +30,12 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
     wanted = replace(wanted, python=locked.python, test_command=locked.test_command, is_split=True)
 
     @cache
-    def change(project: str, older: str, newer: str) -> TaskCandidate:
-        return candidate_of(ReleasePair(project, older, newer), wanted, archives)
+    def change(project: str, older: str, newer: str, until: str) -> TaskCandidate:
+        return candidate_of(ReleasePair(project, older, newer), replace(wanted, undated_until=until), archives)
 
     @cache
-    def release(project: str, version: str) -> SoundRelease:
-        return read_release(project, version, wanted, archives)
+    def release(project: str, version: str, until: str) -> SoundRelease:
+        return read_release(project, version, replace(wanted, undated_until=until), archives)
 
     def made(task: LockedTask) -> TaskCandidate:
         recipe = task.recipe
@@ -47,18 +47,36 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
         if other:
             return replace(refused, reason=Reason.other_archive, detail=", ".join(other))
         if recipe.older:
-            whole = change(recipe.project, recipe.older, recipe.release)
+            whole = change(recipe.project, recipe.older, recipe.release, recipe.until)
             candidate = _part_again(whole, recipe)
         else:
-            sound = release(recipe.project, recipe.release)
+            sound = release(recipe.project, recipe.release, recipe.until)
             whole = sound.candidate
             candidate = bug_again(sound, recipe) if whole.instance is not None else None
         if candidate is None or candidate.instance is None:
-            reason = whole.reason or Reason.other_archive
-            return replace(refused, reason=reason, detail=whole.detail)
+            said = candidate or whole
+            return replace(refused, reason=said.reason or Reason.other_archive, detail=said.detail)
         return candidate
 
     return (partial(made, task) for task in locked.tasks)
+
+
+def tasks_of_projects(locked: LockedList, projects: Sequence[str]) -> LockedList:
+    """Returns the list with the tasks of these projects, and all of it where none is named.
+
+    Raises InstanceError for a project of which the list has no task.
+    """
+    if not projects:
+        return locked
+    known = {slug_of(task.recipe.project) for task in locked.tasks}
+    wanted = {slug_of(name): name for name in projects}
+    unknown = [name for slug, name in wanted.items() if slug not in known]
+    if unknown:
+        raise InstanceError(
+            f"mine.projects: the list that mine.lock names has no task of {', '.join(unknown)}; it has tasks of "
+            f"{', '.join(sorted(known))}"
+        )
+    return replace(locked, tasks=[task for task in locked.tasks if slug_of(task.recipe.project) in wanted])
 
 
 def _part_again(whole: TaskCandidate, recipe: TaskRecipe) -> TaskCandidate | None:
@@ -89,5 +107,5 @@ def locked_tasks(candidates: Sequence[TaskCandidate], proven: Iterable[Instance]
         names = [f"{recipe.project}-{version}" for version in (recipe.older, recipe.release) if version]
         paths = {name: cached_sdist(name, archives) for name in names}
         hashes = {name: hash_of_file(path) for name, path in paths.items() if path is not None}
-        tasks.append(LockedTask(row.instance_id, recipe, hash_of_row(row), hashes))
+        tasks.append(LockedTask(row.instance_id, recipe, hash_of_row(row), hashes, candidate.licence))
     return tasks

@@ -12,9 +12,6 @@ from swe_rl.dataset.instance import Instance
 from swe_rl.env.mining.recipe import TaskRecipe
 from swe_rl.env.mining.wording import ChangeWords
 
-# A shorter line of a fix stands in many texts by chance: `return None`, `import re`.
-_TELLING_CHARS = 24
-
 
 class Reason(StrEnum):
     """Says why a difference gives no candidate."""
@@ -27,9 +24,10 @@ class Reason(StrEnum):
     fix_alone = "no test changed"
     too_large = "the fix has more lines than mine.max_changed_lines"
     binary = "a changed file is no text"
-    no_statement = "nothing says what changed"
+    no_statement = "too little says what changed"
     leak = "what says what changed shows the fix"
     unrunnable = "its tests could not be run"
+    timed_out = "infrastructure: its tests did not end in time (rollout.grade_timeout_s)"
     nothing_turned = "no test fails before the change and passes after it"
     budget = "mine.max_runs or mine.max_run_s ended before its smallest change was found"
     other_archive = "its archive is another one than when the list was made"
@@ -59,10 +57,3 @@ def changed_lines(patch: str) -> int:
 def is_binary(patch: str) -> bool:
     """Tells whether a file of a patch is no text."""
     return "\nGIT binary patch\n" in f"\n{patch}"
-
-
-def shows_fix(statement: str, patch: str) -> bool:
-    """Tells whether a statement has a whole line that the fix adds."""
-    said = {" ".join(line.split()) for line in statement.split("\n")}
-    added = (" ".join(line[1:].split()) for line in patch.split("\n") if line.startswith("+"))
-    return any(len(line) >= _TELLING_CHARS and line in said for line in added)

@@ -9,10 +9,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from swe_rl.env.mining.persons import code_words_of, without_persons
+
 _NAMES = re.compile(r"(?:change[s_-]?(?:log)?|history|news|release[s_-]?(?:notes)?|whatsnew)", re.IGNORECASE)
 _ENDINGS = frozenset({".md", ".rst", ".txt", ""})
 _FOLDERS = (".", "docs", "doc", "docs/source", "doc/source")
 _MAX_FILE_BYTES = 4 * 1024**2
+_MAX_READ_CHARS = 24_000
 _MAX_ENTRY_CHARS = 6000
 _VERSION = r"\d+(?:\.\d+)+(?:\.?(?:post|dev|rc|a|b)\d+)?"
 # A heading begins with a version, perhaps after marks, a word or the project's name, and says little more than a date.
@@ -22,37 +25,25 @@ _ITEM_OF_VERSION = re.compile(rf"^[-*]\s+v?(?P<version>{_VERSION})(?P<rest>:\s.*
 _REST_OF_HEADING = re.compile(r"^[\])`*:\s]*[-–—(,:\s]*[\w\s,./()\[\]:#+-]{0,60}\*{0,2}$")
 _ADDRESS_OF_LINK = re.compile(r"\]\([^)\s]*\)")
 _UNDERLINE = re.compile(r"^\s*([=\-~^*#\"'+`])\1{2,}\s*$")
-_ACCOUNTS = r"`{0,2}@[\w-]+`{0,2}(?:(?:,|,? and|\s*&)?\s+`{0,2}@[\w-]+`{0,2})*"
-_FULL_NAME = r"[A-Z][\w.'-]+(?:\s+[A-Z][\w'-]*\.?)*\s+[A-Z][\w'-]+"
-# These stand for persons: thanks, names and accounts after "by", accounts in brackets, addresses. A word after "@" may
-# also be a decorator.
-_PERSONS = (
-    re.compile(r"\s*[\[(]?(?:thanks|thank you|credits?|kudos)\b[^.\n)]*[)\].]?", re.IGNORECASE),
-    re.compile(
-        r"\s*[,;(\[-]*\s*(?i:contributed|reported|fixed|suggested|written|patch|pull request|pr)?\s*\b[Bb]y\s+"
-        rf"(?:{_ACCOUNTS}|{_FULL_NAME})[)\]]?"
-    ),
-    re.compile(rf"\s*[(\[]{_ACCOUNTS}[)\]]"),
-    re.compile(rf"\s*\({_FULL_NAME}(?:(?:,|,? and|\s*&)\s+{_FULL_NAME})*\)(?=[.,;]?\s*$)", re.MULTILINE),
-    # Brackets that end a line and have an issue's number or an account say who made it.
-    re.compile(r"\s*\([^()`\n]*(?:#\d+|@[\w-]+)[^()`\n]*\)(?=[.,;]?[ \t]*$)", re.MULTILINE),
-    re.compile(r"^\s*:(?:maintainers?|authors?|contributors?|released by):.*$", re.IGNORECASE | re.MULTILINE),
-    re.compile(r"\s*<?[\w.+-]+@[\w-]+\.[\w.]*\w>?"),
-)
-_TWO_DOTS = re.compile(r"(?<!\.)\.\.(?!\.)")
-_ISSUE = r"\[#\d+\]\([^)\s]*\)"
-_ISSUES = re.compile(rf"\s*\(?{_ISSUE}(?:,\s*{_ISSUE})*\)?")
-_LINK = re.compile(r"\s*[(\[]?(?:https?://\S+|`[^`]*<https?://[^>]*>`__?)[)\]]?")
 
 
 def entry_of(tree: Path, version: str) -> str:
     """Returns what the first changelog of a tree that knows a version says of it, and an empty text if none does."""
     for path in _changelogs(tree):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        entry = entry_in(text, version)
+        entry = entry_in(path.read_text(encoding="utf-8", errors="replace"), version)
         if entry:
-            return entry
+            text = without_persons(entry[:_MAX_READ_CHARS], _code_words(tree))
+            return text.strip()[:_MAX_ENTRY_CHARS]
     return ""
+
+
+def _code_words(tree: Path) -> set[str]:
+    """Returns the words that stand after `@` in a tree's modules."""
+    words: set[str] = set()
+    for path in sorted(tree.rglob("*.py")):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size <= _MAX_FILE_BYTES:
+            words |= code_words_of(path.read_text(encoding="utf-8", errors="replace"))
+    return words
 
 
 def _changelogs(tree: Path) -> Iterator[Path]:
@@ -65,7 +56,7 @@ def _changelogs(tree: Path) -> Iterator[Path]:
 
 
 def entry_in(text: str, version: str) -> str:
-    """Returns the entry of a version in a changelog's text, without the names of persons and without links."""
+    """Returns the entry of a version in a changelog's text, as it is there."""
     lines = text.replace("\r\n", "\n").split("\n")
     entry: list[str] = []
     is_inside = False
@@ -81,7 +72,7 @@ def entry_in(text: str, version: str) -> str:
             entry.append(line)
     while entry and _UNDERLINE.match(entry[0]):
         entry.pop(0)
-    return without_persons("\n".join(entry)).strip()[:_MAX_ENTRY_CHARS]
+    return "\n".join(entry).strip()
 
 
 def _news_of_item(line: str) -> list[str]:
@@ -112,10 +103,3 @@ def _without_zeros(version: str) -> list[str]:
     while len(parts) > 2 and parts[-1] == "0":
         parts.pop()
     return parts
-
-
-def without_persons(text: str) -> str:
-    """Returns a text without accounts, addresses, names after "by", thanks, and links."""
-    for pattern in (*_PERSONS, _ISSUES, _LINK):
-        text = pattern.sub("", text)
-    return re.sub(r"[ \t]+\n", "\n", _TWO_DOTS.sub(".", text))

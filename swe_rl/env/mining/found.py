@@ -15,12 +15,15 @@ from typing import Any
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.mining.candidate import TaskCandidate
+from swe_rl.env.mining.cost import MiningCost
+from swe_rl.env.proof.measure import TIMED_OUT
 from swe_rl.files.disk import write_json_atomic, write_text_atomic
 
 # A difference that gave a candidate has one of these words in the report.
 PROVEN = "proven"
 REFUTED = "its proof failed"
 UNTRIED = "infrastructure failed"
+SHOWN = "its fix stands in a file that an agent sees"
 ALTERED = "it is proven, and not the row that mine.lock names"
 
 
@@ -45,7 +48,7 @@ class Found:
         splits = [split_of(instance.repo, heldout_share) for instance in self.proven]
         return {split: splits.count(split) for split in ("train", "heldout")}
 
-    def write(self, target: Path, heldout_share: float) -> None:
+    def write(self, target: Path, heldout_share: float, cost: MiningCost) -> None:
         """Writes the proven instances, and beside them what became of each difference. Raises DiskError."""
         licences = {
             candidate.instance.instance_id: candidate.licence
@@ -59,13 +62,13 @@ class Found:
             about = {"difference": candidate.name, "project": candidate.project}
             made = {} if candidate.instance is None else self._about_instance(candidate.instance)
             differences.append({**about, "outcome": outcome, "why": why, **made})
-        write_json_atomic(report_of(target), {**self._totals(), "differences": differences})
+        write_json_atomic(report_of(target), {**self._totals(cost), "differences": differences})
 
     def _about_instance(self, instance: Instance) -> dict[str, str | float]:
         name = instance.instance_id
         return {"instance": name} | ({"proof_s": self.proof_s[name]} if name in self.proof_s else {})
 
-    def _totals(self) -> dict[str, Any]:
+    def _totals(self, cost: MiningCost) -> dict[str, Any]:
         """Returns the yield and the cost of all that was looked at, and of each project."""
         projects: dict[str, Counter[str]] = {}
         for candidate in self.candidates:
@@ -78,6 +81,7 @@ class Found:
             "proven": len(self.proven),
             "proof_s": round(seconds, 1),
             "proof_s_per_instance": round(seconds / len(self.proven), 1) if self.proven else None,
+            "cost": cost.to_record(len(self.proven)),
             "counts": dict(self.counts()),
             "projects": {name: dict(counts) for name, counts in sorted(projects.items())},
         }
@@ -89,7 +93,8 @@ class Found:
         outcome = self.outcomes.get(candidate.instance.instance_id, "its row was left out when it was read")
         if isinstance(outcome, Instance):
             return PROVEN, candidate.detail
-        return (outcome if outcome in (UNTRIED, ALTERED) else REFUTED), outcome
+        words = (word for word in (UNTRIED, ALTERED, SHOWN, TIMED_OUT) if outcome.startswith(word))
+        return next(words, REFUTED), outcome
 
 
 def report_of(target: Path) -> Path:

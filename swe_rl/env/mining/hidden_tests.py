@@ -3,10 +3,11 @@
 Invariants:
 - What is left is Python, and has all other tests.
 - A class that would be empty goes with its last test.
+- Comments above a test and below its last statement are about the test, so they go with it.
 """
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from swe_rl.env.twins.sites import Function
 
@@ -25,15 +26,39 @@ def without_tests(source: str, names: Collection[str]) -> str | None:
         return None
     lines = source.split("\n")
     for first, last in sorted(removals, reverse=True):
-        while last < len(lines) and not lines[last].strip():
-            last += 1
-        del lines[first - 1 : last]
+        del lines[_first_comment(lines, first) - 1 : _last_comment(lines, first, last)]
     left = "\n".join(lines).rstrip("\n") + "\n"
     try:
         ast.parse(left)
     except (SyntaxError, ValueError, RecursionError):
         return None
     return left
+
+
+def _first_comment(lines: Sequence[str], first: int) -> int:
+    """Returns the first line of what belongs to a test that begins in line `first`: comments right above it."""
+    while first > 1 and _is_comment(lines[first - 2]):
+        first -= 1
+    return first
+
+
+def _last_comment(lines: Sequence[str], first: int, last: int) -> int:
+    """Returns the last line of what belongs to a test, with comments that are indented more and empty lines."""
+    depth = _indent(lines[first - 1])
+    while last < len(lines):
+        line = lines[last]
+        if line.strip() and not (_is_comment(line) and _indent(line) > depth):
+            break
+        last += 1
+    return last
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _removals(

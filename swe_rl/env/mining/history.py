@@ -11,8 +11,9 @@ from pathlib import Path
 
 from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, instance_of, is_test
-from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
-from swe_rl.env.mining.changelog import without_persons
+from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary
+from swe_rl.env.mining.leaks import shows_fix
+from swe_rl.env.mining.persons import without_persons
 from swe_rl.env.mining.release import MiningFilter
 from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.source_build.program import BuildError

@@ -27,7 +27,8 @@ def licence_of(tree: Path) -> str:
     if expression:
         return expression
     classifiers = [_CLASSIFIER.fullmatch(value.strip()) for value in metadata.get_all("Classifier", [])]
-    names = [match["name"] for match in classifiers if match]
+    # `License :: OSI Approved` alone is the name of a group of licences.
+    names = [match["name"] for match in classifiers if match and match["name"] != "OSI Approved"]
     if names:
         return "; ".join(names)
     return metadata.get("License", "").strip().split("\n")[0][:_NAME_CHARS]

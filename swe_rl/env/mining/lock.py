@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.dataset.mined_lists import LIST_SUFFIX
 from swe_rl.env.mining.recipe import TaskRecipe
 
 VERSION = 1
-_SHIPPED = Path(__file__).parent / "lists"
-_SUFFIX = ".lock.json"
 # A script, a reader of logs and an image are made of the other columns when a row is read.
 _MADE_COLUMNS = frozenset({"eval_script", "log_parser", "eval_type", "image"})
 
@@ -31,6 +30,7 @@ class LockedTask:
     recipe: TaskRecipe
     sha256: str  # This is the hash of the proven row.
     archives: Mapping[str, str]  # It maps NAME-VERSION to the hash of the source distribution.
+    licence: str = ""  # The release says so; lists of earlier versions do not have it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class LockedList:
                 "recipe": task.recipe.to_record(),
                 "sha256": task.sha256,
                 "archives": dict(sorted(task.archives.items())),
+                "licence": task.licence,
             }
             for task in sorted(self.tasks, key=lambda task: task.instance_id)
         ]
@@ -59,12 +60,7 @@ class LockedList:
 
 def lock_of(target: Path) -> Path:
     """Returns the place of the list that belongs to a file of instances."""
-    return target.with_name(f"{target.stem}{_SUFFIX}")
-
-
-def list_path(name: str) -> Path:
-    """Returns the file of a list: a shipped one by its name, any other by its path."""
-    return Path(name) if "/" in name or name.endswith(".json") else _SHIPPED / f"{name}{_SUFFIX}"
+    return target.with_name(f"{target.stem}{LIST_SUFFIX}")
 
 
 def read_list(path: Path) -> LockedList:
@@ -87,7 +83,13 @@ def read_list(path: Path) -> LockedList:
 
 def _task_of(record: Mapping[str, Any]) -> LockedTask:
     recipe = TaskRecipe.from_record(record["recipe"])
-    return LockedTask(str(record["instance_id"]), recipe, str(record["sha256"]), dict(record["archives"]))
+    return LockedTask(
+        instance_id=str(record["instance_id"]),
+        recipe=recipe,
+        sha256=str(record["sha256"]),
+        archives=dict(record["archives"]),
+        licence=str(record.get("licence", "")),
+    )
 
 
 def hash_of_row(instance: Instance) -> str:

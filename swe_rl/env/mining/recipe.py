@@ -27,6 +27,7 @@ class TaskRecipe:
     family: str = ""
     right: str = ""
     wrong: str = ""
+    until: str = ""  # A release without a date had the packages of this time.
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields that say something, with their values."""

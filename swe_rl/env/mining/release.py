@@ -16,12 +16,16 @@ from pathlib import Path, PurePosixPath
 
 from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, is_test
-from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary, shows_fix
+from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, is_binary
 from swe_rl.env.mining.changelog import entry_of
+from swe_rl.env.mining.leaks import shows_fix
 from swe_rl.env.mining.licence import is_permitted, licence_of
+from swe_rl.env.mining.plugins import packages_for_tests
 from swe_rl.env.mining.recipe import TaskRecipe
-from swe_rl.env.mining.tests_text import described_tests
+from swe_rl.env.mining.tests_text import described_tests, examples_of
 from swe_rl.env.mining.wording import ChangeWords
+from swe_rl.env.patch_files import split_patch
+from swe_rl.env.source_build.environment import INTERPRETERS_SETTLED
 from swe_rl.env.source_build.program import BuildError, run_program
 from swe_rl.env.source_build.repository import git_output
 from swe_rl.env.source_build.sdist import days_after, fetch_sdist, release_time, unpack_sdist, versions_of
@@ -49,6 +53,7 @@ class MiningFilter:
     python: str
     test_command: str
     is_split: bool = False
+    undated_until: str = ""  # A release whose archive has no date gets packages up to this time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ def refusal_of_tree(tree: Path, made: datetime | None, wanted: MiningFilter) -> 
     licence = licence_of(tree)
     if not is_permitted(licence, wanted.licences):
         return Reason.licence, licence or "it names none"
+    if wanted.since and made is None:
+        return Reason.too_old, "its archive has no date"
     if wanted.since and made is not None and made.strftime("%Y-%m-%d") < wanted.since:
         return Reason.too_old, made.strftime("%Y-%m-%d")
     if not any(is_test(str(path.relative_to(tree))) for path in tree.rglob("*.py")):
@@ -122,18 +129,26 @@ def _compared(
         test_patch = change.diff(tests)
     except InstanceError as error:
         return refused(Reason.binary, str(error))
-    if is_binary(patch):
+    if wanted.is_split:
+        # Catalogs and images are left out. If a test needs one, no set of the other hunks turns it.
+        patch = "".join(part.text for part in split_patch(patch) if not is_binary(part.text))
+    if not patch or is_binary(patch):
         return refused(Reason.binary)
     if not wanted.is_split and changed_lines(patch) > wanted.max_changed_lines:
         return refused(Reason.too_large, f"{changed_lines(patch)} lines")
     heading = f"The next release of {pair.project} after {pair.older} makes these changes:"
-    words = ChangeWords(heading, entry_of(new_tree, pair.newer), described_tests(test_patch, new_tree))
+    words = ChangeWords(
+        heading,
+        entry_of(new_tree, pair.newer),
+        described_tests(test_patch, new_tree),
+        examples_of(test_patch, new_tree),
+    )
     statement = words.statement() or (heading if wanted.is_split else "")
     if not statement:
         return refused(Reason.no_statement)
     if not wanted.is_split and shows_fix(statement, patch):
         return refused(Reason.leak)
-    row = base_instance(pair.project, pair.older, wanted, made)
+    row = base_instance(pair.project, pair.older, wanted, made, packages_for_tests(old_tree))
     slug = slug_of(pair.project)
     instance = replace(
         row,
@@ -142,18 +157,24 @@ def _compared(
         patch=patch,
         test_patch=test_patch,
     )
-    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older)
+    until = wanted.undated_until if made is None else ""
+    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older, until=until)
     licence = licence_of(new_tree)
     return TaskCandidate(pair.name, pair.project, instance, licence=licence, words=words, recipe=recipe)
 
 
 def slug_of(project: str) -> str:
-    """Returns the project's name in the form that ids have."""
-    return re.sub(r"[^\w.-]+", "-", project).lower()
+    """Returns the project's name in the form that ids have. All spellings that an index takes for one give one name."""
+    return re.sub(r"[^a-z0-9]+", "-", project.lower())
 
 
-def base_instance(project: str, version: str, wanted: MiningFilter, made: datetime | None) -> Instance:
-    """Returns an instance that starts from a release, without a fix and without tests. `made` is the fix's date."""
+def base_instance(
+    project: str, version: str, wanted: MiningFilter, made: datetime | None, optional: tuple[str, ...]
+) -> Instance:
+    """Returns an instance that starts from a release, without a fix and without tests.
+
+    `made` is the fix's date, and `optional` are packages that its tests need.
+    """
     slug = slug_of(project)
     return Instance(
         instance_id=f"{slug}__{slug}-{version}",
@@ -170,10 +191,20 @@ def base_instance(project: str, version: str, wanted: MiningFilter, made: dateti
         source=Source(
             sdist=f"{project}-{version}",
             python=wanted.python,
-            until=days_after(made, _DAYS_AFTER) or "",
+            until=_packages_until(made, wanted.python) or wanted.undated_until,
             test_command=wanted.test_command,
+            optional=optional,
         ),
     )
+
+
+def _packages_until(made: datetime | None, python: str) -> str:
+    """Returns the time after which no package of the environment was published, or an empty text for any time.
+
+    Packages that are older than the interpreter may not run on it, so a release that is older gets those of its time.
+    """
+    until = days_after(made, _DAYS_AFTER) or ""
+    return max(until, INTERPRETERS_SETTLED.get(python, "")) if until else ""
 
 
 def is_about_release(name: str) -> bool:

@@ -1,63 +1,38 @@
 """Splits a change into tasks by running tests: for each test that the change turns, the smallest set of its hunks.
 
 Invariants:
-- A set of hunks is 1-minimal: without any one of them its tests fail. What could not be reduced so far within the
-  budget is no task. A run that does not end in time counts as one whose tests fail, so that a very slow machine may
-  find other tasks.
+- A set of hunks is 1-minimal for the test that it was found with: without any one of them this test fails. Where the
+  budget ends, or a run does not end in time, what is not reduced yet is no task. A run that does not end in time says
+  nothing of its tests: so a slow machine finds fewer tasks, and never other ones.
 - Tests with the same set are one task. Its id names the set's patch by a hash: the same on every machine.
 - A run of the tests is never made twice for the same set.
 """
 
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines, shows_fix
+from swe_rl.env.mining.candidate import Reason, TaskCandidate, changed_lines
 from swe_rl.env.mining.hunks import digest_of_patch, hunks_of, patch_of
+from swe_rl.env.mining.leaks import shows_fix
 from swe_rl.env.mining.minimise import minimal_subset
+from swe_rl.env.mining.runs import BudgetEndedError, CountedRuns, TestsTimedOutError
 from swe_rl.env.patch_files import NOOP_PATCH
-from swe_rl.env.protocol import SuiteRun
 
 # Each side is run so often before anything is split: a test that passes in one of the runs only is flaky.
 _RUNS_OF_A_SIDE = 2
-# It is called with the instance, a patch, and the seconds that the run may last; None means the configured ones.
-SuiteRunner = Callable[[Instance, str, float | None], Awaitable[SuiteRun]]
 
 
 @dataclass(frozen=True, slots=True)
-class RunBudget:
-    """Bounds what one release may cost: runs of its tests, and seconds."""
+class SplitChange:
+    """Holds the smallest sets of hunks with all tests that each turns, and the tests that have no set.
 
-    runs: int
-    seconds: float
+    `stopped` says why these tests have none, and is None where each test has a set.
+    """
 
-
-class BudgetEndedError(Exception):
-    """Says that the budget of a release allows no further run."""
-
-
-@dataclass(slots=True)
-class CountedRuns:
-    """Runs tests within a budget. `made` is the number of runs so far."""
-
-    run: SuiteRunner
-    budget: RunBudget
-    made: int = 0
-    began_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def spent(self) -> str:
-        """Returns the cost in words, for the report."""
-        return f"{self.made} runs of tests in {time.monotonic() - self.began_s:.0f} s"
-
-    async def passing(self, instance: Instance, patch: str, timeout_s: float | None = None) -> frozenset[str]:
-        """Returns the tests that pass with a patch. Raises BudgetEndedError, and what the runner raises."""
-        if self.made >= self.budget.runs or time.monotonic() - self.began_s >= self.budget.seconds:
-            raise BudgetEndedError(self.spent)
-        self.made += 1
-        run = await self.run(instance, patch, timeout_s)
-        return frozenset(name for name, passed in run.passed.items() if passed)
+    groups: Mapping[tuple[int, ...], Sequence[str]]
+    left: Sequence[str] = ()
+    stopped: Reason | None = None
 
 
 @dataclass(slots=True)
@@ -68,10 +43,10 @@ class ChangeSplitter:
     runs: CountedRuns
     _known: dict[frozenset[int], frozenset[str]] = field(default_factory=dict)
 
-    async def split(self) -> tuple[dict[tuple[int, ...], list[str]], list[str]]:
-        """Returns the smallest sets of hunks with all tests that each turns, and the tests without a set.
+    async def split(self) -> SplitChange:
+        """Returns the sets of hunks.
 
-        Raises BudgetEndedError where the budget does not even show which tests the change turns.
+        Raises BudgetEndedError or TestsTimedOutError where not even the tests that the change turns are known.
         """
         hunks = hunks_of(self.instance.patch)
         everything = tuple(range(len(hunks)))
@@ -81,21 +56,25 @@ class ChangeSplitter:
         self._known[frozenset(everything)] = frozenset.intersection(*after)
         sets: list[tuple[int, ...]] = []
         left: list[str] = []
+        stopped: Reason | None = None
         for number, test in enumerate(turned):
             try:
                 chosen = await self._smallest(test, everything, sets)
-            except BudgetEndedError:
+            except (BudgetEndedError, TestsTimedOutError) as error:
+                # The search for the next test begins with the sets of those before it. So it would find another set.
+                stopped = error.reason
                 left = turned[number:]
                 break
             if chosen not in sets:
                 sets.append(chosen)
         # A set turns tests of smaller sets, too: it is about all of them.
-        return {chosen: [test for test in turned if test in self._known[frozenset(chosen)]] for chosen in sets}, left
+        groups = {chosen: [test for test in turned if test in self._known[frozenset(chosen)]] for chosen in sets}
+        return SplitChange(groups, left, stopped)
 
     async def _smallest(
         self, test: str, everything: tuple[int, ...], sets: Sequence[tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Returns a 1-minimal set of hunks with which a test passes. Raises BudgetEndedError."""
+        """Returns a 1-minimal set of hunks with which a test passes. Raises BudgetEndedError, TestsTimedOutError."""
         start = everything
         # A set that another test needs is often enough for this one, and it is smaller than the whole.
         for chosen in sorted(sets, key=len):
@@ -129,16 +108,16 @@ async def split_candidate(candidate: TaskCandidate, runs: CountedRuns, max_chang
     without = replace(candidate, instance=None)
     splitter = ChangeSplitter(instance, runs)
     try:
-        groups, left = await splitter.split()
-    except BudgetEndedError as error:
-        return [replace(without, reason=Reason.budget, detail=str(error))]
-    if not groups and not left:
+        split = await splitter.split()
+    except (BudgetEndedError, TestsTimedOutError) as error:
+        return [replace(without, reason=error.reason, detail=str(error))]
+    if not split.groups and not split.left:
         return [replace(without, reason=Reason.nothing_turned, detail=runs.spent)]
-    parts = [part_of(candidate, instance, chosen, tests, max_changed_lines) for chosen, tests in groups.items()]
+    parts = [part_of(candidate, instance, chosen, tests, max_changed_lines) for chosen, tests in split.groups.items()]
     parts = [replace(part, detail="; ".join(filter(None, (part.detail, f"of {runs.spent}")))) for part in parts]
-    if left:
-        words = f"{len(left)} tests, as {left[0]}: {runs.spent}"
-        parts.append(replace(without, reason=Reason.budget, detail=words))
+    if split.left:
+        words = f"{len(split.left)} tests, as {split.left[0]}: {runs.spent}"
+        parts.append(replace(without, reason=split.stopped, detail=words))
     return parts
 
 
@@ -155,6 +134,8 @@ def part_of(
     statement = instance.problem_statement
     if len(chosen) < len(hunks) or statement == candidate.words.heading:
         statement = candidate.words.statement_of_part(_function_names(tests))
+    if not statement:
+        return replace(named, reason=Reason.no_statement)
     if shows_fix(statement, patch):
         return replace(named, reason=Reason.leak)
     part = replace(instance, instance_id=f"{instance.instance_id}-{digest}", patch=patch, problem_statement=statement)

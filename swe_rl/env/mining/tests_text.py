@@ -1,16 +1,22 @@
 """Says in words what the new tests of a change are about: their docstrings' first lines, else their names.
 
 Invariants:
-- Only tests that a patch adds are described, and no line of their code is shown.
+- Only tests that a patch adds are described. Of their code a few lines are given, for those who show an example.
 """
 
 import ast
+import re
 from pathlib import Path
 
-from swe_rl.env.mining.changelog import without_persons
+from swe_rl.env.mining.persons import without_persons
 from swe_rl.env.mining.wording import words_of
 from swe_rl.env.patch_files import added_tests, split_patch
 from swe_rl.env.twins.make import tests_of
+from swe_rl.env.twins.sites import Function
+
+# These words begin what a test expects: an assertion, an error, a method of unittest.
+_EXPECTATION = re.compile(r"\bassert|\braises\b|\bassert_\w+\(")
+_MAX_EXAMPLE_LINES = 15
 
 
 def described_tests(test_patch: str, tree: Path) -> dict[str, str]:
@@ -33,6 +39,41 @@ def descriptions_in(source: str) -> dict[str, str]:
         return {}
     first_lines = {test.name: (ast.get_docstring(test) or "").split("\n", 1)[0] for test in tests_of(body)}
     return {name: without_persons(line).strip() for name, line in first_lines.items()}
+
+
+def examples_of(test_patch: str, tree: Path) -> dict[str, str]:
+    """Returns the code of short tests that a patch adds, by their names. `tree` has the patch already."""
+    examples: dict[str, str] = {}
+    for part in split_patch(test_patch):
+        added = set(added_tests(part.text))
+        if part.is_removed or not added:
+            continue
+        shown = examples_in(_text_of(tree / part.paths[-1]))
+        examples |= {name: shown[name] for name in sorted(added) if name in shown}
+    return examples
+
+
+def examples_in(source: str) -> dict[str, str]:
+    """Returns the beginnings of a file's tests, each up to its first expectation, without docstrings and comments."""
+    try:
+        tests = list(tests_of(ast.parse(source).body))
+    except (ValueError, SyntaxError, RecursionError):
+        return {}
+    examples = {test.name: _beginning_of(test) for test in tests}
+    return {name: text for name, text in examples.items() if text}
+
+
+def _beginning_of(test: Function) -> str:
+    """Returns a test's code up to its first expectation, and an empty text where that is too long or not there."""
+    body = test.body[1:] if ast.get_docstring(test) is not None else test.body
+    kept: list[ast.stmt] = []
+    for node in body:
+        kept.append(node)
+        text = ast.unparse(node)
+        if _EXPECTATION.search(text):
+            lines = "\n".join(map(ast.unparse, kept)).split("\n")
+            return "\n".join(lines) if len(lines) <= _MAX_EXAMPLE_LINES else ""
+    return ""
 
 
 def _text_of(path: Path) -> str:

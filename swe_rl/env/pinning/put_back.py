@@ -16,7 +16,7 @@ import shlex
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.sandbox.protocol import Sandbox
+from swe_rl.sandbox.sandbox import Sandbox
 
 _PUT_BACK_S = 300.0
 _TREE_LINE = re.compile(r"^swe_rl tree ([0-9a-f]{40,64}) ([0-9a-f]{64})$", re.MULTILINE)

@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swe_rl.env.protocol import SuiteRun
+from swe_rl.env.env import SuiteRun
 from swe_rl.errors import one_line
 
 RUNS = 3  # Each side has at least so many runs, because a single run shows no flaky test.
+# The reason of a fix whose tests were too slow begins so. It says more of the machine than of the fix.
+TIMED_OUT = "its tests did not end in time"
 _WORDS_CHARS = 200
 # The grader's own script prints such lines.
 _MARKER_LINE = re.compile(r"^(?:\++ echo ')?swe_rl [0-9a-f]{32} [^\n]*$\n?", re.MULTILINE)
@@ -44,10 +46,10 @@ def measure_fix(before: Sequence[SuiteRun], after: Sequence[SuiteRun]) -> Measur
     turned = tuple(sorted(passes - _ever_passing(before)))
     reason = ""
     if not any(run.passed for run in after):
-        words = _last_words(after[-1].log)
+        words = last_words_of_suite(after[-1].log)
         reason = f"its log names no test with its gold patch; its command and its log_parser must fit: {words}"
     elif not passes:
-        reason = f"no test passes with its gold patch: {_last_words(after[-1].log)}"
+        reason = f"no test passes with its gold patch: {last_words_of_suite(after[-1].log)}"
     elif not turned:
         reason = f"none of the {len(passes)} tests that pass with its gold patch fails without it"
     return MeasuredFix(turned, tuple(sorted((passes & passed) - flaky)), tuple(sorted(flaky)), reason, after[-1].log)
@@ -56,9 +58,9 @@ def measure_fix(before: Sequence[SuiteRun], after: Sequence[SuiteRun]) -> Measur
 def _side_failure(side: str, runs: Sequence[SuiteRun]) -> str:
     """Returns why the runs of one side cannot be used, and an empty text if they can."""
     if any(run.timed_out for run in runs):
-        return f"its tests did not end in time {side} (rollout.grade_timeout_s)"
+        return f"{TIMED_OUT} {side} (rollout.grade_timeout_s)"
     unapplied = next((run for run in runs if not run.patch_applied), None)
-    return f"its gold patch does not apply: {_last_words(unapplied.log)}" if unapplied else ""
+    return f"its gold patch does not apply: {last_words_of_suite(unapplied.log)}" if unapplied else ""
 
 
 def _always_passing(runs: Sequence[SuiteRun]) -> frozenset[str]:
@@ -73,6 +75,6 @@ def _passing_tests(run: SuiteRun) -> frozenset[str]:
     return frozenset(name for name, passed in run.passed.items() if passed)
 
 
-def _last_words(log: str) -> str:
+def last_words_of_suite(log: str) -> str:
     """Returns the end of a log without the lines that the grader itself adds."""
     return one_line(_MARKER_LINE.sub("", log).strip()[-_WORDS_CHARS:])

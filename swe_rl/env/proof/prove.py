@@ -18,15 +18,17 @@ from itertools import chain
 from typing import Any
 
 from swe_rl.dataset.instance import Instance, InstanceError, Source
+from swe_rl.env.env import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
+from swe_rl.env.grading.twin_trial import weak_tests
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, MeasuredFix, measure_fix
 from swe_rl.env.proof.mend import GoldFailure, MendingWay, find_ways, release_ways, spread_releases, wants_network
 from swe_rl.env.proof.record import Proof, ProofTrial, Provable
-from swe_rl.env.protocol import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
+from swe_rl.env.proof.shared_runs import SharedRuns
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.errors import one_line
-from swe_rl.sandbox.protocol import SandboxError, SandboxProvider
+from swe_rl.sandbox.sandbox import SandboxError, SandboxProvider
 
 MAX_TRIALS = 12  # At most so many environments are made for one instance.
 MAX_MEND_S = 900.0  # After so many seconds no further environment is begun.
@@ -103,6 +105,7 @@ class Prover:
     _releases: dict[Instance, Sequence[Release]] = field(default_factory=dict)
     # It maps an origin to ways that mended another instance.
     _helped: dict[str, list[MendingWay]] = field(default_factory=dict)
+    _shared: SharedRuns = field(default_factory=SharedRuns)
 
     async def prove(self, instance: Instance) -> Proof:
         """Returns the proof of an instance, mended where that helps. Raises UntriedError."""
@@ -150,8 +153,12 @@ class Prover:
         """Returns which tests judge the instance. Raises InstanceError, BuildError, UntriedError."""
         await asyncio.to_thread(self.env.workspace, instance)
         runs = max(RUNS, self.runs)
-        before = [await self._tests(instance, NOOP_PATCH) for _ in range(runs)]
-        return measure_fix(before, [await self._tests(instance, instance.patch) for _ in range(runs)])
+
+        async def run_with(patch: str) -> list[SuiteRun]:
+            return [await self._tests(instance, patch) for _ in range(runs)]
+
+        before = await run_with(NOOP_PATCH)
+        return measure_fix(before, await self._shared.with_gold(instance, partial(run_with, instance.patch)))
 
     async def _tests(self, instance: Instance, patch: str) -> SuiteRun:
         """Returns one run of the suite; infrastructure may break once. Raises UntriedError."""
@@ -198,6 +205,7 @@ class Prover:
             reason = f"without a solution its tests give no verdict: {words}"
         tests, made_of = self.env.digests(instance)
         used = gold[0].instance
+        is_twinned = any(run.grade and run.grade.session.twinned for run in gold)
         return Proof(
             instance.instance_id,
             not reason,
@@ -210,7 +218,8 @@ class Prover:
             flaky=tuple(flaky),
             source=used.source.to_record() if used.source and used.source != instance.source else None,
             trials=tuple(trials),
-            untwinned=not reason and not any(run.grade and run.grade.session.twinned for run in gold),
+            untwinned=not reason and not is_twinned,
+            weak_twins=tuple(sorted(weak_tests(used))) if is_twinned else None,
         )
 
     def _is_mute(self, noop: Grade | None) -> bool:

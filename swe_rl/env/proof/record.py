@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swe_rl.dataset.instance import Instance, InstanceError, Source
-from swe_rl.env.protocol import Grade, GradeError, SuiteRun
+from swe_rl.env.env import Grade, GradeError, SuiteRun
 from swe_rl.env.source_build import environment, tree
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.env.strength.record import Strength
 from swe_rl.files.disk import placed_by, write_text_atomic
 from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 FILE = "proofs.jsonl"  # The file lies below the cache, where env.proofs names no other.
 # Lines of another version are no proofs, so a new version has everything proven anew.
@@ -61,6 +61,7 @@ class Proof:
     pass_to_pass: tuple[str, ...] = ()
     trials: tuple[ProofTrial, ...] = ()
     untwinned: bool = False  # It is proven, and nothing shows that its tests can fail: there is no twin of any.
+    weak_twins: tuple[str, ...] | None = None  # The tests of these names get no twin; None means that nobody knows.
     strength: Strength | None = None  # None means that the strength was not measured.
     took_s: float = 0.0
     made_at: str = ""
@@ -75,10 +76,12 @@ class Proof:
 
     def to_record(self) -> dict[str, Any]:
         record = {"version": VERSION, **asdict(self)}
-        for key in ("strength", "untwinned"):  # Older versions can read a line without these keys.
+        for key in ("strength", "untwinned", "weak_twins"):  # Older versions can read a line without these keys.
             del record[key]
         if self.untwinned:
             record["untwinned"] = True
+        if self.weak_twins is not None:
+            record["weak_twins"] = self.weak_twins
         return record if self.strength is None else record | {"strength": self.strength.to_record()}
 
     @classmethod
@@ -90,6 +93,8 @@ class Proof:
         for key in ("gold", "flaky", "failing", "fail_to_pass", "pass_to_pass"):
             values[key] = tuple(values.get(key) or ())
         values["trials"] = tuple(ProofTrial(**trial) for trial in values.get("trials") or ())
+        if values.get("weak_twins") is not None:
+            values["weak_twins"] = tuple(values["weak_twins"])
         if values.get("strength") is not None:
             values["strength"] = Strength.from_record(values["strength"])
         return cls(**values)

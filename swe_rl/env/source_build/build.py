@@ -17,7 +17,7 @@ from swe_rl.env.source_build.layout import CONDA, TESTBED, command_variables
 from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.tree import make_tree, tree_digest
 from swe_rl.files.names import folder_name
-from swe_rl.sandbox.protocol import Toolchain, Workspace
+from swe_rl.sandbox.sandbox import Toolchain, Workspace
 
 # Unlike what ships with this package, a tree may have thousands of modules. So they are compiled once in a sandbox, not
 # by each command. The tree's git does not see the compiled files.

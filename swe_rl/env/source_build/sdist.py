@@ -27,6 +27,7 @@ from swe_rl.sandbox.archive import unpack_archive as unpack_tar
 _DOWNLOAD_S = 600.0
 ENDINGS = (".tar.gz", ".zip", ".tar.bz2", ".tgz")
 _EARLIEST = datetime(2005, 1, 1, tzinfo=UTC)  # Older dates in an archive were made up for reproducible builds.
+_MADE_UP = datetime(2020, 2, 2, tzinfo=UTC)  # hatchling gives all files this date.
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def release_time(archive: Path) -> datetime | None:
                 newest = datetime.fromtimestamp(max(member.mtime for member in tar.getmembers()), tz=UTC)
     except (OSError, ValueError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise BuildError(f"{archive} cannot be read ({error}); remove it, then it is fetched again") from error
-    return newest if newest > _EARLIEST else None
+    return newest if newest > _EARLIEST and newest != _MADE_UP else None
 
 
 def days_after(time: datetime | None, days: int) -> str | None:

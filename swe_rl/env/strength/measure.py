@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.env.env import Grade, GradeError, GradesInPlace
 from swe_rl.env.grading.apply import set_up
 from swe_rl.env.patch_files import bytes_of, text_of
 from swe_rl.env.proof.record import Provable
-from swe_rl.env.protocol import Grade, GradeError, GradesInPlace
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.strength.meter import Meter
 from swe_rl.env.strength.record import MutantTally, Strength, Survivor, WrongKind
 from swe_rl.env.strength.wrong import Sides, WrongPatch, code_paths, wrong_patches
-from swe_rl.sandbox.protocol import Sandbox, SandboxError, SandboxProvider, put_files
+from swe_rl.sandbox.sandbox import Sandbox, SandboxError, SandboxProvider, put_files
 
 _APPLY_S = 120.0
 # This comes on top of the gold patch's time: starting takes some seconds, whatever the tests do.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxProvider, Waited, Workspace, no_wait
+from swe_rl.sandbox.sandbox import Door, ExecResult, Sandbox, SandboxProvider, Snapshot, Waited, Workspace, no_wait
 
 
 @runtime_checkable
@@ -26,6 +26,12 @@ class Meter:
 
     async def create(self, workspace: Workspace, *, owner: str, door: Door | None = None) -> Sandbox:
         return _MeteredSandbox(await self.provider.create(workspace, owner=owner, door=door), self)
+
+    async def fork(self, snapshot: Snapshot, *, owner: str, door: Door | None = None) -> Sandbox:
+        return _MeteredSandbox(await self.provider.fork(snapshot, owner=owner, door=door), self)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        await self.provider.drop(snapshot)
 
     async def close(self) -> None:
         """Does nothing, because the provider belongs to whoever made it."""
@@ -61,6 +67,12 @@ class _MeteredSandbox:
 
     async def read_file(self, path: str) -> bytes:
         return await self._sandbox.read_file(path)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._sandbox.snapshot()
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        await self._sandbox.reset(snapshot)
 
     async def close(self) -> None:
         await self._sandbox.close()

@@ -15,10 +15,10 @@ from pathlib import Path
 from swe_rl.config.choices import GradingKind, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.env.env import Env, Grade, Grading, SuiteRun
 from swe_rl.env.grading.make import GRADERS
 from swe_rl.env.grading.swebench import suite_by_swebench
 from swe_rl.env.proof.record import Standing
-from swe_rl.env.protocol import Env, Grade, Grading, SuiteRun
 from swe_rl.env.source_build.build import SourceWorkspaces
 from swe_rl.env.source_build.environment import environment_key, facts_of
 from swe_rl.env.source_build.origin import origin_of
@@ -28,7 +28,7 @@ from swe_rl.env.source_build.repository import is_absent
 from swe_rl.env.source_build.sdist import Release, cached_sdist
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import read_split
-from swe_rl.sandbox.protocol import SandboxProvider, Workspace
+from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 EMBEDDED = "bugs/"  # The names of the embedded packages' repositories begin so.
 
@@ -75,6 +75,8 @@ class SweEnv(ProvenEnv):
                 f"{instance.instance_id} has no image: its row names none and env.image_template is null; set "
                 "env.image_template='REGISTRY/NAME.{instance_id}:latest'"
             )
+        if instance.workdir:
+            return Workspace(image=instance.image, workdir=instance.workdir)
         return Workspace(image=instance.image)
 
     def _proven_folder(self, instance: Instance) -> Workspace:

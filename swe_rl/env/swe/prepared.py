@@ -19,9 +19,15 @@ from swe_rl.dataset.columns import columns_for
 from swe_rl.dataset.find_rows import hash_of_files, local_files
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import read_rows
+from swe_rl.env.issues.book import digest_of_issues
+from swe_rl.env.swe.swebench_pro import digest_of_scripts
 from swe_rl.files.disk import disk_error, placed_by, write_bytes_atomic, write_json_atomic
 
 VERSION = 1  # A file of another version has another layout and is made anew.
+
+
+# Manifests of older versions do not have these.
+_NEWER = frozenset({"columns", "scripts", "issues", "issue_words"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,10 @@ class PreparedIdentity:
     image_template: str | None
     max_tests: int
     columns: Mapping[str, str] = field(default_factory=dict)
+    # These are hashes of the scripts that run tests and of the written issues, and which texts those replace.
+    scripts: str = ""
+    issues: str = ""
+    issue_words: int = 0
 
     @classmethod
     def of(cls, config: EnvConfig, split: str) -> "PreparedIdentity":
@@ -48,15 +58,18 @@ class PreparedIdentity:
             image_template=(config.eval_image_template or config.image_template) if is_eval else config.image_template,
             max_tests=0 if is_eval else config.max_tests,
             columns=columns_for(config, evaluated=is_eval),
+            scripts=digest_of_scripts(config.scripts),
+            issues=digest_of_issues(config.issues),
+            issue_words=config.issue_words if config.issues else 0,
         )
 
     @property
     def record(self) -> dict[str, Any]:
         """Returns the identity for a manifest.
 
-        It leaves columns out if none is renamed, as older manifests do.
+        It leaves out what is not used, as older manifests do.
         """
-        return {name: value for name, value in asdict(self).items() if name != "columns" or value}
+        return {name: value for name, value in asdict(self).items() if name not in _NEWER or value}
 
     def path(self, cache: Path) -> Path:
         """Returns the place of the prepared file, which is another one for each identity."""

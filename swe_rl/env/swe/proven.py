@@ -9,11 +9,13 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
+from swe_rl.env.grading.twin_trial import remember_proof
 from swe_rl.env.proof.record import (
     Proof,
     ProofBook,
@@ -60,7 +62,7 @@ class ProvenEnv(DatasetEnv, Provable):
         if proof is None:
             measured = " and measured its tests" if instance.is_unmeasured else ""
             return Standing.untried, f"nobody tried its gold patch{measured} here"
-        if (proof.tests, proof.made_of) != self.digests(instance):
+        if not self._is_proof_of(proof, instance):
             return Standing.untried, "its proof is of another row, of other tests or of another kind of sandbox"
         if not proof.proven:
             return Standing.refuted, proof.reason
@@ -107,7 +109,20 @@ class ProvenEnv(DatasetEnv, Provable):
     def _proof_of_now(self, instance: Instance) -> Proof | None:
         """Returns the proof of these tests, this tree and this kind of sandbox, and None where there is none."""
         proof = self.book.of(instance.instance_id)
-        return proof if proof is not None and (proof.tests, proof.made_of) == self.digests(instance) else None
+        return proof if proof is not None and self._is_proof_of(proof, instance) else None
+
+    def _is_proof_of(self, proof: Proof, instance: Instance) -> bool:
+        """Tells whether a proof is of these tests, this tree and this kind of sandbox.
+
+        A row may name the tests that its proof measured, as those of `job=mine` do: gold was graded with them.
+        """
+        made_of = (proof.tests, proof.made_of)
+        if made_of == self.digests(instance):
+            return True
+        if not proof.fail_to_pass or sorted(proof.fail_to_pass) != sorted(instance.fail_to_pass):
+            return False
+        unmeasured = replace(instance, fail_to_pass=(), pass_to_pass=())
+        return sorted(proof.pass_to_pass) == sorted(instance.pass_to_pass) and made_of == self.digests(unmeasured)
 
     def strength(self, instance: Instance) -> Strength | None:
         """Returns what was measured of the tests as they are now, and None where nothing was."""
@@ -191,6 +206,8 @@ class ProvenEnv(DatasetEnv, Provable):
         if proof is None or not proof.proven or self.standing(instance)[0] is not Standing.proven:
             return instance
         self._promised[instance.instance_id] = proof.environment
+        if proof.weak_twins is not None:
+            remember_proof(instance.instance_id, proof.weak_twins)
         return proof.applied(instance)
 
 

@@ -6,16 +6,18 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig
-from swe_rl.dataset.find_rows import load_rows
+from swe_rl.dataset.find_rows import LoadedRows, load_rows
 from swe_rl.dataset.images import image_of
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import PlacedRecord, refuse_duplicates
 from swe_rl.env.grading.swebench_spec import LOG_PARSERS, TestRecipe, complete_instance, eval_script
-from swe_rl.env.swe import r2e_gym, swe_smith
+from swe_rl.env.issues.book import IssueBook
+from swe_rl.env.swe import r2e_gym, swe_smith, swebench_pro
 from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.own_command import with_script
 from swe_rl.env.swe.prepared import PreparedIdentity, is_evaluated
@@ -26,14 +28,23 @@ _IMAGE_COLUMNS = ("image", "image_name", "docker_image")
 _NESTED = ("instance", "extra_info")  # Rows made for a trainer keep the record in one of these.
 
 
-def to_instances(rows: Sequence[PlacedRecord], image_template: str | None) -> list[Instance]:
+def to_instances(
+    rows: Sequence[PlacedRecord], image_template: str | None, scripts: Path | None = None
+) -> list[Instance]:
     """Returns the instances of rows. Raises InstanceError."""
-    return [to_instance(row.record, row.where, image_template) for row in rows]
+    return [to_instance(row.record, row.where, image_template, scripts) for row in rows]
 
 
-def to_instance(record: Mapping[str, Any], where: str, image_template: str | None = None) -> Instance:
-    """Returns the instance of a row in any of the known formats. Raises InstanceError naming `where` and the column."""
+def to_instance(
+    record: Mapping[str, Any], where: str, image_template: str | None = None, scripts: Path | None = None
+) -> Instance:
+    """Returns the instance of a row in any of the known formats. `scripts` is the folder `env.scripts`.
+
+    Raises InstanceError naming `where` and the column.
+    """
     record = _inner_record(record)
+    if swebench_pro.is_row(record):
+        return swebench_pro.to_instance(record, where, scripts)
     if r2e_gym.is_row(record):
         return r2e_gym.to_instance(record, where)
     if swe_smith.is_row(record):
@@ -96,18 +107,38 @@ def read_split(config: EnvConfig, split: str) -> Read:
     """
     identity = PreparedIdentity.of(config, split)
     key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
-    loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
-    rows = with_columns(loaded.rows, identity.columns, config.name, identity.dataset, key.replace("dataset", "columns"))
-    instances = to_instances(rows, identity.image_template)
-    instances = [
-        complete_instance(instance) if _has_official_tests(instance, config) else instance for instance in instances
-    ]
-    refuse_duplicates((instance.instance_id, row.where) for instance, row in zip(instances, rows, strict=True))
+    instances, loaded = _read_all(config, split, key)
+    if config.issues:
+        instances = IssueBook.read(Path(config.issues), config.issue_words).with_texts(instances)
     kept, dropped = usable_instances(instances, identity.max_tests, by_harness=config.grading is GradingKind.swebench)
     if not kept:
         reasons = ", ".join(f"{len(names)} with {reason}" for reason, names in dropped.items())
         raise InstanceError(f"{key}={identity.dataset}: {split} has no usable instance ({reasons})")
     return Read(kept, loaded.revision, len(loaded.rows), dropped, loaded.split_rows)
+
+
+def read_whole_split(config: EnvConfig, split: str) -> list[Instance]:
+    """Returns all instances of a split as the data set has them, also those that nobody could solve.
+
+    Raises InstanceError.
+    """
+    key = "env.eval_dataset" if is_evaluated(config, split) else "env.dataset"
+    return _read_all(config, split, key)[0]
+
+
+def _read_all(config: EnvConfig, split: str, key: str) -> tuple[list[Instance], LoadedRows]:
+    identity = PreparedIdentity.of(config, split)
+    loaded = load_rows(identity.dataset, split, revision=identity.wanted_revision, key=key)
+    rows = with_columns(loaded.rows, identity.columns, config.name, identity.dataset, key.replace("dataset", "columns"))
+    scripts = None
+    if config.scripts is not None:
+        scripts = Path(config.scripts)
+    instances = to_instances(rows, identity.image_template, scripts)
+    instances = [
+        complete_instance(instance) if _has_official_tests(instance, config) else instance for instance in instances
+    ]
+    refuse_duplicates((instance.instance_id, row.where) for instance, row in zip(instances, rows, strict=True))
+    return instances, loaded
 
 
 def _has_official_tests(instance: Instance, config: EnvConfig) -> bool:
@@ -136,6 +167,8 @@ def _unusable_reason(instance: Instance, max_tests: int, by_harness: bool) -> st
         return "an empty problem_statement"
     if not instance.fail_to_pass and not (by_harness and instance.is_unmeasured):
         return "no FAIL_TO_PASS test"
+    if instance.log_parser == swebench_pro.LOG_PARSER and not instance.eval_script:
+        return "no run_script.sh and parser.py in env.scripts"
     if instance.setup_script and not instance.eval_script:
         return "tests that are not Python, and no column eval_script that says how they are run"
     if 0 < max_tests < len(instance.fail_to_pass) + len(instance.pass_to_pass):

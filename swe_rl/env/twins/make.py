@@ -3,7 +3,8 @@
 A session that runs both can be trusted to tell right from wrong only if the tests pass and their twins fail. Whatever
 makes wrong code pass (a replaced `pytest.raises`, an exchanged exit code, an object that equals everything) makes a
 twin pass as well. Code could still guess which function is the test. So copies of the test stand beside the twins,
-which have to pass as the test does: then a guess has to be right about each function.
+which have to pass as the test does: then a guess has to be right about each function. Code could also read what all
+these functions expect. So they differ in one place alone, where each of a few values is expected equally often.
 
 Invariants:
 - Tests and twins get names of one form, in an order that is drawn anew for each session, so that tested code cannot
@@ -32,6 +33,8 @@ _WORDS = (
 )  # fmt: skip
 # A test with one of these words in a decorator gets no twin.
 _LEFT_OUT_MARKS = ("skip", "xfail", "expectedfailure", "fixture")
+_MOST_VALUES = 6  # a test and its companions expect at most so many different values
+_DRAWS = 20  # so many draws find that many values where there are so many
 # Hypothesis takes long to find the smallest values that fail, so one twin is enough.
 _REPEATS_ITSELF = "given("
 # A test that asks for one of these depends on its own name.
@@ -54,6 +57,7 @@ class TwinnedTests:
 
     real_names: dict[str, str] = field(default_factory=dict)  # maps the name in the session to the test's own
     twin_of: dict[str, str] = field(default_factory=dict)  # maps a twin's name to its test's own
+    expectation_of: dict[str, int] = field(default_factory=dict)  # twins of one test and number expect the same
     kept: set[str] = field(default_factory=set)  # functions have these tests' own names in the session too
     without: list[str] = field(default_factory=list)  # these tests have no twin
     inserted: dict[str, list[Inserted]] = field(default_factory=dict)  # the key is the path of the file
@@ -84,14 +88,14 @@ def add_twins(text: str, rng: random.Random, names: TwinnedTests, path: str = ""
     source = SourceText(text)
     finder = SiteFinder(source)
     tests = list(tests_of(tree.body))
-    sites = [_best_sites(test, finder, names) for test in tests]
-    for test, sites_of_test in zip(tests, sites, strict=True):
-        if sites_of_test:
-            _draw_names(test, rng, names)
+    expectations = [_draw_expectations(_best_sites(test, finder, names), rng) for test in tests]
+    for test, others in zip(tests, expectations, strict=True):
+        if others:
+            _draw_names(test, len(others), rng, names)
     edits = [
         edit
-        for test, sites_of_test in zip(tests, sites, strict=True)
-        for edit in _edits_of(test, sites_of_test, source, rng, names)
+        for test, others in zip(tests, expectations, strict=True)
+        for edit in _edits_of(test, others, source, rng, names)
     ]
     names.inserted[path] = _inserted_lines(edits, source)
     return source.changed(edits)
@@ -156,30 +160,42 @@ def _is_left_out(test: Function) -> bool:
     return any(word in mark for mark in marks for word in _LEFT_OUT_MARKS)
 
 
-def _draw_names(test: Function, rng: random.Random, names: TwinnedTests) -> None:
-    """Gives all tests of one name their names in the session, and those of their companions."""
+def _draw_expectations(sites: Sequence[TwinSite], rng: random.Random) -> Sequence[Sequence[TextEdit]]:
+    """Returns edits that let a test expect something else, all in one place, and nothing without a place."""
+    if not sites:
+        return ()
+    site = rng.choice(sites)
+    drawn = dict.fromkeys(tuple(site.draw(rng)) for _ in range(_DRAWS))
+    return list(drawn)[: _MOST_VALUES - 1]
+
+
+def numbers_of_values(num_functions: int) -> list[int]:
+    """Returns how many values a test and its companions, an even number of functions, may expect equally often."""
+    return [values for values in range(2, _MOST_VALUES + 1) if num_functions % values == 0]
+
+
+def _draw_names(test: Function, num_others: int, rng: random.Random, names: TwinnedTests) -> None:
+    """Gives all tests of one name their names in the session, and those of their companions.
+
+    The test and its copies are as many as the twins that expect one other value. There are `num_others` of these.
+    """
     if test.name in names.session_names:
         return
-    repeats = any(_REPEATS_ITSELF in ast.unparse(decorator) for decorator in test.decorator_list)
-    num_companions = 1 if repeats else names.num_companions(test.name)
-    num_copies = 0 if _reads_its_name(ast.unparse(test)) else _draw_num_copies(num_companions, rng)
-    drawn = [_free_name(test.name, rng, names) for _ in range(num_companions + 1)]
+    num_functions = names.num_companions(test.name) + 1
+    if any(_REPEATS_ITSELF in ast.unparse(decorator) for decorator in test.decorator_list):
+        num_functions = 2
+    num_values = max(values for values in numbers_of_values(num_functions) if values <= num_others + 1)
+    num_right = num_functions // num_values
+    if _reads_its_name(ast.unparse(test)):
+        num_right = 1
+    drawn = [_free_name(test.name, rng, names) for _ in range(num_functions)]
     names.session_names[test.name] = drawn[0]
     names.real_names[drawn[0]] = test.name
-    names.copy_of.update(dict.fromkeys(drawn[1 : num_copies + 1], test.name))
-    names.twin_of.update(dict.fromkeys(drawn[num_copies + 1 :], test.name))
+    names.copy_of.update(dict.fromkeys(drawn[1:num_right], test.name))
+    names.twin_of.update(dict.fromkeys(drawn[num_right:], test.name))
+    names.expectation_of.update({name: index % (num_values - 1) for index, name in enumerate(drawn[num_right:])})
     names.companions[test.name] = drawn[1:]
     rng.shuffle(names.companions[test.name])
-
-
-def _draw_num_copies(num_companions: int, rng: random.Random) -> int:
-    """Returns how many companions are copies, so that each mixture of right and wrong functions is equally likely.
-
-    A test and n companions make n + 1 functions, of which at least one is right and at least one is wrong. That leaves
-    2 ** (n + 1) - 2 mixtures, and the bits of the number drawn here are one of them.
-    """
-    mixture = rng.randrange(1, 2 ** (num_companions + 1) - 1)
-    return mixture.bit_count() - 1
 
 
 def _reads_its_name(text: str) -> bool:
@@ -198,10 +214,14 @@ def _free_name(name: str, rng: random.Random, names: TwinnedTests) -> str:
 
 
 def _edits_of(
-    test: Function, sites: Sequence[TwinSite], source: SourceText, rng: random.Random, names: TwinnedTests
+    test: Function,
+    others: Sequence[Sequence[TextEdit]],
+    source: SourceText,
+    rng: random.Random,
+    names: TwinnedTests,
 ) -> Iterator[TextEdit]:
     """Yields the edits that put a test's companions around the test, and give the test its name in the session."""
-    if not sites and names.num_companions(test.name):
+    if not others and names.num_companions(test.name):
         names.without.append(test.name)
     session_name = names.session_names.get(test.name, test.name)
     if _reads_its_name(source.text_of(test)):
@@ -210,13 +230,13 @@ def _edits_of(
         names.kept.add(test.name)
     else:
         yield from _rename_edits(test, session_name, source, names)
-    if not sites:
+    if not others:
         return
     start = source.line_start(min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]))
     end = source.line_end(test)
     companions: list[str] = []
     for name in names.companions[test.name]:
-        expectation = [] if name in names.copy_of else rng.choice(sites).draw(rng)
+        expectation = () if name in names.copy_of else others[names.expectation_of[name] % len(others)]
         companions.append(source.changed([*expectation, *_rename_edits(test, name, source, names)], start, end))
     num_before = rng.randint(0, len(companions))
     if num_before:

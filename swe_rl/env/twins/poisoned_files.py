@@ -14,9 +14,9 @@ from pathlib import PurePosixPath
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.grading.log_check import commands_of_tests
 from swe_rl.env.patch_files import split_patch
-from swe_rl.env.pinning.runner_files import files_named_by
+from swe_rl.env.pinning.named_files import files_named_by
 from swe_rl.env.twins.siblings import LANGUAGES, poison_file
-from swe_rl.sandbox.protocol import Sandbox, SandboxError
+from swe_rl.sandbox.sandbox import Sandbox, read_texts
 
 
 def test_files(instance: Instance) -> list[str]:
@@ -45,15 +45,9 @@ async def poison_files(sandbox: Sandbox, instance: Instance, rng: random.Random,
     Nothing is changed or returned where no way to make them fail is known, or where the names are in `weak`. Raises
     SandboxError.
     """
-    changed: dict[str, str] = {}
-    for path in test_files(instance):
-        try:
-            text = (await sandbox.read_file(path)).decode("utf-8")
-        except (SandboxError, UnicodeDecodeError):  # it is not there, or leads out of the tree
-            continue
-        other = poison_file(path, text, rng)
-        if other:
-            changed[path] = other
+    texts = await read_texts(sandbox, test_files(instance))
+    poisoned = {path: poison_file(path, text, rng) for path, text in texts.items()}
+    changed = {path: text for path, text in poisoned.items() if text}
     names = " ".join(changed)
     if names in weak:
         return ""

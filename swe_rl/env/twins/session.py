@@ -13,9 +13,18 @@ import random
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb
 
-from swe_rl.env.twins.make import Inserted, TwinnedTests, add_twins, mark_of, poison_test, tests_of
-from swe_rl.sandbox.protocol import Sandbox, SandboxError
+from swe_rl.env.twins.make import (
+    Inserted,
+    TwinnedTests,
+    add_twins,
+    mark_of,
+    numbers_of_values,
+    poison_test,
+    tests_of,
+)
+from swe_rl.sandbox.sandbox import Sandbox, read_texts
 
 _WORD = re.compile(r"\w+")
 # This finds a test's name in an id or a line of a log, but no part of a path or of a module's name.
@@ -69,24 +78,13 @@ async def put_twins(
     `paths` are relative to the working folder. A file that is not there, or is no text, stays as it is. `weak` are
     names of tests that get no twin.
     """
-    texts = await _read_texts(sandbox, paths)
+    texts = await read_texts(sandbox, paths)
     names = TwinnedTests(weak=weak, wanted=wanted_twins(texts.values(), counted), mark_docstrings=counted.by_docstring)
     for path, text in texts.items():
         twinned = add_twins(text, rng, names, path)
         if twinned != text:
             await sandbox.write_file(path, twinned.encode("utf-8"))
     return names
-
-
-async def _read_texts(sandbox: Sandbox, paths: Iterable[str]) -> dict[str, str]:
-    """Returns the texts of files in a sandbox by path, without those that cannot be read."""
-    texts: dict[str, str] = {}
-    for path in paths:
-        try:
-            texts[path] = (await sandbox.read_file(path)).decode("utf-8")
-        except (SandboxError, UnicodeDecodeError):
-            continue
-    return texts
 
 
 async def poison_a_test(
@@ -96,7 +94,7 @@ async def poison_a_test(
 
     A session over these files has to fail. The test is drawn from FAIL_TO_PASS where these ids mean functions.
     """
-    texts = await _read_texts(sandbox, paths)
+    texts = await read_texts(sandbox, paths)
     wanted = wanted_twins(texts.values(), replace(counted, pass_to_pass=(), max_sampled=None))
     names = sorted(wanted.keys() - weak)
     rng.shuffle(names)
@@ -127,14 +125,16 @@ def wanted_twins(texts: Iterable[str], counted: Counted) -> dict[str, int]:
 
 
 def _companions_of_each(num_tests: int) -> int:
-    """Returns how many companions each of some tests needs, so that a guess at all of them is right seldom enough.
+    """Returns how many companions each of some tests needs, so that a guess at all of them is right seldom enough."""
+    num_functions = 2
+    while num_tests and _fewest_mixtures(num_functions) ** num_tests < _GUESSES:
+        num_functions += 2
+    return num_functions - 1
 
-    A test with n companions has 2 ** (n + 1) - 2 mixtures of right and wrong functions.
-    """
-    num_companions = 1
-    while num_tests and (2 ** (num_companions + 1) - 2) ** num_tests < _GUESSES:
-        num_companions += 1
-    return num_companions
+
+def _fewest_mixtures(num_functions: int) -> int:
+    """Returns how many mixtures of right and wrong functions a test has at least, whatever its expectation is."""
+    return min(comb(num_functions, num_functions // values) for values in numbers_of_values(num_functions))
 
 
 def _described_tests(text: str) -> list[tuple[str, str]]:

@@ -108,6 +108,13 @@ _WARNINGS = ("DeprecationWarning", "FutureWarning", "RuntimeWarning", "ImportWar
 
 # The results of these differ with each of their arguments, so a changed argument changes the expectation.
 _WRAPPING = frozenset({"approx", "call", "set", "frozenset", "dict", "list", "tuple", "array", "date", "datetime"})
+# This is another value of the same type where that is easy to say. An object that equals everything but values of one
+# type would pass a test and fail a twin that always expects this type.
+_ANOTHER = (
+    "(lambda it: it + it if isinstance(it, (str, bytes, list, tuple)) and it else "
+    "it + 1 if isinstance(it, (int, float)) else {otherwise})({expected})"
+)
+_OTHERWISE = ("object()", "len", "'it'", "{'it'}", "12.25")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Draw = Callable[[random.Random], list[TextEdit]]
@@ -118,7 +125,7 @@ class Kind(IntEnum):
 
     value = 1  # a literal is changed in place
     exception = 2
-    foreign_object = 3  # the expectation becomes an object that equals nothing
+    foreign_object = 3  # the expectation is only known when the test runs, and becomes something else then
     negation = 4
     ending = 5  # nothing can be exchanged: the test fails at its end
 
@@ -201,8 +208,9 @@ class SiteFinder:
         """Yields the sites of two sides that have to be equal. The side that is written out is the expectation."""
         expectation = left if is_literal(left) and not is_literal(right) else right
         yield from self._sites_of_expectation(expectation, test)
-        wrapped = f"[{self.source.text_of(expectation)}, object()][1]"
-        yield TwinSite(Kind.foreign_object, lambda _: [self.source.replace(expectation, wrapped)])
+        text = self.source.text_of(expectation)
+        others = [_ANOTHER.format(otherwise=otherwise, expected=text) for otherwise in _OTHERWISE]
+        yield TwinSite(Kind.foreign_object, lambda rng: [self.source.replace(expectation, rng.choice(others))])
 
     def _sites_of_expectation(self, expectation: ast.expr, test: Function) -> Iterator[TwinSite]:
         if isinstance(expectation, ast.Name):

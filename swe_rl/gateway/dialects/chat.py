@@ -11,8 +11,9 @@ Invariants:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from swe_rl.gateway.chains.segment import read_purpose
 from swe_rl.gateway.conversation import Body, RequestMessages, SentBody
-from swe_rl.gateway.dialects.protocol import Dialect, ReplyStream, encode_event
+from swe_rl.gateway.dialects.dialect import Dialect, ReplyStream, encode_event
 from swe_rl.gateway.errors import ApiError, invalid_request
 from swe_rl.gateway.mending import Mender
 from swe_rl.gateway.reply import ChatAnswer, Opening, cut_parts
@@ -38,7 +39,7 @@ _READ = frozenset({
     "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "cache_salt", "request_id", "priority",
     "add_generation_prompt", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
     "include_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "return_token_ids",
-    "add_special_tokens", "documents",
+    "add_special_tokens", "documents", "segment",
 })  # fmt: skip
 _NOTHING: frozenset[str] = frozenset()
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
@@ -53,7 +54,9 @@ class ChatCompletions(Dialect):
     path = "/chat/completions"
 
     def _read(self, raw: bytes, arrived: Arrived, mender: Mender) -> ChatRequest:
-        read = arrived.bodies.read(raw, arrived.name) if arrived.bodies is not None and arrived.name else None
+        read = None
+        if arrived.bodies is not None and arrived.name:
+            read = arrived.bodies.read(raw, arrived.name)
         if read is not None:
             body = read.envelope
             check_model(body, (arrived.model_name,))
@@ -80,6 +83,7 @@ class ChatCompletions(Dialect):
             sent=sent,
             calls=kind_of_choice(body) != "none",
             notes=notes,
+            purpose=read_purpose(body),
         )
 
     def whole(self, request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
@@ -210,24 +214,30 @@ def _mended_message(message: dict[str, Any], mender: Mender) -> dict[str, Any]:
 def _older_form(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the one call that a message could have before there were `tool_calls`."""
     called = message.get("function_call")
-    return [{"function": called}] if isinstance(called, dict) else []
+    if isinstance(called, dict):
+        return [{"function": called}]
+    return []
 
 
 def _mended_call(call: Any, mender: Mender) -> dict[str, Any]:
-    call = call if isinstance(call, dict) else {}
+    if not isinstance(call, dict):
+        call = {}
     custom = call.get("custom")
     if isinstance(custom, dict):
         function: Any = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
     else:
         function = call.get("function")
-    function = function if isinstance(function, dict) else {}
+    if not isinstance(function, dict):
+        function = {}
     name = mender.word(function.get("name"), "arguments")
     arguments = mender.arguments(function.get("arguments"))
     return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _check_tool(tool: Any, where: str) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, dict) else None
+    function = None
+    if isinstance(tool, dict):
+        function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid_request(f"'{where}' must be a function with a name.", where)
     return tool  # type: ignore[no-any-return]

@@ -74,7 +74,9 @@ class Histories:
         with self._lock:
             talk = self._talks.get(name)
             while wanted is not None:
-                said = talk.replies.get(wanted) if talk is not None else None
+                said = None
+                if talk is not None:
+                    said = talk.replies.get(wanted)
                 if talk is None or said is None:
                     return None
                 talk.replies.move_to_end(wanted)
@@ -85,15 +87,21 @@ class Histories:
     def answer(self, name: str, reply_id: str) -> bytes | None:
         """Returns what the client of that reply was sent, or None if it is not known."""
         talk = self._talks.get(name)
-        said = talk.replies.get(reply_id) if talk is not None else None
-        return said.answer if said is not None else None
+        said = None
+        if talk is not None:
+            said = talk.replies.get(reply_id)
+        if said is not None:
+            return said.answer
+        return None
 
     def remove(self, name: str, reply_id: str) -> bool:
         """Removes a reply and tells whether it was known. Nothing goes on from it any more, nor from those that went on
         from it."""
         with self._lock:
             talk = self._talks.get(name)
-            said = talk.replies.pop(reply_id, None) if talk is not None else None
+            said = None
+            if talk is not None:
+                said = talk.replies.pop(reply_id, None)
             if talk is None or said is None:
                 return False
             self._hold(talk, -said.held_bytes)

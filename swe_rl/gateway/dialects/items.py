@@ -36,7 +36,8 @@ def messages_of(items: Any, known: Known, mender: Mender) -> list[dict[str, Any]
         if kind not in _REPLY or (kind == "message" and item.get("role") != "assistant"):
             heard = _other_messages(item, kind, mender)
             messages += heard
-            reached = len(_REPLY) if heard else reached
+            if heard:
+                reached = len(_REPLY)
             continue
         place = _REPLY.index(kind)
         if kind == "function_call" and _goes_on(reply, item):
@@ -55,7 +56,9 @@ def _read_item(sent: Any, known: Known, where: str, mender: Mender) -> Mapping[s
     if isinstance(sent, str):
         return {"role": "user", "content": sent}
     item = mender.thing(sent)
-    return _resolve_reference(item, known, where) if is_reference(item) else item
+    if is_reference(item):
+        return _resolve_reference(item, known, where)
+    return item
 
 
 def is_reference(item: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -67,8 +70,11 @@ def is_reference(item: Any) -> TypeGuard[Mapping[str, Any]]:
 
 def _kind_of(item: Mapping[str, Any]) -> str:
     kind = item.get("type") or "message"
-    kind = kind if isinstance(kind, str) else ""
-    return "function_call" if kind in _CALLS else kind
+    if not isinstance(kind, str):
+        kind = ""
+    if kind in _CALLS:
+        return "function_call"
+    return kind
 
 
 def _resolve_reference(reference: Mapping[str, Any], known: Known, where: str) -> Mapping[str, Any]:
@@ -99,7 +105,10 @@ def _other_messages(item: Mapping[str, Any], kind: str, mender: Mender) -> list[
     if kind.endswith("call_output"):
         output = item.get("output")
         # A tool may say nothing.
-        said = "" if output is None else mender.text(output)
+        if output is None:
+            said = ""
+        else:
+            said = mender.text(output)
         return [{"role": "tool", "tool_call_id": item.get("call_id"), "content": said}]
     mender.note("item")
     if kind.endswith("_call"):
@@ -111,17 +120,22 @@ def _add_item(message: dict[str, Any], item: Mapping[str, Any], kind: str, mende
     """Adds an item of a reply to the reply's message."""
     if kind == "message":
         content = item.get("content")
-        message["content"] = "" if content is None else mender.text(content)
+        if content is None:
+            message["content"] = ""
+        else:
+            message["content"] = mender.text(content)
     elif kind == "reasoning":
         message["reasoning_content"] = mender.text(item.get("content") or item.get("summary") or "")
     else:
         name = mender.word(item.get("name"), "arguments")
-        name = f"{item['namespace']}.{name}" if isinstance(item.get("namespace"), str) else name
+        if isinstance(item.get("namespace"), str):
+            name = f"{item['namespace']}.{name}"
         if item.get("type") == "custom_tool_call":
             arguments: Any = {"input": mender.word(item.get("input"), "arguments")}
         else:
             arguments = mender.arguments(item.get("arguments"))
         call_id = item.get("call_id")
-        call_id = call_id if isinstance(call_id, str) else ""
+        if not isinstance(call_id, str):
+            call_id = ""
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         message.setdefault("tool_calls", []).append(call)

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from swe_rl.gateway.conversation import RequestMessages
-from swe_rl.gateway.dialects.protocol import Dialect, ReplyStream, encode_event
+from swe_rl.gateway.dialects.dialect import Dialect, ReplyStream, encode_event
 from swe_rl.gateway.errors import ApiError, invalid_request, overflow_figures
 from swe_rl.gateway.mending import Mender
 from swe_rl.gateway.reply import ChatAnswer, Opening, cut_parts
@@ -72,7 +72,10 @@ class Messages(Dialect):
         head = _system_messages(body.get("system"), mender)
         # Instructions alone can be answered, too.
         has_head_only = body.get("messages") in (None, []) and head
-        messages = head if has_head_only else [*head, *_read_messages(body.get("messages"), mender)]
+        if has_head_only:
+            messages = head
+        else:
+            messages = [*head, *_read_messages(body.get("messages"), mender)]
         return ChatRequest(
             conversation=RequestMessages.of(messages, tools),
             tools=tools,
@@ -101,7 +104,10 @@ class Messages(Dialect):
         if figures is not None:
             message = f"prompt is too long: {figures[0]} tokens > {figures[1]} maximum"
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-        more = {"details": {"error_code": error.code}} if error.code == _THREAD else {}
+        if error.code == _THREAD:
+            more = {"details": {"error_code": error.code}}
+        else:
+            more = {}
         return {"type": "error", "error": {"type": kind, "message": message, **more}, "request_id": None}
 
 
@@ -163,7 +169,10 @@ def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool["name"]}
     if isinstance(tool.get("description"), str):
         function["description"] = tool["description"]
-    schema = tool["input_schema"] if isinstance(tool.get("input_schema"), dict) else {"type": "object"}
+    if isinstance(tool.get("input_schema"), dict):
+        schema = tool["input_schema"]
+    else:
+        schema = {"type": "object"}
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 
@@ -205,7 +214,9 @@ def _assistant_message(blocks: _Blocks, mender: Mender) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
-    return {**message, "tool_calls": calls} if calls else message
+    if calls:
+        return {**message, "tool_calls": calls}
+    return message
 
 
 def _user_messages(blocks: _Blocks, mender: Mender) -> list[dict[str, Any]]:
@@ -215,7 +226,10 @@ def _user_messages(blocks: _Blocks, mender: Mender) -> list[dict[str, Any]]:
         if block.get("type") == "tool_result":
             content = block.get("content")
             # A tool may say nothing.
-            said = "" if content is None else mender.text(content)
+            if content is None:
+                said = ""
+            else:
+                said = mender.text(content)
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said})
             continue
         part = {"type": "text", "text": mender.text([block])}

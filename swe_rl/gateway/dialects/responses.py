@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from swe_rl.gateway.conversation import RequestMessages
+from swe_rl.gateway.dialects.dialect import Dialect, ReplyStream, encode_event
 from swe_rl.gateway.dialects.items import Known, is_reference, messages_of
-from swe_rl.gateway.dialects.protocol import Dialect, ReplyStream, encode_event
 from swe_rl.gateway.errors import ApiError, invalid_request
 from swe_rl.gateway.mending import Mender
 from swe_rl.gateway.reply import ChatAnswer, Opening, cut_parts
@@ -91,10 +91,16 @@ class Responses(Dialect):
         session = program_id or session_of(gone_on_from(body))
         before = _previous_items(arrived, session, previous_id)
         instructions = body.get("instructions")
-        head = [{"role": "system", "content": mender.text(instructions)}] if instructions else []
+        if instructions:
+            head = [{"role": "system", "content": mender.text(instructions)}]
+        else:
+            head = []
         # Instructions, or the conversation before, can be answered without new input.
         brings_nothing = body.get("input") in (None, []) and (head or before)
-        messages = [] if brings_nothing else messages_of(body.get("input"), _find_replied(arrived, session), mender)
+        if brings_nothing:
+            messages = []
+        else:
+            messages = messages_of(body.get("input"), _find_replied(arrived, session), mender)
         stored = mender.allow(lambda: read_flag(body, "store", default=True), "store", True)
         temperature = mender.allow(lambda: read_number(body, "temperature", 0.0, 2.0), "temperature", 1.0)
         top_p = mender.allow(lambda: read_number(body, "top_p", 1e-6, 1.0), "top_p", 1.0)
@@ -235,7 +241,10 @@ def _flatten_tools(tools: _Items) -> _Items:
     """Puts the tools of a namespace beside the others."""
     flat: _Items = []
     for tool in tools:
-        flat += [_qualify_tool(tool["name"], each) for each in tool["tools"]] if tool["type"] == "namespace" else [tool]
+        if tool["type"] == "namespace":
+            flat += [_qualify_tool(tool["name"], each) for each in tool["tools"]]
+        else:
+            flat += [tool]
     return flat
 
 
@@ -256,7 +265,10 @@ def _call_kinds(tools: _Items) -> Mapping[str, Mapping[str, Any]]:
         if tool.get("type") == "custom":
             kinds[tool["name"]] = {"type": "custom_tool_call"}
         for inner in tool.get("tools", ()) if tool.get("type") == "namespace" else ():
-            called = {"type": "custom_tool_call"} if inner.get("type") == "custom" else {}
+            if inner.get("type") == "custom":
+                called = {"type": "custom_tool_call"}
+            else:
+                called = {}
             kinds[f"{tool['name']}.{inner['name']}"] = {**called, "namespace": tool["name"], "name": inner["name"]}
     return kinds
 
@@ -374,7 +386,10 @@ class _Stream(ReplyStream):
 
     def _text(self, part: dict[str, Any], place: dict[str, Any]) -> Iterator[bytes]:
         kind = f"response.{part['type']}"
-        more: dict[str, Any] = {"logprobs": []} if part["type"] == "output_text" else {}
+        if part["type"] == "output_text":
+            more: dict[str, Any] = {"logprobs": []}
+        else:
+            more = {}
         yield self.event("response.content_part.added", **place, part={**part, "text": ""})
         for text in cut_parts(part["text"]):
             yield self.event(f"{kind}.delta", **place, delta=text, **more)

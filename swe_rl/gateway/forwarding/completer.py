@@ -3,8 +3,11 @@
 Invariants:
 - A call costs at most what the session may have: its number of replies, the tokens of a turn, and those of the
   trajectory as far as the endpoint has counted them. What the next prompt adds, only the endpoint's answer tells.
+- Each token counts once in the total of the session: that of a prompt where it is new, and all that was sampled, also
+  reasoning that later prompts are without.
 - An opened session's sampling parameters are its settings, as with any engine.
 - The endpoint's errors are the gateway's to the agent (status 502). They never count as the agent's.
+- Nor does the endpoint's time: nobody can tell how much of it a call stood in a queue, or hung. All of it is a wait.
 """
 
 import time
@@ -13,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
-from swe_rl.engine.protocol import Completion, ContextOverflowError, EngineError, SamplingParams
-from swe_rl.gateway.completion import turn_seed
-from swe_rl.gateway.conversation import RequestMessages, extend_hash
+from swe_rl.engine.engine import Completion, ContextOverflowError, EngineError, SamplingParams
+from swe_rl.gateway.completion import purpose_of, room_in_total, turn_seed
+from swe_rl.gateway.conversation import extend_hash
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, engine_failure, internal_failure
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer, Opening, assistant_message
@@ -57,9 +60,14 @@ class ForwardingCompleter:
         began_s = self._clock()
         plan = live.state.plan_apart(())
         recorded = False
+        reserved_tokens = 0
         try:
-            before_tokens = _tokens_before(live, request.conversation)
+            hashes = request.conversation.hashes
+            purpose = purpose_of(live, request)
+            before_tokens = live.counted.usage_before(hashes, purpose).tokens
             params = self._params(live, plan, request, before_tokens)
+            reserved_tokens = params.max_tokens
+            live.reserved_tokens += reserved_tokens
             opening = Opening(f"{live.session_id}-{plan.number}", int(time.time()), self._model_name, before_tokens)
             if opened is not None and not opened.done():
                 opened.set_result(opening)
@@ -73,9 +81,10 @@ class ForwardingCompleter:
             live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
             raise
         finally:
+            live.reserved_tokens -= reserved_tokens
             if not recorded:
                 live.state.release(plan)
-        live.known_tokens[extend_hash(request.conversation.hashes[-1], message)] = usage.tokens
+        live.total_tokens += live.counted.note(hashes, purpose, extend_hash(hashes[-1], message), usage)
         took_s = self._clock() - began_s
         live.count_reply(usage.sampled_tokens, was_cut=reply.was_cut, spent_s={"decode": took_s})
         live.noted(request.notes, done=bool(request.tools) and not message.get("tool_calls"))
@@ -91,13 +100,16 @@ class ForwardingCompleter:
         raise ApiError(400, "This gateway forwards to an endpoint, which takes no token ids.", code="no_token_ids")
 
     async def _asked(self, live: LiveSession, question: Question) -> tuple[EndpointReply, Usage]:
+        end_wait = live.waits.begin()
         try:
-            return await self._endpoint.ask(question, live.session_id, live.waits.begin)
+            return await self._endpoint.ask(question, live.session_id)
         except ContextOverflowError as error:
             limit = self._most_tokens
             raise context_overflow(limit, limit, f"the endpoint: {error}", at_least=True) from error
         except EngineError as error:
             raise engine_failure(502, f"The endpoint failed: {error}") from error
+        finally:
+            end_wait()
 
     def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int) -> SamplingParams:
         """Returns the sampling of a turn. Raises ApiError if the session may have none."""
@@ -112,10 +124,15 @@ class ForwardingCompleter:
         room = limit - before_tokens
         if room <= 0:
             raise context_overflow(before_tokens, limit, key)
+        # The endpoint tells how long the prompt is with its reply, so that only what was there before is known here.
+        room = room_in_total(live, 0, room)
         wanted = min(room, request.max_tokens or room)
         if pinned is None:
             return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, seed=request.seed)
-        seed = None if pinned.seed is None else turn_seed(pinned.seed, plan.number)
+        if pinned.seed is None:
+            seed = None
+        else:
+            seed = turn_seed(pinned.seed, plan.number)
         wanted = min(wanted, pinned.max_turn_tokens)
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, seed=seed, min_p=pinned.min_p)
 
@@ -126,17 +143,10 @@ class ForwardingCompleter:
         self._metrics.call_s.observe(took_s)
 
 
-def _tokens_before(live: LiveSession, conversation: RequestMessages) -> int:
-    """Returns the tokens of the longest part of the conversation that the endpoint has counted, 0 if there is none."""
-    for fingerprint in reversed(conversation.hashes):
-        tokens = live.known_tokens.get(fingerprint)
-        if tokens is not None:
-            return tokens
-    return 0
-
-
 def _answer(opening: Opening, reply: EndpointReply, usage: Usage, message: dict[str, Any]) -> ChatAnswer:
-    reason = "tool_calls" if "tool_calls" in message else "stop"
+    reason = "stop"
+    if "tool_calls" in message:
+        reason = "tool_calls"
     return ChatAnswer(
         name=opening.name,
         created_s=opening.created_s,

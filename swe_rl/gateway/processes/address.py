@@ -110,7 +110,9 @@ class SharedAddress:
             return request.match_info["session_id"]
         if "reply_id" in request.match_info:
             return session_of(request.match_info["reply_id"]) or request.headers.get("X-Program-Id") or None
-        raw = await plain_body_of(request, self._arrival_s) if request.method == "POST" else b""
+        raw = b""
+        if request.method == "POST":
+            raw = await plain_body_of(request, self._arrival_s)
         return _find_session(raw) or request.headers.get("X-Program-Id") or None
 
     async def _passed_on(self, request: web.Request, port: int) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server.client import (
     ConnectionLostError,
     HttpClient,
@@ -39,7 +39,7 @@ from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import SampledReply, Sampling, Wanted
 from swe_rl.gateway.session import Recorded
-from swe_rl.gateway.trace import Break, TraceStoreError
+from swe_rl.gateway.trace import Break, SegmentRole, TraceStoreError
 from swe_rl.gateway.waits import Waits
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,10 @@ class FarSession:
         if base is not None and base not in self._turns:
             self._link.send({"kind": "whole", "call": call})
             return
-        prompt_ids = TokenIds(ids) if base is None else self._turns[base].extended(ids)
+        if base is None:
+            prompt_ids = TokenIds(ids)
+        else:
+            prompt_ids = self._turns[base].extended(ids)
         assert len(prompt_ids) == head["tokens"], "both sides mean the same prompt"
         fields = head["params"] | {"stop_token_ids": tuple(head["params"]["stop_token_ids"])}
         carried = prompt_ids.carried(_Carrier(self._link, call, self._answers))
@@ -148,8 +151,10 @@ class FarSession:
     def record(self, head: Head) -> None:
         answered = self._answered.pop(head["call"])
         fields = head["turn"]
-        kind = Break(fields["break_kind"]) if fields["break_kind"] else None
-        turn = Recorded(**fields | {"break_kind": kind})
+        kind = None
+        if fields["break_kind"]:
+            kind = Break(fields["break_kind"])
+        turn = Recorded(**fields | {"break_kind": kind, "role": SegmentRole(fields["role"])})
         if turn.base_turn is not None:
             self._turns.pop(turn.base_turn, None)
         self._turns[turn.turn] = answered.prompt_ids.extended(answered.sampled.completion.token_ids)
@@ -171,7 +176,9 @@ class FarSession:
         """Returns the summary of a session that has ended and is settled. Its last turn may have been lost after the
         end."""
         ended = self.ended.result()
-        return replace(ended, lost=self._gap) if self._gap else ended
+        if self._gap:
+            return replace(ended, lost=self._gap)
+        return ended
 
     async def settle(self) -> None:
         """Ends the session's calls. Its turns are with the store when this returns."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import orjson
 
-from swe_rl.engine.protocol import Completion
+from swe_rl.engine.engine import Completion
 
 _LENGTHS = struct.Struct("<II")
 Head = dict[str, Any]

@@ -28,7 +28,7 @@ from typing import Any
 from aiohttp import web
 
 from swe_rl.config.schema import GatewayConfig
-from swe_rl.engine.protocol import EngineError, SamplingParams
+from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.errors import UserError
@@ -140,9 +140,8 @@ class _FarSampler:
     async def record(
         self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: SampledReply, started_s: float
     ) -> None:
-        turn_fields = {
-            name: getattr(turn, name) for name in ("turn", "chain", "break_kind", "base_turn", "base_tokens")
-        }
+        names = ("turn", "chain", "break_kind", "base_turn", "base_tokens", "role", "parent_turn")
+        turn_fields = {name: getattr(turn, name) for name in names}
         head = {"kind": "record", "session": live.session_id, "call": sampled.call, "turn": turn_fields}
         self._link.send(head | {"call_s": time.monotonic() - started_s})
 

@@ -71,7 +71,9 @@ class Setup:
         config = self.config
         settings, tokenizer = self.renderer.described()
         host = config.host
-        port = config.port + 1 + index if config.port else 0
+        port = 0
+        if config.port:
+            port = config.port + 1 + index
         if self.clients_begin:
             host = _OWN_HOST
             port = 0
@@ -199,7 +201,9 @@ class Workers:
     @property
     def shared_port(self) -> int | None:
         """Returns the port that all processes share, or None."""
-        return None if self._shared is None else int(self._shared.getsockname()[1])
+        if self._shared is None:
+            return None
+        return int(self._shared.getsockname()[1])
 
     def open(self, session_id: str, settings: SessionSettings) -> bool:
         """Opens a session in a process. Returns False if no process is up. Raises TraceStoreError."""
@@ -268,7 +272,10 @@ class Workers:
         while failures < _FAILURES:
             process = self._processes[index]
             await process.gone.wait()
-            failures = failures + 1 if not process.port else 0
+            if not process.port:
+                failures = failures + 1
+            else:
+                failures = 0
             await self._lost(process)
             await asyncio.sleep(_PAUSE_S)
             try:
@@ -280,7 +287,9 @@ class Workers:
 
     async def _lost(self, process: _Process) -> None:
         await process.close()
-        status = process.child.returncode if process.child is not None else None
+        status = None
+        if process.child is not None:
+            status = process.child.returncode
         reason = f"process {process.index} of gateway.processes, which had its conversation, ended with status {status}"
         if process.port:
             _log.warning("%s; %d sessions are lost, another one is started", reason, len(process.sessions))

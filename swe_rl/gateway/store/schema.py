@@ -22,16 +22,16 @@ import numpy as np
 from swe_rl.algo.row import Routes, Versions
 from swe_rl.errors import UserError
 from swe_rl.files.lines import lines_of
-from swe_rl.gateway.trace import Break, Trace, TraceStoreError
+from swe_rl.gateway.trace import Break, SegmentRole, Trace, TraceStoreError
 
-VERSION = 4
+VERSION = 5
 # SQLite's write-ahead log does not work on these file systems: they have no memory that machines share.
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
-    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions, routes"
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions, routes, role, parent_turn"
 )
-INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 19)})"
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 21)})"
 SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
 _CREATE = """
 CREATE TABLE traces (
@@ -40,16 +40,18 @@ CREATE TABLE traces (
     weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
     created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
     cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL, held_s REAL NOT NULL DEFAULT 0,
-    weight_versions BLOB, routes BLOB,
+    weight_versions BLOB, routes BLOB, role TEXT, parent_turn INTEGER,
     PRIMARY KEY (session_id, turn)
 )
 """
-# Has by version the column that the next version added, its type, and the value that it has in older traces. Version 1
-# did not store how long a request was held: 0. In version 2 a trace has one weight version, in version 3 no routes.
+# Has by version the columns that the next version added, with their types and the values that they have in older
+# traces. Version 1 did not store how long a request was held: 0. In version 2 a trace has one weight version, in
+# version 3 no routes, and in version 4 no role (it is `main`) and no parent.
 _UPGRADES = {
-    1: ("held_s", "REAL NOT NULL DEFAULT 0", "0"),
-    2: ("weight_versions", "BLOB", "NULL"),
-    3: ("routes", "BLOB", "NULL"),
+    1: (("held_s", "REAL NOT NULL DEFAULT 0", "0"),),
+    2: (("weight_versions", "BLOB", "NULL"),),
+    3: (("routes", "BLOB", "NULL"),),
+    4: (("role", "TEXT", "NULL"), ("parent_turn", "INTEGER", "NULL")),
 }
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
@@ -83,13 +85,17 @@ def read_traces(path: Path, session_id: str, *, in_use: bool) -> list[Trace]:
     `in_use` says that a run still writes the file. Raises TraceStoreError."""
     try:
         # Nobody writes a file without a log. It can then be opened even in a folder that is read-only.
-        quiet = "" if in_use or path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+        quiet = "&immutable=1"
+        if in_use or path.with_name(f"{path.name}-wal").exists():
+            quiet = ""
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{quiet}", uri=True, timeout=5.0)
         try:
             select = SELECT
             version = _schema_version(connection)
-            for before, (column, _, value) in _UPGRADES.items():
-                select = select.replace(column, value) if version <= before else select
+            for before, columns in _UPGRADES.items():
+                for column, _, value in columns:
+                    if version <= before:
+                        select = select.replace(column, value)
             return from_rows(connection.execute(select, (session_id,)).fetchall())
         finally:
             connection.close()
@@ -119,7 +125,9 @@ def _prepare_schema(connection: sqlite3.Connection, path: Path) -> None:
             "continue the run with the version that began it, or start a new run folder"
         )
     # Write-ahead logs need shared memory, which network file systems do not have.
-    journal = "DELETE" if _on_network(path) else "WAL"
+    journal = "WAL"
+    if _on_network(path):
+        journal = "DELETE"
     connection.execute(f"PRAGMA journal_mode = {journal}")
     connection.execute("PRAGMA synchronous = NORMAL")
     if empty:
@@ -138,8 +146,8 @@ def _upgrade_schema(connection: sqlite3.Connection) -> None:
         return
     connection.execute("BEGIN IMMEDIATE")
     while (version := _schema_version(connection)) != VERSION:
-        column, kind, _ = _UPGRADES[version]
-        connection.execute(f"ALTER TABLE traces ADD COLUMN {column} {kind}")
+        for column, kind, _ in _UPGRADES[version]:
+            connection.execute(f"ALTER TABLE traces ADD COLUMN {column} {kind}")
         connection.execute(f"PRAGMA user_version = {version + 1}")
     connection.execute("COMMIT")
 
@@ -173,6 +181,7 @@ def to_row(trace: Trace) -> tuple[Any, ...]:
         newest, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
         trace.held_s, each, None if trace.routes is None else _packed_routes(trace.routes),
+        trace.role.value, trace.parent_turn,
     )  # fmt: skip
 
 
@@ -183,12 +192,20 @@ def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
     for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *more in rows:
         if base_turn is not None and base_turn not in known:
             raise TraceStoreError(f"session {session_id}, turn {turn}: turn {base_turn} that it goes on from is gone")
+        parent_turn = more.pop()
+        role = SegmentRole(more.pop() or SegmentRole.main)
         routes = more.pop()
         each = more.pop()
         sampled = np.frombuffer(sampled_ids, _IDS)
-        base: list[Any] = [None, 0] if base_turn is None else [base_turn, known[base_turn].tokens]
-        base.append(None if routes is None else _unpack_routes(routes))
-        versions = np.full(len(sampled), version, np.int32) if each is None else np.frombuffer(each, _IDS)
+        if base_turn is None:
+            base: list[Any] = [None, 0]
+        else:
+            base = [base_turn, known[base_turn].tokens]
+        base += [None if routes is None else _unpack_routes(routes), role, parent_turn]
+        if each is None:
+            versions = np.full(len(sampled), version, np.int32)
+        else:
+            versions = np.frombuffer(each, _IDS)
         known[turn] = Trace(
             session_id, turn, chain, np.frombuffer(delta_ids, _IDS), sampled, np.frombuffer(logprobs, _LOGPROBS),
             versions, reason, Break(kind) if kind else None, *more, *base,
@@ -203,7 +220,9 @@ def _pack_values(values: Any, kind: "np.dtype[Any]") -> bytes:
 
 def _pack_versions(versions: Versions) -> tuple[int, bytes | None]:
     """Returns the two columns of the weight versions."""
-    newest = int(versions[-1]) if len(versions) else 0
+    newest = 0
+    if len(versions):
+        newest = int(versions[-1])
     return newest, None if (versions == newest).all() else _pack_values(versions, _IDS)
 
 

@@ -192,7 +192,9 @@ class TraceStore:
         some of the session's traces wait. Raises TraceStoreError."""
         self._settle(session_id)
         row = self._query("SELECT MAX(turn), MAX(chain) FROM traces WHERE session_id = ?", session_id)[0]
-        return (0, 0) if row[0] is None else (row[0] + 1, row[1] + 1)
+        if row[0] is None:
+            return (0, 0)
+        return (row[0] + 1, row[1] + 1)
 
     def delete(self, session_ids: Iterable[str]) -> None:
         """Forgets whole sessions; this is committed when it returns. Raises TraceStoreError."""

@@ -74,10 +74,14 @@ def batch_script(
     chdir: Path,
     exports: Mapping[str, str],
     array: Array | None = None,
+    launchers: Path | None = None,
 ) -> str:
-    """Returns the text of the script; `command` may name variables of the job as `$NAME`. Raises ConfigError."""
+    """Returns the text of the script; `command` may name variables of the job as `$NAME`. `launchers` is a copy of
+    launchers/, if there is one. Raises ConfigError."""
     # SLURM warns only steps, and without srun the job is none.
-    to_whom = "" if _uses_srun(settings) else "B:"
+    to_whom = "B:"
+    if _uses_srun(settings):
+        to_whom = ""
     options = {
         "chdir": chdir,
         "signal": f"{to_whom}USR2@{settings.get('signal_delay_s') or _WARNED_S}",
@@ -86,11 +90,16 @@ def batch_script(
         **(settings.get("additional_parameters") or {}),
     }
     lines = option_lines(settings, options)
-    setup = setup_lines(settings)
+    setup = setup_lines(settings, launchers)
     exported = [f"export {name}={_quote_word(value)}" for name, value in exports.items()]
-    numbers = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}" if array else "${SLURM_JOB_ID}"
+    numbers = "${SLURM_JOB_ID}"
+    if array:
+        numbers = "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
     log = f"{shlex.quote(str(logs / 'slurm-'))}{numbers}"
-    errors = f"{log}.out" if settings.get("stderr_to_stdout") else f"{log}.err"
+    if settings.get("stderr_to_stdout"):
+        errors = f"{log}.out"
+    else:
+        errors = f"{log}.err"
     moved = _redirect_lines(chdir, logs, f"{log}.out", errors)
     return "\n".join(["#!/bin/bash", *lines, "", *moved, *setup, *exported, _start_line(settings, command), ""])
 
@@ -106,14 +115,17 @@ def _hidden_options(chdir: Path, logs: Path) -> dict[str, Any]:
 def _redirect_lines(chdir: Path, logs: Path, output: str, errors: str) -> list[str]:
     """Returns the lines by which a script goes to hidden paths. `output` and `errors` are as a shell reads them."""
     there = [f"exec >> {output} 2>> {errors}", f"cd {shlex.quote(str(chdir))} || exit"]
-    return there if _hidden_options(chdir, logs) else []
+    if _hidden_options(chdir, logs):
+        return there
+    return []
 
 
-def setup_lines(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the settings' own lines, which may name a file of launchers/ as "$SWE_RL_LAUNCHERS/FILE"."""
+def setup_lines(settings: Mapping[str, Any], launchers: Path | None = None) -> list[str]:
+    """Returns the settings' own lines, which may name a file of launchers/ as "$SWE_RL_LAUNCHERS/FILE". `launchers` is
+    a copy of that folder, if there is one."""
     lines = [str(line) for line in settings.get("setup") or ()]
     if any(f"${LAUNCHERS}" in line for line in lines):
-        lines.insert(0, f"export {LAUNCHERS}={shlex.quote(str(launchers_dir()))}")
+        lines.insert(0, f"export {LAUNCHERS}={shlex.quote(str(launchers or launchers_dir()))}")
     return lines
 
 
@@ -231,6 +243,8 @@ class Companion:
     chdir: Path = field(default_factory=Path.cwd)
     # This is paths.scratch.
     scratch: str | None = None
+    # This is a copy of launchers/.
+    launchers: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -246,7 +260,7 @@ class Companion:
     def script(self) -> str:
         log = shlex.quote(str(self._log))
         moved = _redirect_lines(self.chdir, self._log.parent, log, log)
-        lines = ["#!/bin/bash", *self._options(), *moved, *setup_lines(self.settings)]
+        lines = ["#!/bin/bash", *self._options(), *moved, *setup_lines(self.settings, self.launchers)]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in self.exports.items()]
         # SLURM's id, so that a server that is started again does not write into the folder of the one before.
         begin = quote_value(f"{self.meeting.folder / f'server_{self.node}'}_").removesuffix("'")
@@ -279,12 +293,14 @@ def companion_jobs(
     exports: Mapping[str, str] | None = None,
     config_dir: Path | None = None,
     python: str = sys.executable,
+    launchers: Path | None = None,
 ) -> list[Companion]:
     """Returns what has to be submitted beside a job of `config`; nothing if it has sandboxes of its own or of somebody
     else.
 
     `overrides` are the job's own. `meeting` is `rendezvous.meeting_of(config, folder of the run)`. `exports` are
     environment variables of the scripts (PYTHONPATH of the frozen code), none of them secret.
+    `launchers` is a copy of launchers/, if there is one.
     """
     if config.runtime.kind is not RuntimeKind.job or config.job.name is JobName.runtime:
         return []
@@ -297,6 +313,7 @@ def companion_jobs(
             exports=exports or {},
             python=python,
             scratch=config.paths.scratch,
+            launchers=launchers,
         )
         for node in range(config.runtime.nodes)
     ]

@@ -74,7 +74,9 @@ class JobState:
     @property
     def words(self) -> str:
         """Returns words such as `PENDING (Resources)`."""
-        shown = self.reason if self.reason not in ("", "None") else ""
+        shown = ""
+        if self.reason not in ("", "None"):
+            shown = self.reason
         return f"{self.state or self.where.value}{f' ({shown})' if shown else ''}"
 
 
@@ -231,7 +233,9 @@ def environment_outside(environ: Mapping[str, str]) -> dict[str, str]:
 def _queue_of(state: str) -> Queue:
     if state in _WAITS:
         return Queue.WAITS
-    return Queue.RUNS if state in _RUNS else Queue.GONE
+    if state in _RUNS:
+        return Queue.RUNS
+    return Queue.GONE
 
 
 # The functions below ask about all jobs of a sweep in one question. Nothing raises and nothing blocks for long: if a
@@ -305,4 +309,6 @@ def current_allocation(environ: Mapping[str, str]) -> Allocation | None:
 
 
 def _parse_number(text: str | None, otherwise: int) -> int:
-    return int(text) if text and text.isdigit() else otherwise
+    if text and text.isdigit():
+        return int(text)
+    return otherwise

@@ -46,7 +46,10 @@ def node_names(here: Allocation, home: int, run: Run = run_program) -> tuple[str
         problem = str(error)
     if not names:
         raise NodesError(f"SLURM does not tell the nodes of job {here.job_id} ({here.node_list}): {problem}")
-    home_name = here.node if here.node in names else names[0]
+    if here.node in names:
+        home_name = here.node
+    else:
+        home_name = names[0]
     others = [name for name in names if name != home_name]
     if home > len(others):
         raise NodesError(
@@ -91,7 +94,9 @@ def node_address(node: str, run: Run = run_program) -> str:
         match = _ADDRESS.search(run_scontrol("show", "node", node, run=run))
     except SlurmError:
         return node
-    return match[1] if match else node
+    if match:
+        return match[1]
+    return node
 
 
 def step_command(node: str, name: str) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType
 
 from swe_rl.errors import RunError
-from swe_rl.files.disk import decode_json, write_json_atomic
+from swe_rl.files.disk import write_json_atomic
+from swe_rl.files.json_text import decode_json
 from swe_rl.hardware.slurm.jobs import Allocation, JobView, Run, SlurmError, run_scontrol, view_job
 from swe_rl.host.program import run_program
 
@@ -115,7 +116,10 @@ class Survival:
         self._clock = clock
         self._verdict: Verdict | None = None
         record = read_record(path)
-        self.record = record if record is not None and record.job == here.key else RequeueRecord(here.key)
+        if record is not None and record.job == here.key:
+            self.record = record
+        else:
+            self.record = RequeueRecord(here.key)
 
     def begin(self, step: int, *, done: bool = False) -> None:
         """Writes down that a start begins after `step`. Raises NoProgressError, DiskError.
@@ -227,7 +231,9 @@ def keep_warnings() -> None:
 
 def kept_warning() -> str | None:
     """Returns the name of the first kept warning, for code that could be late for it, or None."""
-    return _kept[0] if _kept else None
+    if _kept:
+        return _kept[0]
+    return None
 
 
 def take_warning() -> str | None:

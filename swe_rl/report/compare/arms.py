@@ -97,7 +97,10 @@ def _pair_labels(runs: tuple[MeasuredRun, MeasuredRun]) -> Sequence[str]:
         return PUBLISHED
     names = [run.job or str(run.value("name") or PurePath(run.source).name) for run in runs]
     folders = _distinct_ends([run.source for run in runs])
-    ways = [names, folders] if any(run.is_log for run in runs) else [differing_overrides(runs), names, folders]
+    if any(run.is_log for run in runs):
+        ways = [names, folders]
+    else:
+        ways = [differing_overrides(runs), names, folders]
     telling = (way for way in ways if all(way) and len(set(way)) == len(way))
     return next((way for way in telling if max(map(len, way)) <= _LONGEST_LABEL), folders)
 

@@ -5,112 +5,18 @@ Invariants:
 - Only complete steps are here. A step that one side alone has belongs to no pair.
 - Repeats of an arm pair with the repeats of the same name of the other arm, step by step; intervals of a difference are
   over pairs of repeats.
-- A held-out rate, a gain and their intervals are those of `report/resolved`. With one run a side the interval is over
-  the instances, which says nothing of another training; with several it is over pairs of runs. Two arms are compared by
-  the latest evaluation of each run; instances of one side alone are counted and left out.
+- Held-out rates are compared by `held_out.py`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
-from swe_rl.logger.summary import before_and_after
-from swe_rl.report.resolved import (
-    Counts,
-    RateChange,
-    Resolved,
-    change_in_rate,
-    counts_of,
-    gain_of_run,
-    part_of,
-    resolved_rate,
-)
-from swe_rl.report.statistics import Interval, Paired, mean_interval, pair_runs
-
-Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """A run's evaluations: the first, and the latest where there is another; `counts` are of the same."""
-
-    split: str
-    # It is `100 of 500 instances`, or empty for a whole split.
-    part: str
-    before: Resolved
-    after: Resolved | None
-    gain: RateChange | None
-    counts: tuple[Counts, ...]
-
-    @property
-    def latest(self) -> Resolved:
-        return self.after or self.before
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutPair:
-    """The pair of two arms by the latest evaluations of their runs, or by their gains; in per cent or points."""
-
-    runs: int
-    # All compared evaluations have these, of all pairs of runs.
-    instances: int
-    # One of them lacks these.
-    unpaired: int
-    # None stands for no shared instance.
-    baseline: float | None
-    candidate: float | None
-    # It is that of the difference: over pairs of runs, or over the instances of the only one.
-    interval: Interval | None
-
-
-def held_out(evals: Sequence[Record]) -> HeldOut | None:
-    """Returns a run's evaluations, from its `eval` events; None where nothing was measured."""
-    first, last = before_and_after(evals)
-    before = resolved_rate(first)
-    after = resolved_rate(last)
-    if before is None:
-        return None
-    latest = last if after else first
-    part = part_of(latest.get("num_instances"), latest.get("split_instances"))
-    counts = tuple(counts_of(event) for event in ((first, last) if after else (first,)))
-    return HeldOut(str(latest.get("split")), part, before, after, gain_of_run(evals), counts)
-
-
-def held_out_pair(pairs: Sequence[tuple[Counts, ...]]) -> HeldOutPair | None:
-    """Returns the pair of evaluations that belong together, the baseline's first; None without any.
-
-    There are two, or for gains the first and the latest of either side.
-    """
-    if not pairs:
-        return None
-    unpaired = sum(len(set().union(*counts)) - len(set(counts[0]).intersection(*counts[1:])) for counts in pairs)
-    diffs = [diff for counts in pairs if (diff := change_in_rate(*counts)) is not None]
-    if not diffs:
-        return HeldOutPair(0, 0, unpaired, None, None, None)
-    interval: Interval | None = (100 * diffs[0].low, 100 * diffs[0].high)
-    if len(diffs) > 1:
-        interval = mean_interval([100 * diff.delta for diff in diffs])
-    rates = [100 * fmean(values) for values in ([diff.before for diff in diffs], [diff.after for diff in diffs])]
-    return HeldOutPair(len(diffs), sum(diff.num_instances for diff in diffs), unpaired, rates[0], rates[1], interval)
-
-
-def pair_line(pair: HeldOutPair) -> str:
-    only = f", {pair.unpaired} not shared" if pair.unpaired else ""
-    if pair.baseline is None or pair.candidate is None:
-        return f"- held-out: no instance was evaluated on both sides{only}"
-    within = f"{pair.interval[0]:+.1f} to {pair.interval[1]:+.1f}" if pair.interval else "N/A"
-    over = "over the pairs of runs" if pair.runs > 1 else "over the instances of these runs"
-    return (
-        f"- held-out (paired, {pair.instances} instances{only}): {pair.baseline:.1f} vs {pair.candidate:.1f} %, "
-        f"delta {pair.candidate - pair.baseline:+.1f} points (95 %: {within}, {over})"
-    )
-
-
-def held_out_record(run: HeldOut) -> dict[str, Any]:
-    """Returns the record for `compare.json`: shares, not per cent."""
-    return {key: value for key, value in asdict(run).items() if key != "counts"}
-
+from swe_rl.logger.folder import RunState
+from swe_rl.report.compare.held_out import HeldOut, HeldOutPair, compare_held_out
+from swe_rl.report.resolved import Resolved
+from swe_rl.report.statistics import Paired, pair_runs
 
 # This is the repeat's name, '' for an arm of one run, and the step.
 Key = tuple[str, int]
@@ -136,6 +42,14 @@ class StepRate:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredPart:
+    """What a run measured of one part of its mix."""
+
+    held_out: HeldOut | None
+    evaluations: Mapping[int, Resolved]
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """A run or a log. `num_trajectories` is that of every step, None where steps differ in it."""
 
@@ -148,10 +62,27 @@ class MeasuredRun:
     num_trajectories: int | None = None
     wall_s: float | None = None
     held_out: HeldOut | None = None
+    # These are all evaluations of that split, by the step after which they were made.
+    evaluations: Mapping[int, Resolved] = field(default_factory=dict)
+    # These are of the parts of a mix, by their names.
+    parts: Mapping[str, MeasuredPart] = field(default_factory=dict)
     status: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     # This is its configuration.
     values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Tells whether the run did all that it was to do. A log has no status."""
+        return self.status in (None, RunState.done)
+
+    def evaluations_of(self, part: str) -> Mapping[int, Resolved]:
+        """Returns its evaluations by step: of a part of its mix, or with an empty name of all."""
+        if not part:
+            return self.evaluations
+        if part in self.parts:
+            return self.parts[part].evaluations
+        return {}
 
     def mean(self, value: Callable[[StepRate], float | None]) -> float | None:
         """Returns the mean over its steps; None where a step lacks it that has a rate, or there is none."""
@@ -210,6 +141,8 @@ class Pair:
     tokens: Paired | None
     gain: HeldOutPair | None = None
     held_out: HeldOutPair | None = None
+    # These are the gains and rates of each part of a mix that both arms have.
+    parts: Mapping[str, tuple[HeldOutPair | None, HeldOutPair | None]] = field(default_factory=dict)
 
     def means(self, value: Callable[[StepRate], float | None]) -> tuple[float, float] | None:
         """Returns both sides' means of a number over the paired steps.
@@ -262,12 +195,39 @@ def pair_arms(baseline: Arm, candidate: Arm) -> Pair:
     timed = [key for key in keys if len(_known_speeds((before[key], after[key]))) == 2]
     runs = [[key for key in timed if key[0] == name] for name in dict.fromkeys(name for name, _ in timed)]
     sides = ([_known_speeds(rates[key] for key in run) for run in runs] for rates in (before, after))
-    names = [name for name in baseline.runs if name in candidate.runs]
-    runs_of = [(baseline.runs[name].held_out, candidate.runs[name].held_out) for name in names]
-    both = [(before.counts, after.counts) for before, after in runs_of if before and after]
-    gain = held_out_pair([(*before, *after) for before, after in both if len(before) == len(after) == 2])
-    held_out = held_out_pair([(before[-1], after[-1]) for before, after in both])
-    return Pair(baseline, candidate, keys, pair_runs(*sides), gain if gain and gain.runs else None, held_out)
+    gain, held_out = _pair_evaluations(baseline, candidate, lambda run: run.held_out)
+    parts = {
+        part: _pair_evaluations(baseline, candidate, lambda run, part=part: _held_out_part(run, part))  # type: ignore[misc]
+        for part in parts_of_arms([baseline, candidate])
+    }
+    return Pair(baseline, candidate, keys, pair_runs(*sides), gain, held_out, parts)
+
+
+def _pair_evaluations(
+    baseline: Arm, candidate: Arm, held_out_of: Callable[[MeasuredRun], HeldOut | None]
+) -> tuple[HeldOutPair | None, HeldOutPair | None]:
+    """Returns gains and rates of the runs of two arms that have the same names."""
+    return compare_held_out(
+        [
+            (before, after, run.is_over and other.is_over)
+            for name, run in baseline.runs.items()
+            if (other := candidate.runs.get(name))
+            and (before := held_out_of(run)) is not None
+            and (after := held_out_of(other)) is not None
+        ]
+    )
+
+
+def _held_out_part(run: MeasuredRun, part: str) -> HeldOut | None:
+    """Returns a run's evaluations of a part; of a run without parts all, of which those of the part are compared."""
+    if run.parts:
+        return run.parts[part].held_out if part in run.parts else None
+    return run.held_out
+
+
+def parts_of_arms(arms: Sequence[Arm]) -> list[str]:
+    """Returns the names of the parts that any run of the arms has."""
+    return sorted({part for arm in arms for run in arm.runs.values() for part in run.parts})
 
 
 def _known_speeds(rates: Iterable[StepRate]) -> list[float]:

@@ -17,10 +17,13 @@ from typing import Any
 from swe_rl.errors import UserError
 from swe_rl.files.disk import read_json
 from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
+from swe_rl.logger.figures import finite_number
 from swe_rl.logger.folder import RunFolder, RunState
 from swe_rl.logger.jsonl import iter_jsonl, read_evals
-from swe_rl.logger.summary import finite_number, rates_of
-from swe_rl.report.compare.compare import MeasuredRun, StepRate, held_out
+from swe_rl.logger.summary import rates_of
+from swe_rl.report.compare.compare import MeasuredPart, MeasuredRun, StepRate
+from swe_rl.report.compare.held_out import evaluations_by_step, held_out
+from swe_rl.report.resolved import evals_by_part
 
 
 class CompareError(UserError):
@@ -96,13 +99,19 @@ def _read_run(folder: RunFolder) -> MeasuredRun:
     status = folder.status()
     # Its summary is that of an earlier start then.
     under_way = status is not None and status.status is RunState.running
+    evals = read_evals(folder)
     return MeasuredRun(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_only_value(records[step].get("num_trajectories") for step in rates),
         wall_s=None if under_way else finite_number(read_json(folder.summary_json).get("wall_s")),
-        held_out=held_out(read_evals(folder)),
+        held_out=held_out(evals),
+        evaluations=evaluations_by_step(evals),
+        parts={
+            name: MeasuredPart(held_out(events), evaluations_by_step(events))
+            for name, events in evals_by_part(evals).items()
+        },
         status=status.status.value if status else None,
         overrides=_by_key(folder.overrides()),
         values=folder.config(),

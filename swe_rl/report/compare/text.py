@@ -1,5 +1,4 @@
 """Prints a comparison: what is compared, by which formula, the tables, and what the steps say together.
-For programs there are one JSON object, and a CSV line for each arm, repeat and step.
 
 Invariants:
 - Two arms print in the layout of the published comparison, so that tools and eyes made for it read ours.
@@ -7,37 +6,19 @@ Invariants:
 - A run that is not over, or left steps incomplete, is named.
 - In a table a column is as wide as its widest cell; the first to the left, the others to the right; one decimal.
 - What is not known reads N/A; a difference is never taken from rounded numbers.
-- For programs keys name their units; what is unknown is null in JSON and empty in CSV, and nothing is rounded.
-- `delta_percent_interval` is over pairs of runs, null for one; `within_run_delta_percent_interval` is over the steps of
-  the only pair, and says nothing about another one.
 """
 
-import csv
-import io
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 from swe_rl.logger.folder import RunState
 from swe_rl.logger.progress_text import format_span
-from swe_rl.report.compare.compare import (
-    Arm,
-    Comparison,
-    HeldOut,
-    HeldOutPair,
-    Key,
-    MeasuredRun,
-    Pair,
-    StepRate,
-    held_out_record,
-    pair_arms,
-    pair_line,
-)
-from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, Interval, Paired, percent_change
+from swe_rl.report.compare.compare import Arm, Comparison, Key, MeasuredRun, Pair, StepRate, pair_arms
+from swe_rl.report.compare.held_out import HeldOut, gain_line, pair_line
+from swe_rl.report.statistics import Interval, Paired, percent_change
 
 NOTHING = "N/A"
 _BETWEEN = " | "
@@ -48,9 +29,9 @@ _REPEAT = "A --multirun with job.repeat=0,1,2,3 repeats the arms in turn."
 
 def comparison_text(made: Comparison, room: int = sys.maxsize) -> str:
     """Returns the text of one arm or more, in `room` columns, without a newline at the end."""
-    head = [_comparison_title(made), "", *_source_lines(made)]
+    head = [_comparison_title(made), "", *describe_runs(made)]
     if not made.has_steps():  # evaluations alone
-        lines = [*head, "", *_held_out(made), *_note_lines(made), *runs_table(made, room)]
+        lines = [*head, "", *_held_out(made), *note_lines(made), *runs_table(made, room)]
         return wrap_lines(lines, room)
     lines = [*head, *_formula_lines(made.arms), ""]
     if len(made.arms) == 2:
@@ -58,7 +39,7 @@ def comparison_text(made: Comparison, room: int = sys.maxsize) -> str:
     else:
         lines += [*arms_table(made, room), "", *steps_table(made, room), ""]
         lines.append(f"- 95 % of delta %: {_OVER_RUNS}; {ONE_RUN}: none. {_REPEAT}")
-    return wrap_lines([*lines, *_held_out(made), *_note_lines(made), *runs_table(made, room)], room)
+    return wrap_lines([*lines, *_held_out(made), *note_lines(made), *runs_table(made, room)], room)
 
 
 def wrap_lines(lines: Sequence[str], room: int) -> str:
@@ -68,17 +49,34 @@ def wrap_lines(lines: Sequence[str], room: int) -> str:
 
 
 def _comparison_title(made: Comparison) -> str:
-    engines = f"DP={made.engines} " if made.engines and made.engines > 1 else ""
-    what = "Rollout Tokens/sec Comparison" if made.has_steps() else "Held-out Comparison"
-    names = f"{made.arms[0].label} vs {made.arms[1].label}" if len(made.arms) == 2 else made.source
-    return f"# {engines}{what} ({names})"
+    engines = ""
+    if made.engines and made.engines > 1:
+        engines = f"DP={made.engines} "
+    what = "Held-out Comparison"
+    if made.has_steps():
+        what = "Rollout Tokens/sec Comparison"
+    return f"# {engines}{what} ({name_arms(made)})"
+
+
+def name_arms(made: Comparison) -> str:
+    """Returns the labels of two variants; more than two are named by the folder that they come from."""
+    if len(made.arms) == 2:
+        return f"{made.arms[0].label} vs {made.arms[1].label}"
+    return str(made.source)
 
 
 def _held_out(made: Comparison) -> Iterator[str]:
     """Yields each arm's last evaluation against the baseline's."""
     for arms in made.pairs:
         if arms.held_out:
-            yield pair_line(arms.held_out) + (f": {arms.candidate.short}" if len(made.pairs) > 1 else "")
+            yield pair_line(arms.held_out) + name_candidate(arms.candidate, made)
+
+
+def name_candidate(arm: Arm, made: Comparison) -> str:
+    """Returns what follows a line about an arm: its name, where there are several to tell apart."""
+    if len(made.pairs) > 1:
+        return f": {arm.short}"
+    return ""
 
 
 _RUN = ("Run", "Held-out %", "95 %", "Gain", "95 %", "Reward", "Loss", "Length", "Step s", "Wall s")
@@ -110,31 +108,36 @@ def _describe_evaluated(held_out: HeldOut) -> str:
 
 
 def _run_row(name: str, run: MeasuredRun) -> list[str]:
-    rates = run.held_out
-    gained = run.held_out.gain if run.held_out else None
-    shown = [f"{100 * it.rate:.1f}" for it in (rates.before, rates.after) if it] if rates else []
-    means = (
+    held_out = [NOTHING] * 4
+    if run.held_out:
+        held_out = _held_out_cells(run.held_out)
+    return [
+        name,
+        *held_out,
         format_number(run.mean(lambda rate: rate.reward_mean), 3),
         format_number(run.mean(lambda rate: rate.loss), 4),
         format_number(run.mean(lambda rate: rate.avg_response_length), 0),
         format_number(run.mean(lambda rate: rate.step_s)),
         format_number(run.wall_s, 0),
-    )
-    return [
-        name,
-        " -> ".join(shown) or NOTHING,
-        format_span(rates.latest.low, rates.latest.high) if rates else NOTHING,
-        f"{100 * gained.delta:+.1f}" if gained else NOTHING,
-        f"{100 * gained.low:+.1f} to {100 * gained.high:+.1f}" if gained else NOTHING,
-        *means,
     ]
+
+
+def _held_out_cells(rates: HeldOut) -> list[str]:
+    """Returns the rates, the last one's interval, the gain and the gain's interval."""
+    shown = " -> ".join(f"{100 * it.rate:.1f}" for it in (rates.before, rates.after) if it)
+    cells = [shown or NOTHING, format_span(rates.latest.low, rates.latest.high)]
+    gained = rates.gain
+    if gained is None:
+        return [*cells, NOTHING, NOTHING]
+    return [*cells, f"{100 * gained.delta:+.1f}", f"{100 * gained.low:+.1f} to {100 * gained.high:+.1f}"]
 
 
 def _run_name(arm: Arm, repeat: str) -> str:
     return f"{arm.short} {repeat}".strip()
 
 
-def _source_lines(made: Comparison) -> Iterator[str]:
+def describe_runs(made: Comparison) -> Iterator[str]:
+    """Yields where each run is."""
     for arm, name, run in _all_runs(made):
         what = "job" if run.is_log else "run"
         yield f"- {_run_name(arm, name)} {what}: `{run.job or run.source}`"
@@ -166,7 +169,7 @@ def _fact_lines(pair: Pair) -> Iterator[str]:
         yield _fact_line("median (paired steps)", (tokens.baseline_median, tokens.candidate_median), "tokens/sec")
         yield from _certainty_lines(pair, tokens)
     if pair.gain:
-        yield _gain_line(pair.gain)
+        yield gain_line(pair.gain)
     if rewards := pair.means(lambda rate: rate.reward_mean):
         yield _fact_line("mean reward (paired steps)", rewards, digits=4)
     if seconds := pair.means(lambda rate: rate.generate_s):
@@ -186,18 +189,10 @@ def _certainty_lines(pair: Pair, tokens: Paired) -> Iterator[str]:
         yield f"- spread of the runs' averages: {' vs '.join(map(format_number, spreads))} tokens/sec"
         return
     within = tokens.within_run_percent
-    certainty = f"delta % {format_interval(within)} (95 %, bootstrap over its steps)" if within else "one paired step"
+    certainty = "one paired step"
+    if within:
+        certainty = f"delta % {format_interval(within)} (95 %, bootstrap over its steps)"
     yield f"- within this run: {certainty}; it says nothing about another run. {_REPEAT}"
-
-
-def _gain_line(gain: HeldOutPair) -> str:
-    over = "over the pairs of runs" if gain.runs > 1 else "over the instances of these runs"
-    delta = format_number(_known_difference(gain.baseline, gain.candidate))
-    only = f", {gain.unpaired} not shared" if gain.unpaired else ""
-    return (
-        f"- held-out gain (paired, {gain.instances} instances{only}): {format_number(gain.baseline)} vs "
-        f"{format_number(gain.candidate)} points, delta {delta} (95 %: {format_interval(gain.interval)}, {over})"
-    )
 
 
 def _fact_line(name: str, values: tuple[float, float], unit: str = "", digits: int = 1) -> str:
@@ -207,7 +202,8 @@ def _fact_line(name: str, values: tuple[float, float], unit: str = "", digits: i
     return f"- {name}: {shown}, delta {delta}, {format_number(percent_change(before, after))} %"
 
 
-def _note_lines(made: Comparison) -> Iterator[str]:
+def note_lines(made: Comparison) -> Iterator[str]:
+    """Yields a line for each run that is not over, or left steps incomplete."""
     for arm, name, run in _all_runs(made):
         who = f"{arm.label} {name}".strip()
         if run.status not in (None, RunState.done):
@@ -246,7 +242,9 @@ def format_number(value: float | None, digits: int = 1) -> str:
 
 def step_name(key: Key) -> str:
     repeat, step = key
-    return f"{step} ({repeat})" if repeat else str(step)
+    if repeat:
+        return f"{step} ({repeat})"
+    return str(step)
 
 
 def pair_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
@@ -264,7 +262,9 @@ def pair_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
 
 
 def average_name(tokens: Paired) -> str:
-    return "Average (paired steps)" if tokens.runs == 1 else f"Average ({tokens.runs} runs a side)"
+    if tokens.runs == 1:
+        return "Average (paired steps)"
+    return f"Average ({tokens.runs} runs a side)"
 
 
 def _difference_row(name: str, before: float | None, after: float | None) -> list[str]:
@@ -272,11 +272,15 @@ def _difference_row(name: str, before: float | None, after: float | None) -> lis
 
 
 def _known_difference(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before
+    if before is None or after is None:
+        return None
+    return after - before
 
 
 def _tokens_per_s(rate: StepRate | None) -> float | None:
-    return rate.tokens_per_s if rate else None
+    if not rate:
+        return None
+    return rate.tokens_per_s
 
 
 def arms_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
@@ -297,7 +301,10 @@ def _arm_row(arms: Pair, arm: Arm) -> list[str]:
     if tokens is None:
         return [arm.label, str(len(arm.runs)), "0", NOTHING, format_number(arm.average()), *[NOTHING] * 4, *last]
     averages = [format_number(tokens.baseline_average), format_number(tokens.candidate_average)]
-    over_runs = format_interval(tokens.interval_percent) if tokens.runs > 1 else ONE_RUN
+    if tokens.runs > 1:
+        over_runs = format_interval(tokens.interval_percent)
+    else:
+        over_runs = ONE_RUN
     differences = [format_number(tokens.delta), format_number(tokens.delta_percent), over_runs]
     if arms.baseline is arms.candidate:
         differences = [""] * len(differences)
@@ -306,7 +313,9 @@ def _arm_row(arms: Pair, arm: Arm) -> list[str]:
 
 
 def format_interval(bounds: Interval | None) -> str:
-    return f"{format_number(bounds[0])} to {format_number(bounds[1])}" if bounds else NOTHING
+    if bounds:
+        return f"{format_number(bounds[0])} to {format_number(bounds[1])}"
+    return NOTHING
 
 
 def steps_table(made: Comparison, room: int = sys.maxsize) -> list[str]:
@@ -322,96 +331,3 @@ def _step_row(key: Key, values: Sequence[float | None]) -> list[str]:
     base, *others = values
     figures = [format_number(it) for value in others for it in (value, percent_change(base, value))]
     return [step_name(key), format_number(base), *figures]
-
-
-_NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
-
-
-def comparison_record(made: Comparison) -> dict[str, Any]:
-    """Returns the record. The baseline is the first of `arms`; `pairs` has an entry for each other."""
-    return {
-        "baseline": made.arms[0].label,
-        "engines": made.engines,
-        "source": made.source,
-        "arms": [_arm_record(arm) for arm in made.arms],
-        "pairs": [_pair_record(pair) for pair in made.pairs],
-        "bootstrap": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED},
-    }
-
-
-def _arm_record(arm: Arm) -> dict[str, Any]:
-    return {
-        "label": arm.label,
-        "short": arm.short,
-        "average_tokens_per_s": arm.average(),
-        "spread_of_runs_tokens_per_s": arm.spread(),
-        "wall_s": arm.wall_s(),
-        "runs": [_run_record(name, run) for name, run in arm.runs.items()],
-    }
-
-
-def _run_record(name: str, run: MeasuredRun) -> dict[str, Any]:
-    return {
-        "repeat": name or None,
-        "source": run.source,
-        "kind": "skyrl_log" if run.is_log else "run",
-        "job": run.job,
-        "status": run.status,
-        "num_trajectories": run.num_trajectories,
-        "wall_s": run.wall_s,
-        "incomplete_steps": run.incomplete,
-        "held_out": held_out_record(run.held_out) if run.held_out else None,
-        "steps": [{"step": step, **asdict(run.steps[step])} for step in sorted(run.steps)],
-    }
-
-
-def _pair_record(pair: Pair) -> dict[str, Any]:
-    tokens = pair.tokens
-    rewards = pair.means(lambda rate: rate.reward_mean) or (None, None)
-    return {
-        "candidate": pair.candidate.label,
-        "paired_steps": len(pair.keys),
-        "baseline_average_tokens_per_s": tokens and tokens.baseline_average,
-        "candidate_average_tokens_per_s": tokens and tokens.candidate_average,
-        "delta_tokens_per_s": tokens and tokens.delta,
-        "delta_percent": tokens and tokens.delta_percent,
-        "paired_runs": tokens.runs if tokens else 0,
-        "delta_percent_interval": tokens and tokens.interval_percent,
-        "within_run_delta_percent_interval": tokens and tokens.within_run_percent,
-        "baseline_median_tokens_per_s": tokens and tokens.baseline_median,
-        "candidate_median_tokens_per_s": tokens and tokens.candidate_median,
-        "baseline_reward_mean": rewards[0],
-        "candidate_reward_mean": rewards[1],
-        "held_out_gain_points": asdict(pair.gain) if pair.gain else None,
-        "held_out_percent": asdict(pair.held_out) if pair.held_out else None,
-        "steps": list(_paired_steps(pair)),
-    }
-
-
-def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
-    rates = pair.baseline.rates(), pair.candidate.rates()
-    for repeat, step in pair.keys:
-        before, after = (arm_rates[repeat, step].tokens_per_s for arm_rates in rates)
-        yield {
-            "repeat": repeat or None,
-            "step": step,
-            "baseline_tokens_per_s": before,
-            "candidate_tokens_per_s": after,
-            "delta_tokens_per_s": _known_difference(before, after),
-            "delta_percent": percent_change(before, after),
-        }
-
-
-def csv_text(made: Comparison) -> str:
-    """Returns CSV. `delta_percent` is against the baseline's step of the same repeat."""
-    written = io.StringIO()
-    lines = csv.writer(written, lineterminator="\n")
-    lines.writerow(["arm", "repeat", "step", *_NUMBERS, "baseline_tokens_per_s", "delta_percent"])
-    base = made.arms[0].rates()
-    for arm in made.arms:
-        for key, rate in arm.rates().items():
-            before = _tokens_per_s(base.get(key))
-            delta = percent_change(before, rate.tokens_per_s)
-            numbers = [getattr(rate, name) for name in _NUMBERS]
-            lines.writerow([arm.label, *key, *("" if value is None else value for value in [*numbers, before, delta])])
-    return written.getvalue()

@@ -14,7 +14,9 @@ from typing import Any
 from swe_rl.config.choices import EngineKind, JobName, RolloutMode
 from swe_rl.config.schema import Config, LayoutConfig, RouterConfig
 from swe_rl.facts import memory, sizes
+from swe_rl.facts.concurrency import Bounds, adapts_concurrency
 from swe_rl.plan import duration
+from swe_rl.plan.concurrency import bounds_of
 from swe_rl.plan.engine_speed import speed_of
 from swe_rl.plan.host_tier import HostTier, host_tier
 from swe_rl.router.core import Router
@@ -63,7 +65,9 @@ class Balance:
 
 def name_division(layout: LayoutConfig) -> str:
     engines = f"{layout.engines} engine{'s' * (layout.engines > 1)}"
-    wide = f" of {layout.engine_tp} GPUs" if layout.engine_tp > 1 else ""
+    wide = ""
+    if layout.engine_tp > 1:
+        wide = f" of {layout.engine_tp} GPUs"
     return f"{engines}{wide} + {layout.trainer_gpus} trainer GPU{'s' * (layout.trainer_gpus > 1)}"
 
 
@@ -121,11 +125,21 @@ def simulate_division(config: Config, groups_of: GroupsOf, way: Way, turns: int,
             trainer,
             schedule,
             way,
+            _bounds_of_part(config, schedule.places),
         )
         for load in range(loads)
     ]
     mean = mean_of(outcomes)
     return replace(mean, tokens_per_h=mean.tokens_per_h / share)
+
+
+def _bounds_of_part(config: Config, places: int) -> Bounds | None:
+    """Returns the bounds of rollout.concurrency=auto for a part of the engines that has `places` at most."""
+    if not adapts_concurrency(config):
+        return None
+    whole = bounds_of(config)
+    share = places / max(1, whole.most)
+    return Bounds(min(places, max(1, round(whole.least * share))), places, max(1, round(whole.start * share)))
 
 
 def engines_of_a_part(config: Config, wanted: int) -> int:
@@ -200,7 +214,10 @@ def capacity_of(config: Config) -> int:
 
 def tier_of(config: Config) -> HostTier:
     """Returns the tier that the engines of the simulated training have: what its trainer leaves of a node's memory."""
-    of_training = replace(config.job, name=JobName.train) if config.job.name is JobName.simulate else config.job
+    if config.job.name is JobName.simulate:
+        of_training = replace(config.job, name=JobName.train)
+    else:
+        of_training = config.job
     return host_tier(replace(config, job=of_training))
 
 

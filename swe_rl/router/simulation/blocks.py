@@ -1,9 +1,9 @@
-"""This module models an engine's paged cache of keys and values, as chains of segments instead of single blocks.
+"""This module models an engine's paged cache of keys and values, as chains of parts instead of single blocks.
 
 Invariants:
 - `used + idle + free` is the capacity at all times; none is ever negative.
-- Idle blocks stay until room is needed; then the segment that was given back first loses blocks from its end.
-- A segment is given back before the segments that it extends: what is resident of a chain is always its beginning.
+- Idle blocks stay until room is needed; then the part that was given back first loses blocks from its end.
+- A part is given back before the parts that it extends: what is resident of a chain is always its beginning.
 - The second tier has a copy of every whole block that was computed. So a block that the first tier still has takes room
   there as well, and a tier that is no larger than the first one holds nothing more than it.
 """
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Names the segments of a program's blocks: what all share, what its group shares, its own. The first ends at
+    """Names the parts of a program's blocks: what all share, what its group shares, its own. The first ends at
     `system_blocks` and the second at `shared_blocks`; only whole blocks are shared."""
 
     keys: tuple[Key, Key, Key]
@@ -28,7 +28,7 @@ class Chain:
     shared_blocks: int
 
     def bounds(self, tokens: int) -> tuple[int, int, int]:
-        """Returns how many blocks of each segment the first `tokens` need."""
+        """Returns how many blocks of each part the first `tokens` need."""
         blocks = -(-tokens // BLOCK_TOKENS)
         system = min(blocks, self.system_blocks)
         group = min(blocks, self.shared_blocks) - system
@@ -44,7 +44,7 @@ def chain_of(program: SimulatedProgram) -> Chain:
 
 
 @dataclass(eq=False, slots=True)
-class Segment:
+class ChainPart:
     """Describes a part of a chain. `resident` of its blocks are in the cache, and `users` requests hold it there."""
 
     key: Key
@@ -59,66 +59,68 @@ class BlockCache:
         self.used = 0
         self.idle = 0
         self.evicted = 0
-        self._segments: dict[Key, Segment] = {}
-        self._idle: OrderedDict[Key, Segment] = OrderedDict()
+        self._parts: dict[Key, ChainPart] = {}
+        self._idle: OrderedDict[Key, ChainPart] = OrderedDict()
 
     @property
     def available(self) -> int:
         return self.free + self.idle
 
     def resident(self, key: Key) -> int:
-        segment = self._segments.get(key)
-        return segment.resident if segment else 0
+        part = self._parts.get(key)
+        return part.resident if part else 0
 
     def idle_blocks(self, key: Key) -> int:
-        """Counts the blocks of the segment that are available now and would not be once it is held."""
-        segment = self._segments.get(key)
-        return segment.resident if segment and not segment.users else 0
+        """Counts the blocks of the part that are available now and would not be once it is held."""
+        part = self._parts.get(key)
+        if part and not part.users:
+            return part.resident
+        return 0
 
-    def hold(self, key: Key) -> Segment:
-        segment = self._segments.get(key)
-        if segment is None:
-            segment = self._segments[key] = Segment(key)
-        if not segment.users and segment.resident:
+    def hold(self, key: Key) -> ChainPart:
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = ChainPart(key)
+        if not part.users and part.resident:
             del self._idle[key]
-            self.idle -= segment.resident
-            self.used += segment.resident
-        segment.users += 1
-        return segment
+            self.idle -= part.resident
+            self.used += part.resident
+        part.users += 1
+        return part
 
-    def give_back(self, segment: Segment) -> None:
-        """Ends one hold on the segment. When nobody else holds it, its blocks stay as the newest of the idle ones."""
-        segment.users -= 1
-        if segment.users:
+    def give_back(self, part: ChainPart) -> None:
+        """Ends one hold on the part. When nobody else holds it, its blocks stay as the newest of the idle ones."""
+        part.users -= 1
+        if part.users:
             return
-        self.used -= segment.resident
-        if segment.resident:
-            self._idle[segment.key] = segment
-            self.idle += segment.resident
+        self.used -= part.resident
+        if part.resident:
+            self._idle[part.key] = part
+            self.idle += part.resident
         else:
-            del self._segments[segment.key]
+            del self._parts[part.key]
 
     def take(self, blocks: int) -> None:
-        """Takes available blocks for a request under way. They are counted in its segment later, or by `grow`."""
+        """Takes available blocks for a request under way. They are counted in its part later, or by `grow`."""
         if blocks > self.free:
             self._evict(blocks - self.free)
         self.free -= blocks
         self.used += blocks
 
-    def grow(self, segment: Segment, blocks: int) -> None:
+    def grow(self, part: ChainPart, blocks: int) -> None:
         self.take(blocks)
-        segment.resident += blocks
+        part.resident += blocks
 
-    def shrink(self, segment: Segment, blocks: int) -> None:
-        """Frees the last blocks of a held segment."""
-        segment.resident -= blocks
+    def shrink(self, part: ChainPart, blocks: int) -> None:
+        """Frees the last blocks of a held part."""
+        part.resident -= blocks
         self.used -= blocks
         self.free += blocks
 
     def flush(self) -> None:
         """Forgets all that nobody holds."""
         for key in self._idle:
-            del self._segments[key]
+            del self._parts[key]
         self._idle.clear()
         self.free += self.idle
         self.idle = 0
@@ -128,12 +130,12 @@ class BlockCache:
         self.idle -= blocks
         self.free += blocks
         while blocks:
-            key, segment = next(iter(self._idle.items()))
-            lost = min(blocks, segment.resident)
-            segment.resident -= lost
+            key, part = next(iter(self._idle.items()))
+            lost = min(blocks, part.resident)
+            part.resident -= lost
             blocks -= lost
-            if not segment.resident:
-                del self._idle[key], self._segments[key]
+            if not part.resident:
+                del self._idle[key], self._parts[key]
 
 
 class SimulatedTier:
@@ -148,7 +150,7 @@ class SimulatedTier:
         return self._blocks.get(key, 0)
 
     def keep(self, key: Key, blocks: int) -> None:
-        """Copies the first `blocks` of a segment, as far as they are not there, and makes it the newest one."""
+        """Copies the first `blocks` of a part, as far as they are not there, and makes it the newest one."""
         if not self.capacity or not blocks:
             return
         known = self._blocks.pop(key, 0)

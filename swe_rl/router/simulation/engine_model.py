@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from swe_rl.errors import UserError
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import EngineLoad
-from swe_rl.router.simulation.blocks import BLOCK_TOKENS, BlockCache, Chain, Segment, SimulatedTier
+from swe_rl.router.simulation.blocks import BLOCK_TOKENS, BlockCache, Chain, ChainPart, SimulatedTier
 
 
 class SimulationTooSmall(UserError):
@@ -42,7 +42,7 @@ class SimulatedRequest:
     # The request found so many tokens at its first start; -1 before it.
     cached_tokens: int = -1
     placed: bool = False
-    segments: list[Segment] = field(default_factory=list)
+    parts: list[ChainPart] = field(default_factory=list)
     # Counts tokens that were sampled by weights that are no more, by their version.
     older: Counter[int] = field(default_factory=Counter)
     # The engine's count of decoding steps was this when the request began to decode; -1 while it does not.
@@ -279,7 +279,7 @@ class EngineModel:
         request.decoding_from = -1
         self._decodes -= 1
         self._context_tokens -= request.computed
-        new_tokens = request.segments[2]
+        new_tokens = request.parts[2]
         new_tokens.resident = request.chain.bounds(request.computed)[2]
 
     def _make_room_to_decode(self) -> None:
@@ -315,9 +315,9 @@ class EngineModel:
 
     def _take_chunk(self, request: SimulatedRequest, tokens: int) -> None:
         bounds = request.chain.bounds(request.computed + tokens)
-        for need, segment in zip(bounds, request.segments, strict=True):
-            if need > segment.resident:
-                self.cache.grow(segment, need - segment.resident)
+        for need, part in zip(bounds, request.parts, strict=True):
+            if need > part.resident:
+                self.cache.grow(part, need - part.resident)
         self._chunks.append((request, tokens))
         self.counts.prefill_tokens += tokens
         end = request.computed + tokens
@@ -339,7 +339,7 @@ class EngineModel:
                 return
             self._waiting.popleft()
             self._running[request.request_id] = request
-            request.segments = [self.cache.hold(key) for key in request.chain.keys]
+            request.parts = [self.cache.hold(key) for key in request.chain.keys]
             for key in reversed(request.chain.keys):
                 self.host.keep(key, self.host.resident(key))
             if request.cached_tokens < 0:
@@ -380,12 +380,14 @@ class EngineModel:
     def _leave(self, request: SimulatedRequest) -> None:
         """Removes a request. Its whole blocks stay as prefixes, and the end of the chain is evicted first."""
         del self._running[request.request_id]
-        new_tokens = request.segments[2]
-        whole = request.computed // BLOCK_TOKENS - request.chain.shared_blocks if self._limits.prefix_caching else 0
+        new_tokens = request.parts[2]
+        whole = 0
+        if self._limits.prefix_caching:
+            whole = request.computed // BLOCK_TOKENS - request.chain.shared_blocks
         if new_tokens.resident > max(0, whole):
             self.cache.shrink(new_tokens, new_tokens.resident - max(0, whole))
-        for segment in reversed(request.segments):
+        for part in reversed(request.parts):
             # What is evicted of the host's tier begins with the end of the chain, too.
-            self.host.keep(segment.key, segment.resident)
-            self.cache.give_back(segment)
-        request.segments = []
+            self.host.keep(part.key, part.resident)
+            self.cache.give_back(part)
+        request.parts = []

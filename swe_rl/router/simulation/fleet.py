@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from swe_rl.errors import RunError
 from swe_rl.plan.engine_speed import EngineSpeed
+from swe_rl.router.concurrency import Look
 from swe_rl.router.core import (
     OVERDUE,
     Action,
@@ -80,6 +81,21 @@ class Fleet:
     def busy_s(self) -> float:
         """Returns the seconds in which engines computed until now, summed over all engines."""
         return sum(engine.busy_s(self.clock.now_s) for engine in self.engines.values())
+
+    def look(self, under_way: int, ended: int) -> Look:
+        """Returns what a run would see of the engines, with so many trajectories under way and ended."""
+        loads = [engine.load(self.clock.now_s) for engine in self.engines.values()]
+        held = sum(running.request is not None and not running.request.placed for running in self._asking.values())
+        return Look(
+            under_way=under_way,
+            ended_total=ended,
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads) + held,
+            preemptions_total=sum(load.preemptions_total for load in loads),
+            returns_total=self.tally.returns,
+            reusable_total=self.tally.reusable_tokens,
+            reused_total=self.tally.reused_tokens,
+        )
 
     # -- programs
 

@@ -76,6 +76,8 @@ class SimulationTally:
     cached_tokens: int = 0
     reusable_tokens: int = 0
     reused_tokens: int = 0
+    # So many turns were not their program's first.
+    returns: int = 0
     pauses: int = 0
     moves: int = 0
     forced: int = 0
@@ -92,6 +94,7 @@ class SimulationTally:
         """Counts an answered request. `reusable_tokens` are the whole blocks of what the program had computed before; a
         first turn has a negative number."""
         reusable_tokens = max(0, reusable_tokens)
+        self.returns += reusable_tokens > 0
         self.turns += 1
         self.prompt_tokens += request.prompt_tokens
         self.sampled_tokens += request.sampled

@@ -14,11 +14,12 @@ Invariants:
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from swe_rl.router.core import Event, StepTail
-from swe_rl.router.simulation.clock import Happening, VirtualClock
-from swe_rl.router.simulation.outcome import SimulationTally, StepOutcome
+from swe_rl.facts.concurrency import Bounds
+from swe_rl.router.core import StepTail
+from swe_rl.router.simulation.clock import Happening
+from swe_rl.router.simulation.felt_places import Drives, FeltPlaces
+from swe_rl.router.simulation.outcome import StepOutcome
 from swe_rl.router.simulation.workload import SimulatedProgram
 
 Group = tuple[SimulatedProgram, ...]
@@ -49,20 +50,6 @@ class TrainedStep:
     tokens: int
     ages: Counter[int]
     numbers: tuple[int, ...]
-
-
-class Drives(Protocol):
-    """Has what a pace needs of the engines."""
-
-    clock: VirtualClock
-    version: int
-    tally: SimulationTally
-
-    def begin(self, program: SimulatedProgram, acted: Happening) -> None: ...
-    def release(self, program: SimulatedProgram) -> Counter[int]: ...
-    def renew(self, version: int, sync_s: float, then: Happening) -> None: ...
-    def feed(self, event: Event) -> None: ...
-    def busy_s(self) -> float: ...
 
 
 @dataclass(slots=True)
@@ -129,10 +116,12 @@ class StepsPace:
         places: int,
         ahead: int = 0,
         tail_programs: int = 0,
+        bounds: Bounds | None = None,
     ) -> None:
         self._fleet = fleet
+        self._felt = None if bounds is None else FeltPlaces(fleet, bounds, self._resize)
         self._steps = [tuple(step) for step in steps]
-        self._places = places
+        self._places = places if self._felt is None else self._felt.limit
         self._ahead = ahead
         self._tail_programs = tail_programs
         self._trainer = _Trainer(fleet, trainer)
@@ -145,11 +134,20 @@ class StepsPace:
         self._is_waiting = False
         # The engines get the trainer's weights once it is free.
         self._is_next = False
+        # The step that is sampled, or was last.
+        self._current: _Step | None = None
         self._begin_step()
 
     @property
     def trained(self) -> list[TrainedStep]:
         return self._trainer.trained
+
+    @property
+    def changes(self) -> list[tuple[float, int]]:
+        """Returns when the number of places changed, and to what; nothing where it stays."""
+        if self._felt is None:
+            return []
+        return self._felt.changes
 
     @property
     def is_sampled(self) -> bool:
@@ -166,10 +164,22 @@ class StepsPace:
         self._begun += 1
         groups = Counter(program.group for program in programs)
         step = _Step(self._fleet.clock.now_s, programs, deque(programs), len(programs), groups)
-        for _ in range(min(self._places, len(programs))):
+        self._current = step
+        self._fill(step)
+
+    def _resize(self, places: int) -> None:
+        self._places = places
+        if self._current is not None:
+            self._fill(self._current)
+
+    def _fill(self, step: _Step) -> None:
+        """Begins programs while there are places."""
+        while step.waiting and step.unfinished - len(step.waiting) < self._places:
             self._begin(step)
 
     def _begin(self, step: _Step) -> None:
+        if self._felt is not None:
+            self._felt.under_way += 1
         program = step.waiting.popleft()
         self._fleet.begin(
             program, lambda: self._fleet.clock.after(program.grade_s, lambda: self._end_program(step, program))
@@ -183,8 +193,10 @@ class StepsPace:
         step.unfinished -= 1
         if step.unfinished and step.unfinished == self._tail_programs:
             self._fleet.feed(StepTail())
-        if step.waiting:
-            self._begin(step)
+        if self._felt is not None:
+            self._felt.under_way -= 1
+            self._felt.ended += 1
+        self._fill(step)
         if not step.unfinished:
             self._end_step(step)
 
@@ -266,6 +278,7 @@ class FlowPace:
         prompts: int,
         ahead: int,
         steps: int,
+        bounds: Bounds | None = None,
     ) -> None:
         # Says when which group began, by the group's number.
         self.begun: list[tuple[float, int]] = []
@@ -274,7 +287,10 @@ class FlowPace:
         self._prompts = prompts
         self._ahead = ahead
         self._steps_left = steps
-        self._free = places
+        self._felt = None if bounds is None else FeltPlaces(fleet, bounds, self._resize)
+        self._places = places if self._felt is None else self._felt.limit
+        # It is below 0 while more act than there are places now.
+        self._free = self._places
         self._free_to_grade = places
         self._trainer = _Trainer(fleet, trainer)
         # These groups began and were not taken.
@@ -304,14 +320,25 @@ class FlowPace:
                 programs = self._groups[number]
                 group = self._open[number] = _PacedGroup(number, programs, len(programs))
                 self._waiting.extend((group, program) for program in programs)
-            while self._waiting and self._free:
+            while self._waiting and self._free > 0:
                 self._free -= 1
                 self._start(*self._waiting.popleft())
             if self._waiting:
                 return
 
+    def _resize(self, places: int) -> None:
+        self._free += places - self._places
+        self._places = places
+        self._begin()
+
     def _start(self, group: _PacedGroup, program: SimulatedProgram) -> None:
+        if self._felt is not None:
+            self._felt.under_way += 1
+
         def acted() -> None:
+            if self._felt is not None:
+                self._felt.under_way -= 1
+                self._felt.ended += 1
             self._free += 1
             self._to_grade.append((group, program))
             self._grade()

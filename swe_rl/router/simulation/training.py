@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swe_rl.facts.concurrency import Bounds
 from swe_rl.plan.engine_speed import EngineSpeed
 from swe_rl.router.core import Router
 from swe_rl.router.simulation.engine_model import EngineLimits, require_room
@@ -87,33 +88,42 @@ def simulate_training(
     trainer: TrainerSpeed,
     schedule: SimulatedSchedule,
     way: Way,
+    bounds: Bounds | None = None,
 ) -> TrainingOutcome:
-    """Simulates a run in one way. Raises SimulationTooSmall, SimulationError, and ValueError if there are too few
-    groups."""
+    """Simulates a run in one way. With `bounds` it feels for the number of programs at once. Raises SimulationTooSmall,
+    SimulationError, and ValueError if there are too few groups."""
     needed = schedule.groups(way)
     if len(groups) < needed:
         raise ValueError(f"{needed} groups are needed, not {len(groups)}")
     groups = groups[:needed]
     require_room(max(program.total_tokens for group in groups for program in group), limits)
     fleet = Fleet(router, speed, limits)
-    trained = _start_pace(fleet, groups, trainer, schedule, way)
+    trained = _start_pace(fleet, groups, trainer, schedule, way, bounds)
     last = schedule.warm + schedule.counted
     fleet.run(lambda: len(trained) > last)
     return outcome_of_steps(str(way), trained[schedule.warm : last + 1], len(fleet.engines))
 
 
 def _start_pace(
-    fleet: Fleet, groups: Sequence[Group], trainer: TrainerSpeed, schedule: SimulatedSchedule, way: Way
+    fleet: Fleet,
+    groups: Sequence[Group],
+    trainer: TrainerSpeed,
+    schedule: SimulatedSchedule,
+    way: Way,
+    bounds: Bounds | None,
 ) -> list[TrainedStep]:
     """Starts the run's pace. Returns the list that gets the trained steps while the fleet runs."""
     prompts = schedule.prompts
     places = schedule.places
     steps = len(groups) // prompts
     if way.flows:
-        return FlowPace(fleet, groups, trainer, places=places, prompts=prompts, ahead=way.ahead, steps=steps).trained
+        flow = FlowPace(
+            fleet, groups, trainer, places=places, prompts=prompts, ahead=way.ahead, steps=steps, bounds=bounds
+        )
+        return flow.trained
     cut = [groups[step * prompts : (step + 1) * prompts] for step in range(steps)]
     programs = [[program for group in step for program in group] for step in cut]
-    return StepsPace(fleet, programs, trainer, places=places, ahead=way.ahead).trained
+    return StepsPace(fleet, programs, trainer, places=places, ahead=way.ahead, bounds=bounds).trained
 
 
 def outcome_of_steps(way: str, trained: Sequence[TrainedStep], engines: int) -> TrainingOutcome:

@@ -159,6 +159,7 @@ WORKLOADS = {"mini_swe": MINI_SWE, "agent_load": AGENT_LOAD, "slow_tools": SLOW_
 def draw_workload(parameters: WorkloadParameters, rollout: RolloutConfig, seed: int, steps: int = 1) -> Workload:
     """Draws `rollout.prompts_per_step` groups of `rollout.n` programs a step, in the order in which a rollout starts
     them."""
+    programs = rollout.prompts_per_step * rollout.n
     return Workload(
         tuple(
             tuple(
@@ -168,7 +169,7 @@ def draw_workload(parameters: WorkloadParameters, rollout: RolloutConfig, seed: 
             )
             for step in range(steps)
         ),
-        rollout.concurrency,
+        rollout.concurrency if isinstance(rollout.concurrency, int) else programs,
     )
 
 
@@ -254,7 +255,9 @@ def _recorded_turns(turns: Sequence[RecordedTurn]) -> Iterator[SimulatedTurn]:
         new = max(1, turn.prompt_tokens - held)
         out = max(1, turn.sampled_tokens)
         last = number + 1 == len(turns)
-        tool_s = 0.0 if last else max(0.0, turns[number + 1].asked_s - turn.answered_s)
+        tool_s = 0.0
+        if not last:
+            tool_s = max(0.0, turns[number + 1].asked_s - turn.answered_s)
         yield SimulatedTurn(new, out, tool_s)
         held += new + out
 

@@ -33,7 +33,7 @@ from swe_rl.sandbox.container.spec import Mount, parse_mount, sandbox_variables
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
 from swe_rl.sandbox.process_tree import first_inside
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.sandbox import Door, SandboxError, Workspace, close_all
 from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
 # The sandbox sees the folder through which files pass under this path.
@@ -208,7 +208,9 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
             undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
             try:
                 started = await self._start(folder, image, owner, undo)
-                doorway = Doorway(door, started.exchange, EXCHANGE) if door else None
+                doorway = None
+                if door:
+                    doorway = Doorway(door, started.exchange, EXCHANGE)
                 if doorway is not None:
                     undo.push_async_callback(doorway.close)
                     await doorway.open()
@@ -225,7 +227,7 @@ class ApptainerProvider(BaseProvider[ContainerSandbox]):
             Archives(lambda to, archive: self._unpack(started, to, archive), lambda path: self._pack(started, path)),
             self._config,
             self._closed_one,
-            doorway,
+            doorway=doorway,
         )
         self._open[sandbox] = started
         return sandbox

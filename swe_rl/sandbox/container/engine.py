@@ -23,7 +23,7 @@ from urllib.parse import quote, urlsplit
 
 from swe_rl.errors import UserError, one_line
 from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 if TYPE_CHECKING:
     from docker import APIClient

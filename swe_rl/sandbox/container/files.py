@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 # The scripts below end with these statuses.
 _LEAVES = 90
@@ -105,7 +105,9 @@ def unpack_file(archive: bytes, path: str) -> bytes:
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
             for entry in opened:
-                reader = opened.extractfile(entry) if entry.isreg() else None
+                reader = None
+                if entry.isreg():
+                    reader = opened.extractfile(entry)
                 if reader is not None:
                     return reader.read()
     except tarfile.TarError as error:

@@ -13,12 +13,13 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from swe_rl.sandbox.base import HeadTail
 from swe_rl.sandbox.command import until_done
-from swe_rl.sandbox.protocol import SandboxError, Waited, ends_within, no_wait
+from swe_rl.sandbox.sandbox import SandboxError, Waited, ends_within, no_wait
 
 SCRIPT = (Path(__file__).parents[1] / "inside" / "guard.sh").read_text(encoding="utf-8")
 # Only these bytes are sent to the guard as they are. All others are escaped for `printf %b`.
@@ -124,6 +125,10 @@ class Guard:
             if in_time:
                 return (status, time.monotonic() - started_s)
             return (None, timeout_s)
+
+    def between_commands(self) -> AbstractAsyncContextManager[None]:
+        """Keeps commands from beginning for the time of a block, which begins when none runs."""
+        return self._turn
 
     @property
     def ended(self) -> bool:

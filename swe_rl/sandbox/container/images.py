@@ -16,7 +16,7 @@ from swe_rl.config.choices import PullPolicy
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import one_line
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 # A pull that failed with one of these words would fail again, so it is not repeated.
 _FINAL = re.compile(
@@ -126,7 +126,9 @@ def registry_of(image: str) -> str:
     """
     first, slash, _ = image.partition("/")
     is_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
-    return first if is_host else _DEFAULT_REGISTRY
+    if is_host:
+        return first
+    return _DEFAULT_REGISTRY
 
 
 def split_tag(image: str) -> tuple[str, str | None]:

@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from swe_rl.config.choices import SandboxKind
 from swe_rl.config.engine_address import engine_address
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.files.disk import encode_json, write_json_atomic
+from swe_rl.files.disk import write_json_atomic
+from swe_rl.files.json_text import encode_json
 from swe_rl.sandbox.base import BaseProvider, HeadTail, clear_away, image_of, safe_name
 from swe_rl.sandbox.container import spec
 from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError, ProviderIdentity, labels_of
@@ -32,11 +33,12 @@ from swe_rl.sandbox.container.files import pack_folder
 from swe_rl.sandbox.container.guard import STOP_SIGNAL, Guard, beat_all, guard_argv
 from swe_rl.sandbox.container.images import Images
 from swe_rl.sandbox.container.reaper import Reaper
-from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox
+from swe_rl.sandbox.container.sandbox import Archives, ContainerSandbox, SnapshotCalls
 from swe_rl.sandbox.container.seccomp import make_profile
+from swe_rl.sandbox.container.snapshots import ContainerSnapshots
 from swe_rl.sandbox.door import Doorway, prepare_folder
 from swe_rl.sandbox.lease import make_scratch
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.sandbox import Door, SandboxError, Snapshot, Workspace, close_all
 from swe_rl.sandbox.warm_pool import WarmPool
 from swe_rl.sandbox.working_copy import remove_or_say, remove_tree
 
@@ -82,6 +84,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         self._identity = ProviderIdentity.mine(secrets.token_hex(6), run)
         self._folder = make_scratch(scratch, "containers")
         self._images = Images(self._engine, config)
+        self._snapshots = ContainerSnapshots(self._engine, self._identity)
         self._pool: WarmPool[ContainerRecipe, Started] = WarmPool(
             lambda recipe: self._start(recipe, "warm"),
             self._discard,
@@ -116,6 +119,10 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         await close_all(list(self._open), self._warn)
         if self._beating is not None:
             self._beating.cancel()
+        try:
+            await self._snapshots.close()
+        except SandboxError as error:
+            self._warn(str(error))
         if self._reaper is not None:
             await asyncio.to_thread(self._reaper.dismiss)
         await self._engine.close()
@@ -142,6 +149,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
 
     async def _prepare_once(self) -> None:
         await self._engine.remove_orphans(socket.gethostname())
+        await self._snapshots.remove_orphans(socket.gethostname())
         self._seccomp = await self._seccomp_option()
         self._reaper = await asyncio.to_thread(Reaper, self._engine.address, self._identity, self._folder)
         self._beating = asyncio.ensure_future(beat_all(self._config.lease_s, self._guards))
@@ -170,6 +178,18 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         """Returns a new sandbox. Raises SandboxError, which is an ImageMissingError where nobody has the image."""
         recipe = self._recipe(workspace, owner, door)
         started = await self._taken(recipe, owner) or await self._start(recipe, owner)
+        return await self._opened(started, door)
+
+    async def _make_fork(self, snapshot: Snapshot, owner: str, door: Door | None) -> ContainerSandbox:
+        kept = self._snapshots.image_of(snapshot)
+        recipe = ContainerRecipe(kept.image, None, kept.workdir, door is not None)
+        return await self._opened(await self._start(recipe, owner), door)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forgets a snapshot. Its image goes with the last container of it."""
+        await self._snapshots.drop(snapshot)
+
+    async def _opened(self, started: Started, door: Door | None) -> ContainerSandbox:
         doorway = None
         try:
             if door is not None and started.door_folder is not None:
@@ -178,15 +198,45 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
         except BaseException:
             await asyncio.shield(self._discard(started))
             raise
-        archives = Archives(
-            lambda folder, archive: self._engine.put_archive(started.container_id, folder, archive),
-            lambda path: self._engine.get_archive(started.container_id, path),
-        )
         sandbox = ContainerSandbox(
-            started.name, recipe.workdir, started.guard, archives, self._config, self._closed_one, doorway
+            started.name,
+            started.recipe.workdir,
+            started.guard,
+            self._archives(started),
+            self._config,
+            self._closed_one,
+            SnapshotCalls(self._take_snapshot, self._reset_one),
+            doorway,
         )
         self._open[sandbox] = started
         return sandbox
+
+    def _archives(self, started: Started) -> Archives:
+        return Archives(
+            lambda folder, archive: self._engine.put_archive(started.container_id, folder, archive),
+            lambda path: self._engine.get_archive(started.container_id, path),
+        )
+
+    async def _take_snapshot(self, sandbox: ContainerSandbox) -> Snapshot:
+        started = self._open[sandbox]
+        return await self._snapshots.take(started.container_id, started.recipe.workdir)
+
+    async def _reset_one(self, sandbox: ContainerSandbox, snapshot: Snapshot) -> tuple[Guard, Archives]:
+        """Starts a container from a snapshot in the place of a sandbox's container, which is removed.
+
+        The new one sees the folder of the same door.
+        """
+        before = self._open[sandbox]
+        kept = self._snapshots.image_of(snapshot)
+        recipe = replace(before.recipe, image=kept.image, source=None)
+        started = await self._start(recipe, before.name, door_folder=before.door_folder)
+        if sandbox not in self._open:
+            # The sandbox was closed meanwhile.
+            await asyncio.shield(self._discard(replace(started, door_folder=None)))
+            raise SandboxError(f"sandbox {sandbox.sandbox_id} is closed")
+        self._open[sandbox] = started
+        await asyncio.shield(self._discard(replace(before, door_folder=None)))
+        return started.guard, self._archives(started)
 
     async def _taken(self, recipe: ContainerRecipe, owner: str) -> Started | None:
         """Returns a container that is ready already, under its new owner's name, or None where there is none."""
@@ -204,15 +254,18 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
             started.name = name
         return started
 
-    async def _start(self, recipe: ContainerRecipe, owner: str) -> Started:
+    async def _start(self, recipe: ContainerRecipe, owner: str, door_folder: Path | None = None) -> Started:
+        """Returns a new container that is up; `door_folder` is there already where it is given."""
         await self._images.ensure(recipe.image, owner)
         async with self._starts:
             name = self._name(owner)
-            folder = self._folder / name if recipe.with_door else None
+            folder = door_folder
+            if recipe.with_door and folder is None:
+                folder = self._folder / name
             # The end of an `async with` would run in the caller's task, and a cancelled caller would leave a container.
             undo = contextlib.AsyncExitStack()
             try:
-                if folder is not None:
+                if folder is not None and door_folder is None:
                     undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
                     prepare_folder(folder)
                 undo.push_async_callback(self._engine.remove, name)
@@ -283,6 +336,7 @@ class ContainerProvider(BaseProvider[ContainerSandbox]):
             await self._engine.remove(started.container_id)
         finally:
             await started.guard.close()
+        await self._snapshots.sweep()
         if started.door_folder is not None:
             await asyncio.to_thread(clear_away, started.door_folder, started.name)
 

@@ -62,17 +62,21 @@ def wait_and_reap(address: str, provider: str, process: ProcessIdentity, folder:
 
 
 def _remove_all(address: str, provider: str) -> int:
-    """Removes the provider's containers. Returns how many were there."""
+    """Removes the provider's containers and images. Returns how many were there."""
     from docker import APIClient
 
     from swe_rl.sandbox.container.engine import list_labelled
+    from swe_rl.sandbox.container.snapshots import list_images, remove_image
 
     client = APIClient(base_url=address, timeout=30)
     left = list_labelled(client, f"{PROVIDER}={provider}")
     for container in left:
         with contextlib.suppress(Exception):
             client.remove_container(container.container_id, force=True, v=True)
-    return len(left)
+    images = list_images(client, f"{PROVIDER}={provider}")
+    for image, _ in images:
+        remove_image(client, image)
+    return len(left) + len(images)
 
 
 def main() -> None:

@@ -7,13 +7,14 @@ Invariants:
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.base import TIMEOUT_EXIT, HeadTail, LocalSandbox
+from swe_rl.sandbox.base import TIMEOUT_EXIT, HeadTail, LocalSandbox, no_snapshots
 from swe_rl.sandbox.container import files
 from swe_rl.sandbox.container.guard import Guard, GuardLostError
 from swe_rl.sandbox.door import Doorway
-from swe_rl.sandbox.protocol import SandboxError, Waited, no_wait
+from swe_rl.sandbox.sandbox import SandboxError, Snapshot, Waited, no_wait
 
 # These are limits of our own scripts, which move files.
 _SCRIPT_S = 60.0
@@ -31,12 +32,14 @@ class ContainerSandbox(LocalSandbox):
         archives: "Archives",
         config: SandboxConfig,
         on_close: Callable[["ContainerSandbox"], Awaitable[None]],
+        snapshots: "SnapshotCalls | None" = None,
         doorway: Doorway | None = None,
     ) -> None:
         super().__init__(sandbox_id, workdir, config, doorway=doorway)
         self._guard = guard
         self._archives = archives
         self._on_close = on_close
+        self._snapshots = snapshots
         self._broken = ""
 
     async def write_file(self, path: str, content: bytes) -> None:
@@ -67,7 +70,9 @@ class ContainerSandbox(LocalSandbox):
         except GuardLostError as error:
             self._broken = str(error)
             self._check_not_closed_meanwhile()
-            said = f"; its last words: {output.text()[-300:]!r}" if output.text() else ""
+            said = ""
+            if output.text():
+                said = f"; its last words: {output.text()[-300:]!r}"
             raise SandboxError(f"sandbox {self.sandbox_id}: {error}{said}") from error
         self._check_not_closed_meanwhile()
         return ended
@@ -81,6 +86,25 @@ class ContainerSandbox(LocalSandbox):
             TIMEOUT_EXIT if status is None else status, path, self.workdir, self._max_bytes
         ):
             raise error
+
+    async def snapshot(self) -> Snapshot:
+        """Returns a snapshot, which is an image. Raises SandboxError where the engine cannot make one."""
+        calls = self._snapshot_calls()
+        async with self._guard.between_commands():
+            return await calls.take(self)
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        """Goes on in a new container with the files of a snapshot."""
+        calls = self._snapshot_calls()
+        async with self._guard.between_commands():
+            self._guard, self._archives = await calls.reset(self, snapshot)
+
+    def _snapshot_calls(self) -> "SnapshotCalls":
+        """Returns how snapshots are made. Raises NoSnapshotsError where this kind of container has none."""
+        self._check_open()
+        if self._snapshots is None:
+            raise no_snapshots(self)
+        return self._snapshots
 
     async def _close(self) -> None:
         if self._doorway is not None:
@@ -99,3 +123,11 @@ class Archives:
     def __init__(self, put: Callable[[str, bytes], Awaitable[None]], get: Callable[[str], Awaitable[bytes]]) -> None:
         self.put = put
         self.get = get
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCalls:
+    """The provider takes snapshots of a container by this, and starts another one in its place."""
+
+    take: Callable[[ContainerSandbox], Awaitable[Snapshot]]
+    reset: Callable[[ContainerSandbox, Snapshot], Awaitable[tuple[Guard, Archives]]]

@@ -34,7 +34,7 @@ from swe_rl.sandbox.confined_path import ensure_folders
 from swe_rl.sandbox.container.spec import Mount
 from swe_rl.sandbox.process.launcher import CommandLaunch, ProcessLimits, SandboxFolder, limit_prefix
 from swe_rl.sandbox.process_tree import group_members
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 # A sandbox could read swe_rl itself, which ships answers and tests of the embedded instances.
 # - So it is looked for by place, not by name alone: the package that runs, the checkout that it is run from, and every
@@ -148,14 +148,19 @@ class BubblewrapLauncher:
 
     def folder(self, root: Path, workspace: Workspace) -> SandboxFolder:
         has_own_uid = self._mode is UserMode.own_uid
-        uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS) if has_own_uid else None
+        uid = None
+        if has_own_uid:
+            uid = _FIRST_OWN_UID + random.randrange(_OWN_UIDS)
         return SandboxFolder(root, workspace.workdir, uid, workspace.toolchain, workspace.places)
 
     def launch(
         self, folder: SandboxFolder, command: str, *, timeout_s: float, status_fd: int, report_fd: int, marker: str
     ) -> CommandLaunch:
         self._prepare_mount_points(folder)
-        entered = folder.namespace.entered(str(self._host.nsenter)) if folder.namespace else []
+        if folder.namespace:
+            entered = folder.namespace.entered(str(self._host.nsenter))
+        else:
+            entered = []
         argv = [*entered, *_filtered_command(self._host), "--json-status-fd", str(status_fd), *self._fixed]
         argv += [*self._writable(folder), "--"]
         argv += _reporter_command(self._host.bash, report_fd)
@@ -177,7 +182,9 @@ class BubblewrapLauncher:
         reports = [int(number) for number in _REPORTED.findall(status)]
         if exit_status in reports:
             return exit_status
-        return reports[-1] if reports else None
+        if reports:
+            return reports[-1]
+        return None
 
     def sweep(self, leader: int, marker: str, before: frozenset[int], status: bytes) -> None:
         """Waits until all of the namespace is gone: the kernel kills it, and its first process ends last."""
@@ -189,7 +196,10 @@ class BubblewrapLauncher:
         argv = ["--bind", str(folder.tmp), HOME]
         # Programs are mounted after /tmp, because a virtual environment may lie below it.
         for path in self._programs(folder):
-            bind = ["--bind", str(folder.programs)] if folder.toolchain else ["--ro-bind", str(path)]
+            if folder.toolchain:
+                bind = ["--bind", str(folder.programs)]
+            else:
+                bind = ["--ro-bind", str(path)]
             argv += [*_parent_options(path), *bind, str(path)]
         for mount in self._mounts:
             bind = ["--bind" if mount.writable else "--ro-bind", mount.source]
@@ -203,8 +213,12 @@ class BubblewrapLauncher:
 
     def _hidden(self, folder: SandboxFolder) -> list[Path]:
         """Returns the folders that commands see empty."""
-        packages = list(self._host.package_folders) if folder.toolchain else []
-        places = self._own_with_toolchain if folder.toolchain else self._own
+        if folder.toolchain:
+            packages = list(self._host.package_folders)
+            places = self._own_with_toolchain
+        else:
+            packages = []
+            places = self._own
         return [*packages, *(place for place in places if not any(hidden in place.parents for hidden in packages))]
 
     def _programs(self, folder: SandboxFolder) -> list[Path]:
@@ -232,7 +246,10 @@ def _reporter_command(bash: str, report_fd: int) -> list[str]:
     So where it said nothing, the namespace was ended from outside. What it said counts also where it ended itself in
     another way: it may be killed from outside right after that. What bash itself says of a killed command goes nowhere.
     """
-    kept = _STDERR if report_fd != _STDERR else _STDERR + 1
+    if report_fd != _STDERR:
+        kept = _STDERR
+    else:
+        kept = _STDERR + 1
     script = f"exec {kept}>&2 2>/dev/null; echo begins >&{report_fd} || exit; "
     script += f'"$@" 2>&{kept} {kept}>&- {report_fd}>&-; status=$?; '
     return [bash, "-p", "-c", f"{script}echo the-end-was-seen:$status >&{report_fd}; exit $status", "reporter"]
@@ -297,7 +314,8 @@ def _namespace_options(mode: UserMode, network: bool, disables_userns: bool) -> 
     ]
     if mode is UserMode.user_namespace:
         argv += ["--unshare-user", "--uid", str(_USER_NAMESPACE_UID), "--gid", str(_USER_NAMESPACE_UID)]
-        argv += ["--disable-userns"] if disables_userns else []
+        if disables_userns:
+            argv += ["--disable-userns"]
     if not network:
         argv += ["--unshare-net"]
     return [*argv, "--hostname", "sandbox"]
@@ -318,7 +336,10 @@ def _system_options(host: BubblewrapHost) -> list[str]:
 
 
 def _shared_memory(host: BubblewrapHost, limits: ProcessLimits) -> list[str]:
-    size = ["--size", str(limits.memory_kib * 1024)] if host.sized_tmpfs else []
+    if host.sized_tmpfs:
+        size = ["--size", str(limits.memory_kib * 1024)]
+    else:
+        size = []
     return ["--perms", "1777", *size, "--tmpfs", "/dev/shm"]
 
 

@@ -36,10 +36,10 @@ from swe_rl.sandbox.process.launcher import (
     limit_prefix,
     limits_of,
 )
-from swe_rl.sandbox.process.overlay import mount_overlays
+from swe_rl.sandbox.process.overlay import Layer, Stack, mount_overlays
 from swe_rl.sandbox.process.seccomp import filter_program
 from swe_rl.sandbox.process_tree import MARKER, kill_command
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 
 class PlainLauncher:
@@ -197,7 +197,9 @@ def choose_launcher(config: SandboxConfig, folder: Path, warn: Callable[[str], N
 
 def _warning_lines(reason: str) -> str:
     """Returns the lines that warn of no isolation; the first one also stands alone, beside a run's result."""
-    wanted = "apt-get install bubblewrap" if shutil.which(PROGRAM) is None else "allow user namespaces"
+    wanted = "allow user namespaces"
+    if shutil.which(PROGRAM) is None:
+        wanted = "apt-get install bubblewrap"
     lines = (
         f"warning: {UNISOLATED}",
         "which include the answers and tests that swe_rl ships",
@@ -275,7 +277,10 @@ def package_folders() -> list[Path]:
 
 
 def _user_modes(host: BubblewrapHost) -> list[UserMode]:
-    own_uid = [UserMode.own_uid] if os.geteuid() == 0 and host.setpriv else []
+    if os.geteuid() == 0 and host.setpriv:
+        own_uid = [UserMode.own_uid]
+    else:
+        own_uid = []
     return [*own_uid, UserMode.user_namespace]
 
 
@@ -312,7 +317,8 @@ def _try_launcher(launcher: BubblewrapLauncher, parent: Path) -> str:
                 shared = folder.root / "shared"
                 shared.mkdir()
                 (shared / "given").touch()
-                folder = replace(folder, namespace=mount_overlays(folder.root, [(shared, folder.work)], folder.uid))
+                stack = Stack(folder.work.name, (Layer(shared),))
+                folder = replace(folder, namespace=mount_overlays(folder.root, [stack], folder.uid))
             nowhere = Path(os.devnull)
             with nowhere.open("wb") as status, nowhere.open("wb") as report:
                 pipe = (status.fileno(), report.fileno())

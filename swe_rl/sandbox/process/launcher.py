@@ -15,8 +15,8 @@ from typing import Protocol
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.confined_path import Root
-from swe_rl.sandbox.process.overlay import Namespace
-from swe_rl.sandbox.protocol import Toolchain, Workspace
+from swe_rl.sandbox.process.overlay import Namespace, Stack
+from swe_rl.sandbox.sandbox import Toolchain, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class SandboxFolder:
     places: tuple[str, ...] = ()  # Commands see further folders under these paths.
     # Working copy and programs are overlays in this namespace. None means that they are copies.
     namespace: Namespace | None = None
+    stacks: tuple[Stack, ...] = ()  # The overlays show these, where there are any.
 
     @property
     def work(self) -> Path:

@@ -9,19 +9,23 @@ Invariants:
 """
 
 import contextlib
+import json
 import os
+import socket
 import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from swe_rl.sandbox.process import overlay_program
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
-_MOUNT_S = 30.0  # The program that mounts takes some 20 ms. One that hangs is killed after this time.
+_MOUNT_S = 30.0  # A mount takes a few milliseconds. One that hangs is given up after this time.
+_MOST_DESCRIPTORS = 3  # These are two namespaces and a folder.
 
 
 class Namespace:
@@ -38,7 +42,10 @@ class Namespace:
     def entered(self, nsenter: str) -> list[str]:
         """Returns the argv prefix of what is to run in the namespace."""
         mounts, *users = [f"/proc/{os.getpid()}/fd/{number}" for number in self._descriptors[:-1]]
-        as_user = [f"--user={users[0]}", "--preserve-credentials"] if users else []
+        if users:
+            as_user = [f"--user={users[0]}", "--preserve-credentials"]
+        else:
+            as_user = []
         return [nsenter, *as_user, f"--mount={mounts}", "--"]
 
     @contextlib.contextmanager
@@ -62,35 +69,110 @@ class Namespace:
             os.close(number)
 
 
-def mount_overlays(root: Path, layers: Sequence[tuple[Path, Path]], uid: int | None) -> Namespace:
-    """Shows each shared folder of `layers` at a new one right below `root`. Returns the namespace in which that is so.
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """This is a folder below an overlay, which nobody writes."""
 
-    The first of `layers`, which are pairs (shared, new), is the working copy. Everything belongs to `uid`, which takes
-    root, or to this user where that is None. The call blocks for some 20 ms. Raises OSError where this host does not
-    allow it.
-    """
-    named = [text for shared, new in layers for text in (str(shared), new.name)]
-    program = [sys.executable, "-I", "-S", overlay_program.__file__, str(root), "-" if uid is None else str(uid)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    descriptors: list[int] = []
-    with subprocess.Popen([*program, *named], text=True, **pipes) as process:  # type: ignore[call-overload]
-        timer = threading.Timer(_MOUNT_S, process.kill)
-        timer.start()
-        try:
-            said = process.stdout.readline().strip()
-            if said != "ready":
-                raise OSError(f"no overlay can be mounted: {said or 'the program died'}")
-            for name in ("mnt",) if uid is not None else ("mnt", "user"):
-                descriptors.append(os.open(f"/proc/{process.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            seen = f"/proc/{process.pid}/root{layers[0][1]}"
-            return Namespace(descriptors, os.open(seen, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError:
-            for number in descriptors:
-                os.close(number)
-            raise
-        finally:
-            timer.cancel()
-            process.stdin.close()
+    folder: Path
+    owner: int | None = None  # This user wrote it as a sandbox; None says that this process's user did.
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """These are the folders below one overlay, the uppermost first."""
+
+    name: str  # The overlay is seen in the folder of this name, below the root of its sandbox.
+    layers: tuple[Layer, ...]
+
+    @property
+    def upper(self) -> str:
+        """Returns the name of the folder, below the same root, for what is written."""
+        return f"upper-{self.name}"
+
+    @property
+    def spare(self) -> str:
+        """Returns the name of the folder that the kernel's overlay needs for itself."""
+        return f"spare-{self.name}"
+
+
+class Mounter:
+    """This mounts overlays by a process of its own, which starts with the first one and ends with `close`, or with this
+    process. Threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def mount(self, root: Path, stacks: Sequence[Stack], uid: int | None) -> Namespace:
+        """Shows each of `stacks` at its folder right below `root`. Returns the namespace in which that is so.
+
+        The first stack is the working copy. Everything belongs to `uid`, which takes root, or to this user where that
+        is None. What was written before is seen where the folder for it is there. The call blocks for a few
+        milliseconds. Raises OSError where this host does not allow it.
+        """
+        wanted = [[stack.name, [[str(layer.folder), layer.owner] for layer in stack.layers]] for stack in stacks]
+        text = json.dumps({"root": str(root), "uid": uid, "stacks": wanted}).encode()
+        if len(text) > overlay_program.MOST_BYTES:
+            raise OSError("no overlay can be mounted: it has too many layers")
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with answers:
+            with theirs:
+                self._ask(text, theirs)
+            answers.settimeout(_MOUNT_S)
+            said, descriptors, _, _ = socket.recv_fds(answers, 1 << 12, _MOST_DESCRIPTORS)
+        if said != b"ready":
+            raise OSError(f"no overlay can be mounted: {said.decode(errors='replace') or 'the program died'}")
+        return Namespace(descriptors[:-1], descriptors[-1])
+
+    def close(self) -> None:
+        """Ends the process. What was mounted stays."""
+        with self._lock:
+            if self._requests is not None:
+                self._requests.close()
+            if self._process is not None:
+                self._process.wait()
+            self._process = None
+            self._requests = None
+
+    def _ask(self, text: bytes, answers: socket.socket) -> None:
+        """Sends a request. A process that has died, or that another process started before a fork, is replaced."""
+        for last_try in (False, True):
+            requests = self._started()
+            try:
+                socket.send_fds(requests, [text], [answers.fileno()])
+            except BrokenPipeError:
+                self._forget(requests)
+                if last_try:
+                    raise
+            else:
+                return
+
+    def _started(self) -> socket.socket:
+        with self._lock:
+            if self._requests is None:
+                self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                program = [sys.executable, "-I", "-S", overlay_program.__file__, str(theirs.fileno())]
+                with theirs:
+                    self._process = subprocess.Popen(
+                        program, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd="/"
+                    )
+            return self._requests
+
+    def _forget(self, requests: socket.socket) -> None:
+        with self._lock:
+            if self._requests is requests:
+                requests.close()
+                self._requests = None
+                if self._process is not None:
+                    self._process.wait()
+                self._process = None
+
+
+def mount_overlays(root: Path, stacks: Sequence[Stack], uid: int | None) -> Namespace:
+    """Mounts once, as `Mounter.mount` does, with a process for this alone. Raises OSError."""
+    with contextlib.closing(Mounter()) as mounter:
+        return mounter.mount(root, stacks, uid)
 
 
 @cache

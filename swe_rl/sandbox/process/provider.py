@@ -16,6 +16,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from swe_rl.config.schema import SandboxConfig
@@ -28,14 +29,13 @@ from swe_rl.sandbox.process.bubblewrap import HOME
 from swe_rl.sandbox.process.control_group import ControlGroups, usable_parent
 from swe_rl.sandbox.process.isolation import choose_launcher
 from swe_rl.sandbox.process.launcher import SandboxFolder
-from swe_rl.sandbox.process.overlay import can_be_shared, mount_overlays
+from swe_rl.sandbox.process.overlay import Layer, Mounter, Stack, can_be_shared
 from swe_rl.sandbox.process.sandbox import Bounded, ProcessSandbox
+from swe_rl.sandbox.process.snapshots import DOOR_FOLDER, ProcessSnapshots
 from swe_rl.sandbox.process.watcher import Watcher, bounds_of, say_bounds
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace, close_all
+from swe_rl.sandbox.sandbox import Door, SandboxError, Snapshot, Workspace, close_all
 from swe_rl.sandbox.working_copy import copy_tree, remove_or_say, remove_tree
-
-_DOOR_FOLDER = ".swe_rl"
 
 
 class ProcessProvider:
@@ -63,6 +63,8 @@ class ProcessProvider:
         say_bounds(config, self._launcher, parent if isinstance(parent, str) else "", warn)
         self._places = asyncio.Semaphore(config.concurrency)
         self._boots = asyncio.Semaphore(config.start_concurrency)
+        self._mounter = Mounter()
+        self._snapshots = ProcessSnapshots(self._folder, self._mounter)
         self._open: set[ProcessSandbox] = set()
         self._counter = itertools.count(1)
         self._closed = False
@@ -81,10 +83,43 @@ class ProcessProvider:
                 f"{owner}: sandbox.kind=process needs instances with a folder on this machine, and this one has the "
                 f"image {workspace.image!r}; use sandbox.kind=docker or podman"
             )
-        root = self._folder / f"{safe_name(owner)}-{next(self._counter)}"
+        source = workspace.path
+        root = self._new_root(owner)
         folder = self._launcher.folder(root, workspace)
+        boot = partial(_make_folder, folder, source, self._mounter, shares=self._launcher.shares)
+        try:
+            return await self._make(folder, boot, door)
+        except OSError as error:
+            raise SandboxError(f"{owner}: the workspace {source} cannot be copied: {error}") from error
+
+    async def fork(self, snapshot: Snapshot, *, owner: str, door: Door | None = None) -> ProcessSandbox:
+        """Returns a new sandbox with the files of a snapshot. Raises SandboxError where that is impossible."""
+        if self._closed:
+            raise SandboxError("the sandbox provider is closed")
+        workspace = self._snapshots.workspace_of(snapshot)
+        folder = self._launcher.folder(self._new_root(owner), workspace)
+        try:
+            return await self._make(folder, partial(self._snapshots.fork, snapshot, folder), door)
+        except OSError as error:
+            raise SandboxError(f"{owner}: {snapshot.snapshot_id} cannot be forked: {error}") from error
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forgets a snapshot. Raises SandboxError where something of it cannot be removed."""
+        try:
+            await asyncio.to_thread(self._snapshots.drop, snapshot)
+        except OSError as error:
+            raise SandboxError(f"{snapshot.snapshot_id} cannot be removed: {error}") from error
+
+    def _new_root(self, owner: str) -> Path:
+        return self._folder / f"{safe_name(owner)}-{next(self._counter)}"
+
+    async def _make(
+        self, folder: SandboxFolder, boot: Callable[[], SandboxFolder], door: Door | None
+    ) -> ProcessSandbox:
+        """Returns the sandbox whose folder `boot` makes. Raises OSError, SandboxError, and leaves nothing then."""
+        root = folder.root
         doorway = self._doorway(door, folder)
-        making = asyncio.ensure_future(self._boot(folder, workspace.path))
+        making = asyncio.ensure_future(self._boot(boot))
         bounded: Bounded | None = None
         try:
             folder = await asyncio.shield(making)
@@ -92,14 +127,16 @@ class ProcessProvider:
             bounded = await self._bounded(root)
             if doorway is not None:
                 await doorway.open()
-        except BaseException as error:
+        except BaseException:
             if bounded is not None and bounded.group is not None:
                 bounded.group.remove()
-            await asyncio.shield(asyncio.ensure_future(_take_back(making, doorway, root)))
-            if isinstance(error, OSError):
-                raise SandboxError(f"{owner}: the workspace {workspace.path} cannot be copied: {error}") from error
+            await asyncio.shield(asyncio.ensure_future(self._take_back(making, doorway, root)))
             raise
-        url = doorway.url if doorway else direct_url(door) if door else None
+        url = None
+        if doorway:
+            url = doorway.url
+        elif door:
+            url = direct_url(door)
         sandbox = ProcessSandbox(
             folder,
             self._launcher,
@@ -107,19 +144,36 @@ class ProcessProvider:
             self._places,
             self._open.discard,
             bounded=bounded,
+            snapshots=self._snapshots,
             door_url=url,
             doorway=doorway,
         )
         self._open.add(sandbox)
         return sandbox
 
-    async def _boot(self, folder: SandboxFolder, source: Path) -> SandboxFolder:
+    async def _boot(self, boot: Callable[[], SandboxFolder]) -> SandboxFolder:
         """Makes the folder of a sandbox, and returns it with its namespace. Raises OSError.
 
         Only a few are made at a time, because copies beside each other would make all of them late.
         """
         async with self._boots:
-            return await asyncio.to_thread(_make_folder, folder, source, shares=self._launcher.shares)
+            return await asyncio.to_thread(boot)
+
+    async def _take_back(self, making: "asyncio.Future[SandboxFolder]", doorway: Doorway | None, root: Path) -> None:
+        """Removes what there is of a sandbox that could not be made."""
+        await asyncio.wait([making])
+        made = None
+        if not making.cancelled() and making.exception() is None:
+            made = making.result()
+        if made is not None and made.namespace is not None:
+            made.namespace.close()
+        if doorway is not None:
+            await doorway.close()
+        # What cannot be removed is left to the provider's end, because what went wrong before is what counts.
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(remove_tree, root)
+            if made is not None:
+                await asyncio.to_thread(self._snapshots.release, made.stacks)
 
     async def _bounded(self, root: Path) -> Bounded:
         """Returns what bounds a new sandbox. Raises OSError where the kernel's group for it cannot be made."""
@@ -130,11 +184,12 @@ class ProcessProvider:
         """Returns a doorway, or None without a door, and where commands share this machine's network."""
         if door is None or self._config.network or not self._launcher.isolated:
             return None
-        return Doorway(door, folder.tmp / _DOOR_FOLDER, f"{HOME}/{_DOOR_FOLDER}")
+        return Doorway(door, folder.tmp / DOOR_FOLDER, f"{HOME}/{DOOR_FOLDER}")
 
     async def close(self) -> None:
         self._closed = True
         await close_all(list(self._open), self._warn)
+        await asyncio.to_thread(self._mounter.close)
         await asyncio.to_thread(self._remove)
 
     def _remove(self) -> None:
@@ -148,7 +203,7 @@ class ProcessProvider:
             remove_or_say(self._folder, self._warn)
 
 
-def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> SandboxFolder:
+def _make_folder(folder: SandboxFolder, source: Path, mounter: Mounter, *, shares: bool) -> SandboxFolder:
     """Makes the folder of a sandbox, and returns it with its namespace where its parts are shared. Raises OSError.
 
     A workspace with programs of its own is big, so it is shared where that is possible. Others are copied at once.
@@ -166,19 +221,8 @@ def _make_folder(folder: SandboxFolder, source: Path, *, shares: bool) -> Sandbo
         return folder
     layers = [(source, folder.work), (folder.toolchain.folder, folder.programs)]
     if shares and all(can_be_shared(shared) for shared, _ in layers):
-        return replace(folder, namespace=mount_overlays(folder.root, layers, folder.uid))
+        stacks = tuple(Stack(new.name, (Layer(shared),)) for shared, new in layers)
+        return replace(folder, namespace=mounter.mount(folder.root, stacks, folder.uid), stacks=stacks)
     for shared, new in layers:
         copy_tree(shared, new, uid=folder.uid)
     return folder
-
-
-async def _take_back(making: "asyncio.Future[SandboxFolder]", doorway: Doorway | None, root: Path) -> None:
-    """Removes what there is of a sandbox that could not be made."""
-    await asyncio.wait([making])
-    if not making.cancelled() and making.exception() is None and (namespace := making.result().namespace):
-        namespace.close()
-    if doorway is not None:
-        await doorway.close()
-    # What cannot be removed is left to the provider's end, because what went wrong before is what counts.
-    with contextlib.suppress(OSError):
-        await asyncio.to_thread(remove_tree, root)

@@ -18,7 +18,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -29,10 +31,13 @@ from swe_rl.sandbox.confined_path import read_confined, write_confined
 from swe_rl.sandbox.door import Doorway
 from swe_rl.sandbox.process.control_group import ControlGroup
 from swe_rl.sandbox.process.launcher import Launcher, SandboxFolder
+from swe_rl.sandbox.process.snapshots import ProcessSnapshots
 from swe_rl.sandbox.process.watcher import Folder, Watched, Watcher
 from swe_rl.sandbox.process_tree import kill_marked
-from swe_rl.sandbox.protocol import USED_TOO_MUCH, OutsideError, SandboxError, Waited
+from swe_rl.sandbox.sandbox import USED_TOO_MUCH, OutsideError, SandboxError, Snapshot, Waited
+from swe_rl.sandbox.working_copy import remove_tree
 
+Done = TypeVar("Done")
 _KILLED_EXIT = 137  # A shell gives this status for a command that SIGKILL ended.
 
 
@@ -57,11 +62,15 @@ class ProcessSandbox(LocalSandbox):
         forget: Callable[["ProcessSandbox"], None],
         *,
         bounded: "Bounded",
+        snapshots: ProcessSnapshots,
         door_url: str | None = None,
         doorway: Doorway | None = None,
     ) -> None:
         super().__init__(folder.root.name, folder.workdir, config, door_url=door_url, doorway=doorway)
         self._bounded = bounded
+        self._snapshots = snapshots
+        self._broken = ""
+        self._removing: set[asyncio.Future[None]] = set()
         self._folder = folder
         self._launcher = launcher
         self._places = places
@@ -106,7 +115,9 @@ class ProcessSandbox(LocalSandbox):
             )
             isolated = self._launcher.isolated
             group = self._bounded.group
-            before_it = group.kills() if group else None
+            before_it = None
+            if group:
+                before_it = group.kills()
             spec = CommandSpec(
                 argv=group.entered(launch.argv, self._launcher.bash) if group else launch.argv,
                 env={**launch.env, **env},
@@ -150,6 +161,53 @@ class ProcessSandbox(LocalSandbox):
         output.feed(f"\n{USED_TOO_MUCH} {used}.\n".encode())
         return _KILLED_EXIT
 
+    async def snapshot(self) -> Snapshot:
+        """Returns a snapshot as the protocol says. Raises SandboxError where the files cannot be set aside."""
+        return await self._until_closed(self._between_commands(self._take))
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        """Brings the files back as the protocol says."""
+        stale = await self._until_closed(self._between_commands(partial(self._put_back, snapshot)))
+        removing = asyncio.ensure_future(asyncio.to_thread(self._remove_stale, stale))
+        self._removing.add(removing)
+        removing.add_done_callback(self._removing.discard)
+
+    async def _between_commands(self, work: Callable[[], Done]) -> Done:
+        """Returns what `work` returns in a thread, while no command runs. Raises SandboxError.
+
+        Work that fails half way leaves the sandbox broken.
+        """
+        async with self._turn:
+            self._check_open()
+            running = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # Nobody else may touch the folder before the thread is done with it.
+                await asyncio.wait([running])
+                raise
+            except OSError as error:
+                self._broken = f"its files could not be set aside or brought back: {error}"
+                raise SandboxError(f"sandbox {self.sandbox_id}: {self._broken}") from error
+
+    def _take(self) -> Snapshot:
+        snapshot, self._folder = self._snapshots.take(self._folder)
+        return snapshot
+
+    def _put_back(self, snapshot: Snapshot) -> Path:
+        self._folder, stale = self._snapshots.reset(snapshot, self._folder)
+        return stale
+
+    def _remove_stale(self, stale: Path) -> None:
+        # What cannot be removed now is removed with the sandbox.
+        with contextlib.suppress(OSError):
+            remove_tree(stale)
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._broken:
+            raise SandboxError(f"sandbox {self.sandbox_id} is broken: {self._broken}")
+
     async def write_file(self, path: str, content: bytes) -> None:
         self._check_open()
         await asyncio.to_thread(self._write, path, content)
@@ -169,6 +227,7 @@ class ProcessSandbox(LocalSandbox):
 
     async def _close(self) -> None:
         await self._end_running()
+        await asyncio.gather(*self._removing)
         if self._doorway is not None:
             await self._doorway.close()
         try:
@@ -184,6 +243,10 @@ class ProcessSandbox(LocalSandbox):
         if self._folder.namespace is not None:
             self._folder.namespace.close()
         clear_away(self._folder.root, self.sandbox_id)
+        try:
+            self._snapshots.release(self._folder.stacks)
+        except OSError as error:
+            raise SandboxError(f"sandbox {self.sandbox_id}: a layer cannot be removed: {error}") from error
 
 
 @contextlib.contextmanager

@@ -194,7 +194,7 @@ _LAUNCHER_PROCESSES = 3  # These are bwrap, the namespace's first process, and t
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class SandboxBounds:
     """This is what one sandbox may use. None means that somebody else counts that, or nobody does."""
 
     memory_bytes: int | None
@@ -202,10 +202,10 @@ class Bounds:
     disk: DiskUse | None  # This is beyond what its folder began with.
 
 
-def bounds_of(config: SandboxConfig, *, by_kernel: bool) -> Bounds:
+def bounds_of(config: SandboxConfig, *, by_kernel: bool) -> SandboxBounds:
     """Returns the configured bounds. With `by_kernel`, memory and processes are a control group's business."""
     files = int(config.disk_gb * _FILES_PER_GB)
-    return Bounds(
+    return SandboxBounds(
         memory_bytes=None if by_kernel else int(config.memory_gb * _GIB),
         processes=None if by_kernel else config.max_processes,
         disk=DiskUse(int(config.disk_gb * _GIB), files) if config.disk_gb else None,
@@ -217,12 +217,18 @@ def say_bounds(config: SandboxConfig, launcher: Launcher, no_group: str, warn: C
 
     `no_group` says why the kernel counts neither memory nor processes, and is empty where it does.
     """
-    how = f"a look at them every {_EVERY_S:g} s ({no_group})" if no_group else "the kernel"
-    disk = "a look at it" if config.disk_gb else "nothing (sandbox.disk_gb=0)"
+    how = "the kernel"
+    if no_group:
+        how = f"a look at them every {_EVERY_S:g} s ({no_group})"
+    disk = "nothing (sandbox.disk_gb=0)"
+    if config.disk_gb:
+        disk = "a look at it"
     missing = [*(() if _can_look() or not no_group else ("memory and processes together",)), *launcher.unbounded]
     if not _can_look():
         missing.append("disk")
-    not_bounded = f"; not bounded on this machine: {', '.join(missing)}" if missing else ""
+    not_bounded = ""
+    if missing:
+        not_bounded = f"; not bounded on this machine: {', '.join(missing)}"
     _log.info("sandboxes: memory and processes are bounded by %s, disk by %s%s", how, disk, not_bounded)
     if missing and launcher.isolated:
         warn(f"warning: not bounded in sandboxes on this machine: {', '.join(missing)} (docs/sandboxes.md)")
@@ -257,7 +263,7 @@ class Watcher:
     """This watches the commands of all sandboxes of a provider; `clock` returns seconds."""
 
     def __init__(
-        self, bounds: Bounds, *, clock: Callable[[], float] = time.monotonic, every_s: float = _EVERY_S
+        self, bounds: SandboxBounds, *, clock: Callable[[], float] = time.monotonic, every_s: float = _EVERY_S
     ) -> None:
         self._bounds = bounds
         self._clock = clock
@@ -267,7 +273,10 @@ class Watcher:
 
     def folder(self, path: Path) -> Folder:
         """Returns the folder of a new sandbox as it begins, and walks it where the disk is bounded."""
-        began = disk_use(path) if self._bounds.disk else DiskUse()
+        if self._bounds.disk:
+            began = disk_use(path)
+        else:
+            began = DiskUse()
         return Folder(path, began, began, filesystem_use(path), self._clock())
 
     def watch(self, leader: int, folder: Folder, *, isolated: bool) -> Watched:
@@ -309,9 +318,13 @@ class Watcher:
         began_s = time.thread_time()
         over_limits: list[tuple[Watched, str]] = []
         counts = self._bounds.memory_bytes is not None or self._bounds.processes is not None
-        processes = Processes() if counts else None
+        processes = None
+        if counts:
+            processes = Processes()
         for command in watched:
-            reason = self._too_much(command, processes.of(command.leader)) if processes else ""
+            reason = ""
+            if processes:
+                reason = self._too_much(command, processes.of(command.leader))
             reason = reason or self._too_full(command.folder)
             if reason:
                 over_limits.append((command, reason))

@@ -26,17 +26,18 @@ from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox.archive import digest_of
 from swe_rl.sandbox.base import BaseProvider, BaseSandbox, safe_name
 from swe_rl.sandbox.container.files import pack_folder
-from swe_rl.sandbox.protocol import (
+from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.sandbox import (
     Door,
     ExecResult,
     OutsideError,
     SandboxError,
+    Snapshot,
     Toolchain,
     Waited,
     Workspace,
     no_wait,
 )
-from swe_rl.sandbox.remote import wire
 
 _CONNECT_S = 20.0
 # The server gives signs of life while a command runs, so one that misses several is taken for dead.
@@ -158,7 +159,10 @@ class RemoteSandbox(BaseSandbox):
         }
         # A command is never asked for twice, because the first one may have run.
         asked = self._client.asked("POST", f"{self._path}/exec", again=False, json=order)
-        telling = None if waited is no_wait else asyncio.ensure_future(self._tell_waited(command_id, waited))
+        if waited is no_wait:
+            telling = None
+        else:
+            telling = asyncio.ensure_future(self._tell_waited(command_id, waited))
         try:
             return wire.result_from_json(await self._until_closed(asked))
         except asyncio.CancelledError:
@@ -181,6 +185,16 @@ class RemoteSandbox(BaseSandbox):
         if status != 200:
             raise wire.error_of(_parse_json(body, self._client.url))
         return body
+
+    async def snapshot(self) -> Snapshot:
+        """Returns a snapshot, which is on the server."""
+        self._check_open()
+        return Snapshot(str((await self._client.asked("POST", f"{self._path}/snapshot", again=False))["snapshot_id"]))
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        """Brings the files back as they were in a snapshot of the same server."""
+        self._check_open()
+        await self._client.asked("POST", f"{self._path}/reset", json={"snapshot_id": snapshot.snapshot_id})
 
     async def _stop_command(self, command_id: str) -> None:
         """Stops a command, and returns once it is gone.
@@ -280,17 +294,27 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         await self._client.close()
 
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> RemoteSandbox:
-        name = f"{safe_name(owner)}-{secrets.token_hex(6)}"
         order: dict[str, Any] = {
-            "request_id": name,
-            "owner": owner,
             "image": workspace.image,
             "workdir": workspace.workdir,
             "places": list(workspace.places),
             "workspace": await self._send(workspace.path, owner) if workspace.path else None,
             "toolchain": await self._toolchain(workspace.toolchain, owner) if workspace.toolchain else None,
-            "door": {"host": door.host, "port": door.port, "path": door.path} if door else None,
         }
+        return await self._ordered(order, owner, door)
+
+    async def _make_fork(self, snapshot: Snapshot, owner: str, door: Door | None) -> RemoteSandbox:
+        return await self._ordered({"snapshot": snapshot.snapshot_id}, owner, door)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Forgets a snapshot. Raises SandboxError where the server cannot be reached, which then forgets it itself."""
+        await self._client.asked("DELETE", f"/snapshots/{quote(snapshot.snapshot_id)}")
+
+    async def _ordered(self, order: dict[str, Any], owner: str, door: Door | None) -> RemoteSandbox:
+        name = f"{safe_name(owner)}-{secrets.token_hex(6)}"
+        order |= {"request_id": name, "owner": owner, "door": None}
+        if door is not None:
+            order["door"] = {"host": door.host, "port": door.port, "path": door.path}
         try:
             answer = await self._start(order)
         except BaseException:

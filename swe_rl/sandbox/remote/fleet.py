@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError
-from swe_rl.sandbox.protocol import Door, SandboxError, Workspace
+from swe_rl.sandbox.base import no_snapshots
 from swe_rl.sandbox.remote.client import RemoteProvider, RemoteSandbox, ServerGoneError
+from swe_rl.sandbox.sandbox import Door, SandboxError, Snapshot, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,13 @@ class RuntimeFleet:
                     raise
             finally:
                 server.starting -= 1
+
+    async def fork(self, snapshot: Snapshot, *, owner: str, door: Door | None = None) -> RemoteSandbox:
+        """Refuses: a snapshot is on one server, and the sandboxes of a fleet are where there is room."""
+        raise no_snapshots(self)
+
+    async def drop(self, snapshot: Snapshot) -> None:
+        """Does nothing, as there are no forks."""
 
     async def close(self) -> None:
         self._closed = True

@@ -30,7 +30,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.base import TIMEOUT_EXIT, BaseProvider, BaseSandbox, refused_result
 from swe_rl.sandbox.container import files
-from swe_rl.sandbox.protocol import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
+from swe_rl.sandbox.sandbox import Door, ExecResult, SandboxError, Waited, Workspace, no_wait
 
 _POLL_S = 2.0
 _SPARE_S = 30.0  # An action gets so long beyond its command's timeout.
@@ -143,7 +143,10 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
         self._url = config.runtime_url.rstrip("/")
         self._poll_s = poll_s
         key = key_of(os.environ, config.runtime_key_env)
-        self._headers = {"X-API-Key": key} if key else {}
+        if key:
+            self._headers = {"X-API-Key": key}
+        else:
+            self._headers = {}
         self._session: aiohttp.ClientSession | None = None
         self._runtimes: dict[OpenHandsSandbox, str] = {}
 
@@ -174,7 +177,10 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
         made = await self._ask("POST", f"{self._url}/start", json=order, timeout_s=self._config.start_timeout_s)
         runtime = str(made["runtime_id"])
         url = str(made["url"]).rstrip("/")
-        headers = {"X-Session-API-Key": str(made["session_api_key"])} if made.get("session_api_key") else {}
+        if made.get("session_api_key"):
+            headers = {"X-Session-API-Key": str(made["session_api_key"])}
+        else:
+            headers = {}
 
         async def act(method: str, path: str, **options: Any) -> Any:
             return await self._ask(method, url + path, headers=headers, **options)
@@ -241,7 +247,9 @@ class OpenHandsProvider(BaseProvider[OpenHandsSandbox]):
 def _parse_result(
     answer: Any, mark: str, limit_bytes: int, timeout_s: float, duration_s: float, sandbox_id: str
 ) -> ExecResult:
-    content = str(answer.get("content", "")) if isinstance(answer, dict) else ""
+    content = ""
+    if isinstance(answer, dict):
+        content = str(answer.get("content", ""))
     match = re.search(rf"{mark}:(\d+):(\d+):([A-Za-z0-9+/=\s]*):([A-Za-z0-9+/=\s]*):", content)
     if match is None:
         raise SandboxError(f"sandbox {sandbox_id}: a command ended without a result: {content[-300:]!r}")

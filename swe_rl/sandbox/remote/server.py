@@ -20,70 +20,25 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from aiohttp import web
 
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.host.addresses import is_loopback
 from swe_rl.sandbox.archive import Workspaces
-from swe_rl.sandbox.protocol import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Toolchain, Workspace
 from swe_rl.sandbox.remote import wire
-
-Held = TypeVar("Held")
-
-
-@dataclass(slots=True)
-class _RemoteRun(Generic[Held]):
-    seen_s: float
-    held: dict[str, Held] = field(default_factory=dict)
-
-
-class Leases(Generic[Held]):
-    """This knows what each run holds, and when it was last heard of."""
-
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._runs: dict[str, _RemoteRun[Held]] = {}
-
-    def renew(self, run: str, now_s: float) -> int:
-        """Notes that the run lives. Returns how many sandboxes it holds."""
-        entry = self._runs.setdefault(run, _RemoteRun(now_s))
-        entry.seen_s = now_s
-        return len(entry.held)
-
-    def hold(self, run: str, sandbox_id: str, held: Held, now_s: float) -> None:
-        """Gives the run a sandbox, and notes that it lives."""
-        self.renew(run, now_s)
-        self._runs[run].held[sandbox_id] = held
-
-    def get(self, run: str, sandbox_id: str, now_s: float) -> Held | None:
-        self.renew(run, now_s)
-        return self._runs[run].held.get(sandbox_id)
-
-    def drop(self, run: str, sandbox_id: str) -> Held | None:
-        """Takes a sandbox from the run. Returns it, or None where the run does not have it."""
-        entry = self._runs.get(run)
-        return entry.held.pop(sandbox_id, None) if entry else None
-
-    def end(self, run: str) -> list[Held]:
-        """Forgets the run, and returns what it held."""
-        entry = self._runs.pop(run, None)
-        return list(entry.held.values()) if entry else []
-
-    def lapse(self, now_s: float) -> list[Held]:
-        """Ends the runs that were not heard of for too long, and returns what they held."""
-        gone = [run for run, entry in self._runs.items() if now_s - entry.seen_s > self._lease_s]
-        return [held for run in gone for held in self.end(run)]
-
-    def heard_s(self) -> float | None:
-        """Returns when any run that has not ended was last heard of, or None where there is none."""
-        return max((entry.seen_s for entry in self._runs.values()), default=None)
-
-    def everyone(self) -> list[tuple[str, str, Held]]:
-        """Returns the run, the sandbox's id and what is held, for each sandbox."""
-        return [(run, name, held) for run, entry in self._runs.items() for name, held in entry.held.items()]
-
+from swe_rl.sandbox.remote.leases import Leases
+from swe_rl.sandbox.sandbox import (
+    Door,
+    ExecResult,
+    Sandbox,
+    SandboxError,
+    SandboxProvider,
+    Snapshot,
+    Toolchain,
+    Workspace,
+)
 
 _MAX_BODY_BYTES = 8 << 30  # The archive of a workspace may be so large.
 _CHUNK_BYTES = 1 << 20
@@ -123,6 +78,7 @@ class RuntimeServer:
         self._options = options
         self._workspaces = Workspaces(folder / "workspaces")
         self._leases: Leases[_Entry] = Leases(options.lease_s)
+        self._snapshots: Leases[Snapshot] = Leases(options.lease_s)
         self._starting: dict[str, asyncio.Task[_Entry]] = {}
         self._runner: web.AppRunner | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -162,6 +118,9 @@ class RuntimeServer:
         app.router.add_put("/sandboxes/{sandbox_id}/commands/{command_id}/waited", self._note_waited)
         app.router.add_put("/sandboxes/{sandbox_id}/file", self._write)
         app.router.add_get("/sandboxes/{sandbox_id}/file", self._read)
+        app.router.add_post("/sandboxes/{sandbox_id}/snapshot", self._snapshot)
+        app.router.add_post("/sandboxes/{sandbox_id}/reset", self._reset)
+        app.router.add_delete("/snapshots/{snapshot_id}", self._drop)
         app.router.add_get("/sandboxes/{sandbox_id}", self._status)
         app.router.add_delete("/sandboxes/{sandbox_id}", self._stop)
         app.router.add_get("/workspaces/{digest}", self._has_workspace)
@@ -176,6 +135,7 @@ class RuntimeServer:
             return _refuse_request(
                 wire.WireFailure("user", "the sandbox server wants another key (sandbox.runtime_key_env)"), 401
             )
+        self._snapshots.renew(_run_name(request), time.monotonic())
         try:
             return await handler(request)
         except SweRlError as error:
@@ -245,19 +205,49 @@ class RuntimeServer:
         return web.json_response({"workdir": entry.sandbox.workdir, "door_url": entry.sandbox.door_url}, status=201)
 
     async def _make(self, run: str, name: str, order: dict[str, Any]) -> _Entry:
+        asked = order.get("door")
+        door = Door(str(asked["host"]), int(asked["port"]), str(asked["path"])) if asked else None
+        owner = str(order["owner"])
+        if order.get("snapshot"):
+            sandbox = await self._provider.fork(self._own_snapshot(run, order["snapshot"]), owner=owner, door=door)
+        else:
+            sandbox = await self._provider.create(self._workspace(order), owner=owner, door=door)
+        entry = _Entry(sandbox, owner, time.monotonic())
+        self._leases.hold(run, name, entry, time.monotonic())
+        return entry
+
+    def _workspace(self, order: dict[str, Any]) -> Workspace:
         path = self._sent(order["workspace"]) if order.get("workspace") else None
         places = wire.places_of(order.get("places", []))
         toolchain = None
         if order.get("toolchain"):
             programs = wire.ToolchainOrder.read(order["toolchain"])
             toolchain = Toolchain(self._sent(programs.workspace), programs.seen_as, programs.variables)
-        workspace = Workspace(path, order.get("image"), str(order["workdir"]), toolchain, places)
-        asked = order.get("door")
-        door = Door(str(asked["host"]), int(asked["port"]), str(asked["path"])) if asked else None
-        sandbox = await self._provider.create(workspace, owner=str(order["owner"]), door=door)
-        entry = _Entry(sandbox, str(order["owner"]), time.monotonic())
-        self._leases.hold(run, name, entry, time.monotonic())
-        return entry
+        return Workspace(path, order.get("image"), str(order["workdir"]), toolchain, places)
+
+    def _own_snapshot(self, run: str, name: Any) -> Snapshot:
+        """Returns a snapshot of the run. Raises SandboxError where the run has none of this name."""
+        snapshot = self._snapshots.get(run, str(name), time.monotonic())
+        if snapshot is None:
+            raise SandboxError(f"{str(name)[:80]} is not on this server: it was dropped, or its lease ran out")
+        return snapshot
+
+    async def _snapshot(self, request: web.Request) -> web.Response:
+        run, _, entry = self._entry(request)
+        snapshot = await entry.sandbox.snapshot()
+        self._snapshots.hold(run, snapshot.snapshot_id, snapshot, time.monotonic())
+        return web.json_response({"snapshot_id": snapshot.snapshot_id})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        run, _, entry = self._entry(request)
+        await entry.sandbox.reset(self._own_snapshot(run, (await request.json())["snapshot_id"]))
+        return web.json_response({})
+
+    async def _drop(self, request: web.Request) -> web.Response:
+        snapshot = self._snapshots.drop(_run_name(request), request.match_info["snapshot_id"])
+        if snapshot is not None:
+            await self._provider.drop(snapshot)
+        return web.json_response({})
 
     def _sent(self, digest: str) -> Path:
         """Returns the folder that a client sent. Raises SandboxError where there is none."""
@@ -356,6 +346,7 @@ class RuntimeServer:
     async def _end_run(self, request: web.Request) -> web.Response:
         ended = self._leases.end(_run_name(request))
         await asyncio.gather(*map(self._close_entry, ended))
+        await self._drop_all(self._snapshots.end(_run_name(request)))
         return web.json_response({"closed": len(ended)})
 
     def _entry(self, request: web.Request) -> tuple[str, str, _Entry]:
@@ -380,6 +371,13 @@ class RuntimeServer:
             await asyncio.sleep(self._options.lease_s / 4)
             for entry in self._leases.lapse(time.monotonic()):
                 self._close_entry(entry)
+            await self._drop_all(self._snapshots.lapse(time.monotonic()))
+
+    async def _drop_all(self, snapshots: list[Snapshot]) -> None:
+        for snapshot in snapshots:
+            # What cannot be removed is removed with the provider.
+            with contextlib.suppress(SandboxError):
+                await self._provider.drop(snapshot)
 
 
 @contextlib.asynccontextmanager

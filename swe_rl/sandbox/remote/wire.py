@@ -15,7 +15,7 @@ from typing import Any
 
 from swe_rl.errors import SweRlError, UserError
 from swe_rl.sandbox.confined_path import MissingFileError
-from swe_rl.sandbox.protocol import ExecResult, SandboxError
+from swe_rl.sandbox.sandbox import ExecResult, NoSnapshotsError, SandboxError
 
 KEY_HEADER = "X-API-Key"
 RUN_HEADER = "X-Run"
@@ -28,7 +28,12 @@ _MOST_PLACES = 16
 # A place is an absolute path of at most 200 characters.
 _PLACE = re.compile(r"(?!.{201})(/[^/\0]+)+", re.DOTALL)
 
-_KINDS: dict[str, type[SweRlError]] = {"user": UserError, "missing_file": MissingFileError, "sandbox": SandboxError}
+_KINDS: dict[str, type[SweRlError]] = {
+    "user": UserError,
+    "missing_file": MissingFileError,
+    "no_snapshots": NoSnapshotsError,
+    "sandbox": SandboxError,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +124,10 @@ def proof_of(key: str, server: str, challenge: str) -> str:
 
 def failure_of(error: SweRlError) -> WireFailure:
     """Returns an error as it is sent."""
-    kind = "user" if isinstance(error, UserError) else "sandbox"
-    return WireFailure("missing_file" if isinstance(error, MissingFileError) else kind, str(error))
+    for kind, class_ in _KINDS.items():
+        if isinstance(error, class_):
+            return WireFailure(kind, str(error))
+    return WireFailure("sandbox", str(error))
 
 
 def error_of(answer: dict[str, Any]) -> SweRlError:

@@ -45,8 +45,12 @@ def chosen_texts(template: Any) -> TemplateTexts | None:
     if isinstance(template, Mapping):
         text = template.get("default") or next(iter(template.values()), None)
         with_tools = template.get("tool_use")
-        return TemplateTexts(text, with_tools if with_tools != text else None) if isinstance(text, str) else None
-    return TemplateTexts(template) if isinstance(template, str) and template else None
+        if not isinstance(text, str):
+            return None
+        return TemplateTexts(text, with_tools if with_tools != text else None)
+    if isinstance(template, str) and template:
+        return TemplateTexts(template)
+    return None
 
 
 def read_tokens(folder: Path) -> Tokens:
@@ -89,7 +93,9 @@ def own_template(folder: Path, *, thinking: bool) -> OwnTemplate:
 
 
 def _content(token: Any) -> str:
-    return str(token.get("content")) if isinstance(token, dict) else str(token)
+    if isinstance(token, dict):
+        return str(token.get("content"))
+    return str(token)
 
 
 def _table(path: Path) -> dict[str, Any]:
@@ -97,7 +103,9 @@ def _table(path: Path) -> dict[str, Any]:
         content = json.loads(_text(path) or "{}")
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    return content
 
 
 def _text(path: Path) -> str | None:

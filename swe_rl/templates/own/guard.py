@@ -88,4 +88,4 @@ def _mended(text: str, breaker: str) -> str:
         text = text.replace(breaker, "")
     # Some templates write JSON that has no other characters than those of ASCII.
     escaped = f"\\u{ord(breaker):04x}"
-    return text.replace(escaped, "") if escaped in text else text
+    return text.replace(escaped, "")

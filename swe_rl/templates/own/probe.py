@@ -154,7 +154,10 @@ def _learn_ending(template: OwnTemplate, has_calls: bool) -> None:
     tokens = template.guard.tokens
     control = template.tokens.special
     shared = [match[0] for match in tokens.finditer(inner[: template.shared_length(inner, last)])]
-    candidates = shared if any(control[token] for token in shared) else [match[0] for match in tokens.finditer(last)]
+    if any(control[token] for token in shared):
+        candidates = shared
+    else:
+        candidates = [match[0] for match in tokens.finditer(last)]
     stops = [index for index, token in enumerate(candidates, 1) if token in template.stops]
     controls = [index for index, token in enumerate(candidates, 1) if control[token]]
     if stops or controls:

@@ -181,7 +181,9 @@ def _around(single: str, double: str, name: int, end: int) -> dict[str, str]:
     before = single[:name]
     behind_last = single[end:].strip()
     second = double.find(_NAME, end)
-    between = double[end:second] if second > 0 else ""
+    between = ""
+    if second > 0:
+        between = double[end:second]
     each = _common_ending(before, between).strip()
     if not each:
         return {"section": "", "before": before.strip(), "after": behind_last, "section_after": ""}
@@ -206,7 +208,9 @@ def _region(template: OwnTemplate, calls: list[dict[str, Any]], reasoning: Reaso
     last_value = region.rindex("Qvalue")
     number = template.endings[True].number
     following = list(template.guard.tokens.finditer(region, last_value))
-    return region[: following[number - 1].start()] if 0 < number <= len(following) else region
+    if 0 < number <= len(following):
+        return region[: following[number - 1].start()]
+    return region
 
 
 def _json_around(text: str, inside: int) -> tuple[int, int] | None:

@@ -136,7 +136,9 @@ class OwnTemplate:
         number = self.endings[has_calls].number
         places = list(self.guard.tokens.finditer(tail))
         if number:
-            place = places[min(number, len(places)) - 1].end() if places else 0
+            place = 0
+            if places:
+                place = places[min(number, len(places)) - 1].end()
             end = self.guard.pieces(tail[:place], breaker)
             # Behind a call that was cut off stands what closes it, which is not written for the model.
             return Bridge(end[-2:] if has_calls else end, self.guard.pieces(tail[place:], breaker))

@@ -9,7 +9,6 @@ Invariants:
 - No text of a message is lost: what has no place of its own becomes part of a turn that has one.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from swe_rl.templates import qwen
-from swe_rl.templates.qwen import Message, dump_json, message_text, role_of
+from swe_rl.templates.qwen import Message, dump_json, message_text, parse_arguments, role_of
 
 Messages = Sequence[Message]
 Tools = Sequence[Mapping[str, Any]]
@@ -59,7 +58,8 @@ def shape(messages: Messages, tools: Tools, traits: Traits) -> tuple[list[dict[s
     if traits.system_as_user and said and said[0]["role"] == "system":
         said[0]["role"] = "user"
         joined = len(said) > 1 and said[1]["role"] == "user"
-        said = [_joined(said[0], said[1]), *said[2:]] if joined else said
+        if joined:
+            said = [_joined(said[0], said[1]), *said[2:]]
     shaped: list[dict[str, Any]] = []
     shown_ids: dict[str, str] = {}
     for message in said:
@@ -82,7 +82,9 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _system(message: dict[str, Any], index: int, traits: Traits) -> dict[str, Any]:
     late = index > 0 and message["role"] == "system" and traits.late_system_as_user
-    return {**message, "role": "user"} if late else message
+    if late:
+        return {**message, "role": "user"}
+    return message
 
 
 def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +113,9 @@ def _with_tools_in_words(messages: list[dict[str, Any]], tools: Tools) -> list[d
         said.append(message)
     if tools:
         has_system = bool(said) and said[0]["role"] == "system"
-        system = said.pop(0)["content"] if has_system else ""
+        system = ""
+        if has_system:
+            system = said.pop(0)["content"]
         text = "".join(qwen.tools_text(tools))
         said.insert(0, {"role": "system", "content": f"{system}\n\n{text}" if system else text})
     return said
@@ -122,7 +126,9 @@ def _parts(message: dict[str, Any], traits: Traits, shown_ids: dict[str, str]) -
     gets the id that the template sees of each call."""
     if message["role"] == "tool":
         given = str(message.get("tool_call_id"))
-        return [{**message, "tool_call_id": shown_ids[given]}] if given in shown_ids else [message]
+        if given in shown_ids:
+            return [{**message, "tool_call_id": shown_ids[given]}]
+        return [message]
     if message["role"] != "assistant":
         return [message]
     reply = {"role": "assistant", "content": message["content"]}
@@ -146,7 +152,7 @@ def _call(call: Mapping[str, Any], index: int, traits: Traits, shown_ids: dict[s
     if traits.text_arguments and not isinstance(arguments, str):
         arguments = dump_json(arguments)
     elif not traits.text_arguments and isinstance(arguments, str):
-        arguments = _object(arguments)
+        arguments = parse_arguments(arguments)
     given = str(call.get("id") or f"call_{index}")
     shown = given
     if traits.ids is Ids.short:
@@ -155,12 +161,3 @@ def _call(call: Mapping[str, Any], index: int, traits: Traits, shown_ids: dict[s
         shown = f"functions.{name}:{index}"
     shown_ids[given] = shown
     return {"id": shown, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _object(arguments: str) -> Any:
-    """Reads arguments, which OpenAI's wire has as JSON text. A text that is no object is kept."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return value if isinstance(value, dict) else arguments

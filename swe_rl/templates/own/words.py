@@ -28,7 +28,9 @@ def refusal(reason: str) -> ChatTemplateError:
 def breaking_text(kinds: Sequence[str]) -> str:
     """Says in which conversations a template changes earlier turns."""
     named = ", ".join(kinds[:_NAMED_KINDS])
-    others = f" and {len(kinds) - _NAMED_KINDS} more" if len(kinds) > _NAMED_KINDS else ""
+    others = ""
+    if len(kinds) > _NAMED_KINDS:
+        others = f" and {len(kinds) - _NAMED_KINDS} more"
     return (
         "the chat template of model.path writes earlier turns otherwise as the conversation goes on "
         f"({named}{others}); such a turn begins a new row, and is counted as prefix_changed"

@@ -208,14 +208,20 @@ def _adapter_of(folder: Path, described_by: Path) -> dict[str, Any] | None:
 def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | None) -> Iterator[_Source]:
     model = model_without_weights(described_by)
     with open_stored(folder) as stored, ExitStack() as stack:
-        base = {} if model is None else open_files(described_by, stack)
-        layout = expert_parts if model is None else stored_names(model, base)
+        layout: StoredLayout = expert_parts
+        base: Mapping[str, Any] = {}
+        if model is not None:
+            base = open_files(described_by, stack)
+            layout = stored_names(model, base)
         if adapter:
             with merged_files(described_by, stored, adapter, _names_in_memory(model, layout)) as files:
                 yield _Source(files.shapes, files.read)
             return
         source = _stored_source(stored, layout)
-        untrained = {} if model is None else _untrained(model, layout, base, described_by)
+        if model is None:
+            untrained = {}
+        else:
+            untrained = _untrained(model, layout, base, described_by)
         for name in untrained:
             source.shapes.setdefault(name, tuple(untrained[name].get_slice(name).get_shape()))
         yield _Source(
@@ -225,7 +231,10 @@ def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | 
 
 def _names_in_memory(model: Any, layout: StoredLayout) -> dict[str, str]:
     """Maps the stored names of whole tensors to those in memory."""
-    names = {} if model is None else {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if model is None:
+        names = {}
+    else:
+        names = {name: tensor.shape for name, tensor in model.state_dict().items()}
     return {stored: name for name, shape in names.items() for stored, _ in hub_shapes(name, shape, layout)}
 
 
@@ -237,7 +246,10 @@ def _untrained(model: Any, layout: StoredLayout, base: Mapping[str, Any], descri
         for name, _ in hub_shapes(key, parameter.shape, layout)
     }
     config = read_json(described_by / "config.json")
-    others = base.keys() - trained if "text_config" in config and "quantization_config" not in config else set()
+    if "text_config" in config and "quantization_config" not in config:
+        others = base.keys() - trained
+    else:
+        others = set()
     return {name: base[name] for name in others | untrained_names(model, layout) if name in base}
 
 
@@ -316,7 +328,10 @@ def _write_description(described_by: Path, aside: Path, chat_template: str | Non
 
 def _has_chat_template(folder: Path) -> bool:
     path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if path.is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        settings = {}
     return (folder / _CHAT_TEMPLATE).is_file() or bool(settings.get("chat_template"))
 
 

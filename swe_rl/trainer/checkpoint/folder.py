@@ -1,7 +1,7 @@
 """Knows the folders of checkpoints, `step_000010/`, which are complete or do not exist.
 
 Invariants:
-- Everything is written into `.step_000010.tmp-<pid>`, fsynced, then renamed: whatever the moment of a crash,
+- Everything is written into `.step_000010.tmp-shards`, fsynced, then renamed: whatever the moment of a crash,
   `newest_checkpoint` gives a complete checkpoint if there ever was one.
 - Older ones are pruned only after the new one is complete; a failed save leaves them as they were and no folder behind.
 - What a killed process left behind (`.step_*`) is removed by the next save.
@@ -11,7 +11,7 @@ Invariants:
 - Bytes go through `os.write` only, so a full disk is an OSError with its errno, never a half-written success.
 - A file's content and its directory entry are both fsynced; it is hashed while it is written.
 - A problem is returned as half a sentence that names the file, never raised: the caller knows the way out.
-- `size_problem` reads the manifest only and is cheap; `hash_problem` reads every byte.
+- `size_problem` reads the manifest only and is cheap; `wrong_hash` reads every byte.
 """
 
 import base64
@@ -107,8 +107,12 @@ def size_problem(folder: Path) -> str | None:
     if manifest.get("format_version") != FORMAT_VERSION:
         return f"its format version is {manifest.get('format_version')}, this program reads version {FORMAT_VERSION}"
     entries = manifest.get("files")
-    entries = entries if isinstance(entries, dict) else {}
-    needed = {STATE_FILE, INDEX_FILE} if INDEX_FILE in entries else {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}
+    if not isinstance(entries, dict):
+        entries = {}
+    if INDEX_FILE in entries:
+        needed = {STATE_FILE, INDEX_FILE}
+    else:
+        needed = {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}
     if not needed <= entries.keys() or not all(_is_entry(name, entry) for name, entry in entries.items()):
         return f"{MANIFEST_FILE} does not list {', '.join(sorted(needed))}"
     return next((problem for name in sorted(entries) if (problem := _file_problem(folder / name, entries[name]))), None)
@@ -294,7 +298,9 @@ def of_state(folder: Path, state: Mapping[str, Any]) -> Checkpoint:
 def publish_folder(aside: Path, target: Path) -> None:
     """Gives a whole folder its name."""
     # A folder of the same step is here only if the run was taken back to an earlier one; it gives way.
-    former = target.with_name(f".{target.name}.old-{os.getpid()}") if target.exists() else None
+    former = None
+    if target.exists():
+        former = target.with_name(f".{target.name}.old-{os.getpid()}")
     if former:
         os.rename(target, former)  # noqa: PTH104 - os.rename is the atomic step that tests interrupt by its name
     kill_point("checkpoint_aside")
@@ -348,16 +354,23 @@ def check_state(folder: Path, state: Mapping[str, Any], expected_config_hash: st
 def corrupt_error(folder: Path, problem: str) -> CorruptCheckpointError:
     """Returns the error for half a sentence that says what is wrong; it names the checkpoint to go back to."""
     step = step_of(folder)
-    others = by_step(folder.parent) if step is not None else []
+    if step is not None:
+        others = by_step(folder.parent)
+    else:
+        others = []
     older = next((p for p in others if (step_of(p) or 0) < (step or 0) and size_problem(p) is None), None)
-    way_out = f"Resume from the older checkpoint {older}" if older else "There is no older checkpoint: start afresh"
+    way_out = "There is no older checkpoint: start afresh"
+    if older:
+        way_out = f"Resume from the older checkpoint {older}"
     return CorruptCheckpointError(f"The checkpoint {folder} cannot be used: {problem}. {way_out}.")
 
 
 def write_error(target: Path, error: OSError, needed_bytes: int) -> CheckpointWriteError:
     """Returns the error for what the system said. `needed_bytes` is in the message where the disk is full."""
     kept = newest_checkpoint(target.parent)
-    rest = f"The newest complete checkpoint is {kept}." if kept else "There is no complete checkpoint yet."
+    rest = "There is no complete checkpoint yet."
+    if kept:
+        rest = f"The newest complete checkpoint is {kept}."
     if error.errno not in NO_SPACE:
         return CheckpointWriteError(f"The checkpoint {target} could not be written: {error}. {rest}")
     return CheckpointWriteError(

@@ -52,13 +52,16 @@ def pieces_of(trainer: Trainer, tensors: Mapping[str, Tensor], mesh: Mesh) -> di
     """Returns what this rank writes of the weights and of the optimizer's `tensors`: live tensors, not copies."""
     named = {f"{MODEL}{name}": tensor for name, tensor in trainer.named_parameters().items()}
     named |= {f"{OPTIMIZER}{name}": tensor for name, tensor in tensors.items()}
-    named |= trainer.critic.tensors() if trainer.critic else {}
+    if trainer.critic:
+        named |= trainer.critic.tensors()
     pieces = {}
     for name, tensor in named.items():
         if is_sharded(tensor):
             pieces[name] = _own_rows(tensor, mesh)
         elif mesh.rank == 0:
-            rows = tensor.shape[0] if tensor.ndim else 0
+            rows = 0
+            if tensor.ndim:
+                rows = tensor.shape[0]
             pieces[name] = Piece(tuple(tensor.shape), 0, rows, tensor.detach())
     return pieces
 
@@ -101,7 +104,9 @@ def joined_index(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _check_entry(name: str, entry: Mapping[str, Any]) -> None:
-    rows = entry["shape"][0] if entry["shape"] else 0
+    rows = 0
+    if entry["shape"]:
+        rows = entry["shape"][0]
     at = 0
     for _, start, stop in entry["pieces"]:
         if start != at or stop < start:
@@ -178,7 +183,9 @@ def _old_index(files: Mapping[str, Any]) -> dict[str, Any]:
             tensor = files[file].get_slice(name)
             shape = tensor.get_shape()
             dtype = TYPES[tensor.get_dtype()]
-            rows = shape[0] if shape else 0
+            rows = 0
+            if shape:
+                rows = shape[0]
             index[prefix + name] = {"shape": shape, "dtype": dtype, "pieces": [[file, 0, rows]]}
     return index
 

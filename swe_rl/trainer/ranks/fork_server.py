@@ -172,7 +172,8 @@ def _serve_requests(requests: socket.socket, driver: int, *, forks: bool) -> tup
                 os.set_inheritable(descriptor, False)
             # The report stays open here: the end of it is the end of both of us.
             return given[0], server
-        reports |= {rank: given[1]} if rank > 0 else {}
+        if rank > 0:
+            reports |= {rank: given[1]}
 
 
 def _fork_rank(given: Sequence[int]) -> int:

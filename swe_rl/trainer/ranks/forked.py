@@ -50,7 +50,10 @@ class ForkServer:
 
         Raises DiskError.
         """
-        output = None if log is None else _open_log(log)
+        if log is None:
+            output = None
+        else:
+            output = _open_log(log)
         self._requests, theirs = socket.socketpair()
         path = [*(str(folder) for folder in sys.path), str(PACKAGE.parent)]
         words = ["serve", str(theirs.fileno()), str(os.getpid()), ",".join(modules), *path]
@@ -141,12 +144,18 @@ class ForkedProcess:
         return not self._has_ended
 
     def join(self, timeout: float | None = None) -> None:
-        until = None if timeout is None else time.monotonic() + timeout
+        if timeout is None:
+            until = None
+        else:
+            until = time.monotonic() + timeout
         while self.is_alive() and (until is None or time.monotonic() < until):
             # `poll` takes any descriptor, `select` the first 1024 only.
             waits = select.poll()
             waits.register(self._report, select.POLLIN)
-            left_s = _LOOK_S if until is None else min(_LOOK_S, max(0.0, until - time.monotonic()))
+            if until is None:
+                left_s = _LOOK_S
+            else:
+                left_s = min(_LOOK_S, max(0.0, until - time.monotonic()))
             # Another thread may have closed it meanwhile, and its number be another's.
             waits.poll(1000 * left_s)
 
@@ -178,7 +187,9 @@ def needed_by(model: str) -> tuple[str, ...]:
         kind = json.loads((Path(model) / "config.json").read_text("utf-8"))["model_type"].replace("-", "_")
         # `find_spec` does not import it.
         library = find_spec("transformers")
-        folders = library.submodule_search_locations if library else None
+        folders = None
+        if library:
+            folders = library.submodule_search_locations
         has_it = any(Path(folder, "models", kind, f"modeling_{kind}.py").is_file() for folder in folders or ())
         if has_it:
             return (*_MODULES, f"transformers.models.{kind}.modeling_{kind}")

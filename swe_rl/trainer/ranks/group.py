@@ -19,14 +19,14 @@ from torch import Tensor
 
 from swe_rl.algo.row import Row
 from swe_rl.config.choices import KlEstimator
-from swe_rl.engine.transfer.protocol import Staging, WritesFiles
+from swe_rl.engine.transfer.sent_weights import Staging, WritesFiles
 from swe_rl.trainer.checkpoint.folder import capture_rng
-from swe_rl.trainer.protocol import RankLost, TrainerError, TrainMetrics, TrainsPolicy
 from swe_rl.trainer.pulse import ALIVE, Silence
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcesses, Ranks, first_of
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.rows_file import lend_rows, remove_left
 from swe_rl.trainer.send.hand_over import receive_bucket
+from swe_rl.trainer.trainer import RankLost, TrainerError, TrainMetrics, TrainsPolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -246,7 +246,8 @@ class TrainerGroup:
         """Returns the results by rank, once all ranks have answered. `patience_s` is the patience with a
         silent rank.
         """
-        patience_s = self._patience_s if patience_s is None else patience_s
+        if patience_s is None:
+            patience_s = self._patience_s
         asked = list(self._ranks)
         results: dict[int, Any] = {}
         silence = Silence(rank.rank for rank in asked)
@@ -281,7 +282,8 @@ class TrainerGroup:
             for rank in self._ranks:
                 if rank.rank not in ends:
                     end = rank.ended(when)
-                    ends |= {rank.rank: end} if end is not None else {}
+                    if end is not None:
+                        ends |= {rank.rank: end}
             time.sleep(_POLL_S / 4)
         first = first_of(ends.values())
         self._end(0.0)

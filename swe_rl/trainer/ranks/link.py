@@ -91,7 +91,9 @@ def status_text(exit_code: int | None) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    hint = " (the system does that where memory runs out)" if -exit_code == signal.SIGKILL else ""
+    hint = ""
+    if -exit_code == signal.SIGKILL:
+        hint = " (the system does that where memory runs out)"
     return f"by {name}{hint}, without a word"
 
 

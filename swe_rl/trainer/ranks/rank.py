@@ -67,6 +67,7 @@ class RankSetup:
     shares_gpus: bool = False
     ep: int = 1
     shard_ranks: int | None = None
+    temperatures: dict[int, float] = field(default_factory=dict)
 
     def log(self, rank: int) -> Path | None:
         if self.logs:
@@ -168,6 +169,7 @@ def _serve_calls(setup: RankSetup, mesh: Any, pipe: Any, beat: Pulse) -> None:
         mesh,
         pad_token_id=setup.pad_token_id,
         temperature=setup.temperature,
+        temperatures=setup.temperatures,
         loss=make_loss(setup.loss, setup.algo),
         beat=beat,
     )

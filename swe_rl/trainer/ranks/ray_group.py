@@ -21,10 +21,10 @@ from swe_rl.config.folders import PACKAGE
 from swe_rl.errors import one_line
 from swe_rl.hardware.ray_cluster import CPU, GPU, RayCluster, RayClusterError, RayNode, connect_cluster
 from swe_rl.layout.placement import PlacementError, rank_nodes, rank_places, ranks_together
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, last_words
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.ray_rank import GROUPS, RankHome, RayRank, describe_versions
+from swe_rl.trainer.trainer import TrainerError
 
 # Ray takes this long to notice the loss of a node.
 _WORD_S = 12.0
@@ -163,7 +163,9 @@ class RayLink:
         return error
 
     def _end_of_actor(self, when: str) -> str:
-        who = f"its actor on node {self.node.name}, process {self.pid}," if self.pid else "its actor"
+        who = "its actor"
+        if self.pid:
+            who = f"its actor on node {self.node.name}, process {self.pid},"
         return f"{who} died {when} without a word; Ray says: {self._over}{last_words(self._log)}"
 
 
@@ -298,7 +300,10 @@ class RayRanks:
             for link, home in zip(links, homes, strict=True):
                 link.settle(home)
             address = setup.address or ray.get(links[0].meeting_point(), timeout=_START_S)
-        gpus = tuple(home.gpus for home in homes) if setup.device == "cuda" else ()
+        if setup.device == "cuda":
+            gpus = tuple(home.gpus for home in homes)
+        else:
+            gpus = ()
         for link in links:
             link.begin(replace(setup, rank=link.rank, address=address, gpus=gpus))
         self._say("; ".join(f"rank {link.rank} on node {link.node.name}" for link in links))
@@ -334,7 +339,8 @@ def _with_absolute_paths(setup: RankSetup) -> RankSetup:
     """Returns the setup with absolute paths: an actor does not start in this process's folder."""
     model = setup.model
     algo = setup.algo
-    algo = replace(algo, teacher=_absolute_path(algo.teacher)) if algo.teacher else algo
+    if algo.teacher:
+        algo = replace(algo, teacher=_absolute_path(algo.teacher))
     return replace(setup, model=replace(model, path=_absolute_path(model.path)), algo=algo)
 
 

@@ -8,8 +8,8 @@ Invariants:
 - The folder is one that every rank sees: ranks on other nodes have shown so when they started.
 
 The file has 8 bytes of its mark, 8 bytes with the length of the header, the header (JSON, a list for each row), then
-for each row its token ids, log-probabilities, weight versions, mask, advantages, rewards and routes, each from a
-multiple of 4 bytes on; without routes the header says nothing of them. In files of 0.4 the header has one advantage for
+for each row its token ids, log-probabilities, weight versions, mask, advantages, rewards, routes and turns, each from a
+multiple of 4 bytes on; the header's lists end with what a row has. In files of 0.4 the header has one advantage for
 all tokens of a row, and nothing is behind the mask.
 """
 
@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from swe_rl.algo.row import Row
 from swe_rl.files.disk import disk_error
-from swe_rl.trainer.protocol import TrainerError
+from swe_rl.trainer.trainer import TrainerError
 
 _MARK = b"swe_rows"
 _PREFIX = ".rows."
@@ -123,6 +123,8 @@ def _write_rows(file: IO[bytes], rows: Sequence[Row]) -> None:
             _write_part(file, row.rewards.astype(_FLOATS, copy=False))
         if row.routes is not None:
             _write_part(file, row.routes.astype(row.routes.dtype.newbyteorder("<"), copy=False))
+        if row.turns is not None:
+            _write_part(file, row.turns.astype(_IDS, copy=False))
 
 
 def _write_part(file: IO[bytes], values: npt.NDArray[Any]) -> None:
@@ -136,8 +138,14 @@ def _describe_row(row: Row) -> list[Any]:
     """
     logprobs, rewards = (None if values is None else len(values) for values in (row.rollout_logprobs, row.rewards))
     names = [row.trajectory_id, row.group_id, len(row.advantage), row.trained]
-    routes = [] if row.routes is None else [[row.routes.dtype.name, *row.routes.shape]]
-    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards, *routes]
+    last: list[Any] = [None, row.segment or None, None]
+    if row.routes is not None:
+        last[0] = [row.routes.dtype.name, *row.routes.shape]
+    if row.turns is not None:
+        last[2] = len(row.turns)
+    while last and last[-1] is None:
+        last.pop()
+    return [*names, len(row.token_ids), logprobs, len(row.weight_versions), len(row.loss_mask), rewards, *last]
 
 
 def _read_rows(mapped: mmap.mmap) -> Iterator[Row]:
@@ -161,9 +169,13 @@ def _read_rows(mapped: mmap.mmap) -> Iterator[Row]:
 
     for trajectory_id, group_id, advantage, trained, ids, logprobs, versions, mask, *more in described:
         token_ids = part(_IDS, ids)
-        rollout_logprobs = None if logprobs is None else part(_FLOATS, logprobs)
+        if logprobs is None:
+            rollout_logprobs = None
+        else:
+            rollout_logprobs = part(_FLOATS, logprobs)
         weight_versions = part(_IDS, versions)
         loss_mask = part(_MASK, mask)
+        rewards, experts, segment, turns = [*more, *[None] * 4][:4]
         yield Row(
             trajectory_id,
             group_id,
@@ -173,8 +185,10 @@ def _read_rows(mapped: mmap.mmap) -> Iterator[Row]:
             part(_FLOATS, advantage) if more else advantage,
             weight_versions,
             trained,
-            part(_FLOATS, more[0]) if more and more[0] is not None else None,
-            routes=routes(*more[1]) if more[1:] else None,
+            None if rewards is None else part(_FLOATS, rewards),
+            routes=None if experts is None else routes(*experts),
+            segment=segment or 0,
+            turns=None if turns is None else part(_IDS, turns),
         )
 
 

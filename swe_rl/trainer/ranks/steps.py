@@ -21,12 +21,12 @@ from typing import IO, Any
 from swe_rl.config.folders import PACKAGE
 from swe_rl.hardware.slurm.nodes import step_command, step_environment
 from swe_rl.host.addresses import address_of, held_port, port_of
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.ranks.door import RankDoor
 from swe_rl.trainer.ranks.forked import ForkServer, needed_by
 from swe_rl.trainer.ranks.link import RankEnd, RankLink, RankProcess, last_words, status_text
 from swe_rl.trainer.ranks.rank import RankSetup
 from swe_rl.trainer.ranks.step import KEY, RankWork
+from swe_rl.trainer.trainer import TrainerError
 
 # All steps have this long to come, from the first step's start on: Python from a shared disk is slow.
 _START_S = 300.0

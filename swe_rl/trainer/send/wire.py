@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from swe_rl.engine.transfer.ipc_handle import Handle, device_key, forget_shared, make_shared
-from swe_rl.engine.transfer.protocol import (
+from swe_rl.engine.transfer.sent_weights import (
     BUCKET_BYTES,
     BUFFERS,
     NCCL_BUFFER_BYTES,
@@ -38,8 +38,8 @@ from swe_rl.engine.transfer.protocol import (
 from swe_rl.facts.weight_sync import NCCL
 from swe_rl.host.addresses import LOOPBACK, free_port, own_address
 from swe_rl.model.experts import StoredLayout, expert_parts, hub_shapes
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.send.hand_over import Named, TensorStream, gather_tensors
+from swe_rl.trainer.trainer import TrainerError
 
 # A transfer of the largest models takes a few seconds a GPU; an engine that takes nothing for two minutes hangs.
 TIMEOUT_S = 120.0
@@ -69,7 +69,10 @@ class WireEnd:
         """Returns where others find rank 0, and a port that is free there. With `loopback` all of them are on this
         host.
         """
-        host = LOOPBACK if loopback else own_address()
+        if loopback:
+            host = LOOPBACK
+        else:
+            host = own_address()
         return host, free_port(host)
 
     def open(self, kind: str, host: str, port: int, world: int) -> str | None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from swe_rl.algo.protocol import Loss
+from swe_rl.algo.own_algorithm import Loss
 from swe_rl.config.choices import AdvantageKind
 from swe_rl.config.schema import AlgoConfig, ModelConfig, TrainerConfig
+from swe_rl.facts.schedule import NO_CHANGES
 from swe_rl.model.load import has_teacher, load_shape, model_folder, teacher_model
 from swe_rl.trainer.compute import ShardedCompute
 from swe_rl.trainer.critic import attach_value_head
@@ -40,6 +41,7 @@ def sharded_trainer(
     *,
     pad_token_id: int,
     temperature: float,
+    temperatures: Mapping[int, float] = NO_CHANGES,
     loss: Loss | None = None,
     beat: Beat = no_beat,
 ) -> RankTrainer:
@@ -52,8 +54,12 @@ def sharded_trainer(
     reference = None
     if algo.kl_coef and adapter is None:
         reference = sharded_model(model, config, mesh, beat, frozen=True)
-    teacher = sharded_model(teacher_model(model, algo), config, mesh, beat, frozen=True) if has_teacher(algo) else None
-    critic = _load_critic(model, config, mesh, beat, policy) if algo.advantage is AdvantageKind.gae else None
+    teacher = None
+    if has_teacher(algo):
+        teacher = sharded_model(teacher_model(model, algo), config, mesh, beat, frozen=True)
+    critic = None
+    if algo.advantage is AdvantageKind.gae:
+        critic = _load_critic(model, config, mesh, beat, policy)
     models = [computed for computed in (policy, reference, teacher, critic) if computed is not None]
     return RankTrainer(
         policy,
@@ -61,6 +67,7 @@ def sharded_trainer(
         algo,
         pad_token_id=pad_token_id,
         temperature=temperature,
+        temperatures=temperatures,
         reference=reference,
         compute=ShardedCompute(
             mesh,
@@ -122,7 +129,9 @@ def _load_model(
     shape = load_shape(model)
     folder = model_folder(model)
     dtype = computed_in(mesh.device)
-    base = base_of(model, folder) if config.lora_rank > 0 and not frozen else None
+    base = None
+    if config.lora_rank > 0 and not frozen:
+        base = base_of(model, folder)
     causal_lm, adapter = (empty_model(shape, dtype), None) if frozen else empty_policy(shape, config, dtype, base)
     sharded = ShardedModel(
         causal_lm,
@@ -146,7 +155,10 @@ def _load_model(
 
 def _say_how_rows_go(problem: str | None, family: str) -> None:
     """Prints into the rank's log how the rows of a family that is not fast are computed."""
-    how = "packed, and equal single rows" if problem is None else f"one at a time: {problem}"
+    if problem is None:
+        how = "packed, and equal single rows"
+    else:
+        how = f"one at a time: {problem}"
     print(f"rows of this `{family}` model are computed {how}", file=sys.stderr, flush=True)
 
 

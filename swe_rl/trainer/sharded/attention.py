@@ -6,7 +6,7 @@ Invariants:
 - Shapes are query [tokens, heads, head_dim], keys and values [tokens, kv_heads, head_dim]; the result is as the query.
 - A kernel is checked against float32 mathematics before the first step, in result and gradients. A kernel that is
   missing here, raises, or is off by more than `TOLERANCE` is not used; all ranks of a run use the same.
-- There is no contest: which kernel is faster depends on the rows' length alone (docs/benchmarks/training.md).
+- There is no contest: which kernel is faster depends on the rows' length alone (docs/engineering/benchmarks.md).
 """
 
 import inspect
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from swe_rl.files.lines import lines_of
-from swe_rl.trainer.protocol import TrainerError
 from swe_rl.trainer.sharded.packing import Segments
+from swe_rl.trainer.trainer import TrainerError
 
 if TYPE_CHECKING:
     from swe_rl.trainer.sharded.mesh import Mesh
@@ -53,7 +53,10 @@ def by_row(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scal
         functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         for q, k, v in parts
     ]
-    joined = rows[0] if len(rows) == 1 else torch.cat(rows, 2)
+    if len(rows) == 1:
+        joined = rows[0]
+    else:
+        joined = torch.cat(rows, 2)
     return joined[0].transpose(0, 1)
 
 
@@ -81,7 +84,10 @@ def flash_attn(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, 
     starts = segments.starts
     longest = segments.longest
     out: Any = attend(query, keys, values, starts, starts, longest, longest, softmax_scale=scale, causal=True)
-    result: Tensor = out[0] if isinstance(out, tuple) else out
+    if isinstance(out, tuple):
+        result: Tensor = out[0]
+    else:
+        result = out
     return result
 
 
@@ -105,7 +111,10 @@ def choose_kernel(mesh: "Mesh", shape: tuple[int, int, int], dtype: torch.dtype,
     if name == "auto" and mesh.device.type == "cpu":
         return by_row
     if name == "auto":
-        kernel: Kernel = by_row if _kernel_problem(mesh, "varlen", shape, dtype) else by_length
+        if _kernel_problem(mesh, "varlen", shape, dtype):
+            kernel: Kernel = by_row
+        else:
+            kernel = by_length
         name = "by_row"
     elif name in KERNELS:
         kernel = KERNELS[name]

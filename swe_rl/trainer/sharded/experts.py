@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.sharded.mesh import Mesh, local_shard
+from swe_rl.trainer.trainer import MeshError
 
 NAME = "swe_rl_experts"
 
@@ -123,11 +123,10 @@ def _experts_forward(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tens
     ends = _expert_ends(by_expert, experts.num_experts)
     sent: Tensor = _Spread.apply(hidden, order, back, active, experts.summed)  # type: ignore[no-untyped-call]
     counts: Tensor = _Reordered.apply(weights.flatten(), order, back)  # type: ignore[no-untyped-call]
-    rows = (
-        _compute_remotely(experts, sent, counts, ends)
-        if experts.expert_ranks > 1
-        else _apply_experts(experts, sent, counts, ends)
-    )
+    if experts.expert_ranks > 1:
+        rows = _compute_remotely(experts, sent, counts, ends)
+    else:
+        rows = _apply_experts(experts, sent, counts, ends)
     result: Tensor = _Gathered.apply(rows, order, back, active, experts.summed)  # type: ignore[no-untyped-call]
     return result
 

@@ -13,7 +13,10 @@ from swe_rl.config.choices import FAST_ARCHITECTURES
 def layer_weights(config: Any) -> int:
     """Returns the number of weights of one layer's matrices that a token passes."""
     experts = getattr(config, "num_experts", 0) or 0
-    passed = config.num_experts_per_tok * config.moe_intermediate_size if experts else config.intermediate_size
+    if experts:
+        passed = config.num_experts_per_tok * config.moe_intermediate_size
+    else:
+        passed = config.intermediate_size
     attention = 2 * _head_dim(config) * (config.num_attention_heads + config.num_key_value_heads)
     return int(config.hidden_size * (attention + 3 * passed + experts))
 

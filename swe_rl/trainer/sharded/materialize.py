@@ -43,7 +43,9 @@ def empty_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
     config.use_cache = False
     # Of another family transformers knows best which attention its code has.
-    attention = "sdpa" if config.model_type in FAST_ARCHITECTURES else None
+    attention = None
+    if config.model_type in FAST_ARCHITECTURES:
+        attention = "sdpa"
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     # Weights are tied before the model is sharded: two parameters would stay two.
@@ -123,7 +125,9 @@ def _make_buffers(causal_lm: Any, device: torch.device) -> None:
         twin: Any = AutoModelForCausalLM.from_config(causal_lm.config)
     for module in twin.modules():
         for key, buffer in dict(module.named_buffers(recurse=False)).items():
-            start = float("nan") if buffer.is_floating_point() else 0
+            start = 0.0
+            if buffer.is_floating_point():
+                start = float("nan")
             module._buffers[key] = torch.full(buffer.shape, start, dtype=buffer.dtype)
     with torch.no_grad():
         for module in twin.modules():

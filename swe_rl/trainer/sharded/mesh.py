@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from swe_rl.host.addresses import interface_towards
-from swe_rl.trainer.protocol import MeshError
+from swe_rl.trainer.trainer import MeshError
 
 _LOOPBACK = "/sys/class/net/lo"
 
@@ -121,7 +121,10 @@ def make_mesh(sp: int, device: torch.device, ep: int = 1, shard_ranks: int | Non
     """
     world = dist.get_world_size()
     rank = dist.get_rank()
-    share = world if shard_ranks is None else shard_ranks
+    if shard_ranks is None:
+        share = world
+    else:
+        share = shard_ranks
     for key, ways in {"shard_ranks": share, "expert_parallel": ep, "sequence_parallel": sp}.items():
         if ways < 1 or world % ways:
             raise MeshError(
@@ -135,19 +138,27 @@ def make_mesh(sp: int, device: torch.device, ep: int = 1, shard_ranks: int | Non
         )
     replicas = world // share
     groups = [list(range(first, first + sp)) for first in range(0, world, sp)]
-    group = dist.new_subgroups_by_enumeration(groups)[0] if sp > 1 else None
+    group = None
+    if sp > 1:
+        group = dist.new_subgroups_by_enumeration(groups)[0]
     shards = _device_mesh(device, replicas, shard=share)
     mesh = Mesh(dp=world // sp, sp=sp, rank=rank, device=device, shards=shards, sp_group=group, replicas=replicas)
     if ep == 1:
         return mesh
     spread = _device_mesh(device, replicas, shard=share // ep, expert=ep)
-    expert_shards = spread["replica", "shard"] if replicas > 1 else spread["shard"]
+    if replicas > 1:
+        expert_shards = spread["replica", "shard"]
+    else:
+        expert_shards = spread["shard"]
     return replace(mesh, ep=ep, expert_shards=expert_shards, expert_ranks=spread["expert"])
 
 
 def _device_mesh(device: torch.device, replicas: int, **sizes: int) -> Any:
     """Returns a mesh with a dimension of each name, and that of the replicas before them where there are several."""
-    dimensions = {"replica": replicas, **sizes} if replicas > 1 else sizes
+    if replicas > 1:
+        dimensions = {"replica": replicas, **sizes}
+    else:
+        dimensions = sizes
     return init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
 
 
@@ -159,7 +170,9 @@ def process_group(
 
     Raises MeshError where the ranks do not find each other in time.
     """
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "cpu:gloo,cuda:nccl"
     limit = timedelta(seconds=timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -30,7 +30,6 @@ from swe_rl.config.choices import FAST_ARCHITECTURES
 from swe_rl.trainer.dropout import train_without_dropout
 from swe_rl.trainer.logprobs import chunked_logprobs, own_logprobs, scalar_outputs
 from swe_rl.trainer.output_head import layers_of
-from swe_rl.trainer.protocol import CorruptionError, MeshError, TrainerError
 from swe_rl.trainer.sharded import row_attention
 from swe_rl.trainer.sharded.attention import Kernel, attention_operators
 from swe_rl.trainer.sharded.experts import use_sharded_experts
@@ -38,6 +37,7 @@ from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch, pack_sequences
 from swe_rl.trainer.sharded.row_attention import Rows, mixes_by_attention_alone, use_row_attention
 from swe_rl.trainer.sharded.ulysses import NAME, Packed, check_heads, use_packed_attention
+from swe_rl.trainer.trainer import CorruptionError, MeshError, TrainerError
 
 
 class ShardedModel(nn.Module):
@@ -79,7 +79,10 @@ class ShardedModel(nn.Module):
         # The rows of the last pass of `row_attention`.
         self.rows: Rows | None = None
         self.layers = decoder_layers(causal_lm)
-        self._plain_attention = "sdpa" if self.is_fast else config._attn_implementation
+        if self.is_fast:
+            self._plain_attention = "sdpa"
+        else:
+            self._plain_attention = config._attn_implementation
         self._plain_experts = getattr(config, "_experts_implementation", None)
         spread = []
         if self.is_fast:
@@ -88,7 +91,9 @@ class ShardedModel(nn.Module):
             if compiled:
                 _compile_layers(self.layers)
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-        place = CPUOffloadPolicy() if offload else OffloadPolicy()
+        place = OffloadPolicy()
+        if offload:
+            place = CPUOffloadPolicy()
         # Each layer, then the whole: what no layer has claimed (embedding, last norm, head) becomes the last unit.
         for experts in spread:
             fully_shard(experts, mesh=mesh.expert_shards, mp_policy=policy, offload_policy=place)

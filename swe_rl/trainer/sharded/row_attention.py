@@ -73,7 +73,10 @@ def _attend(
         rows.problem = f"its attention asks for {', '.join(unknown)}"
     if attention_mask is not None or getattr(module, "is_causal", True) is False:
         rows.problem = "its attention has a mask of its own"
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling is None:
+        scale = query.shape[-1] ** -0.5
+    else:
+        scale = scaling
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key = key.repeat_interleave(groups, 1)

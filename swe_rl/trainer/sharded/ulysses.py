@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from swe_rl.trainer.protocol import MeshError
 from swe_rl.trainer.sharded.attention import Kernel
 from swe_rl.trainer.sharded.packing import Segments
+from swe_rl.trainer.trainer import MeshError
 
 NAME = "swe_rl_packed"
 
@@ -107,7 +107,10 @@ def _attention_forward(
     """Attends by transformers' interface: [1, heads, slice, head_dim] in, [1, slice, heads, head_dim] out."""
     if attention_mask is not None or sliding_window is not None:
         raise MeshError("Packed training computes full causal attention only; this model has masks or windows.")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling is None:
+        scale = query.shape[-1] ** -0.5
+    else:
+        scale = scaling
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     out = attend_packed(packed, q, k, v, scale)
     return out.unsqueeze(0), None

@@ -88,6 +88,7 @@ async def test_instances_are_proven_again_in_the_sandbox(data, split, tmp_path):
             gold = await env.grade(one, one.patch, sandboxes, 60.0)
             noop = await env.grade(one, "", sandboxes, 60.0)
             assert gold.resolved and gold.patch_applied, one.instance_id
+            assert gold.session.twinned and not gold.session.passed_twins, one.instance_id
             assert not any(noop.fail_to_pass.values()) and all(noop.pass_to_pass.values()), one.instance_id
     finally:
         await sandboxes.close()

@@ -5,20 +5,20 @@ import re
 
 import pytest
 
+from swe_rl.agent.agent import Assignment, Exit, Task
 from swe_rl.agent.bash import BashAgent
 from swe_rl.agent.client import ChatReply
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.agent.protocol import Assignment, Exit, Task
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.demonstration import Demonstrator
 from swe_rl.env.bugs.edit import look_command
 from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.bugs.workspace import PACKAGES
-from swe_rl.run.warm_start import demonstrate_conversation
+from swe_rl.imitation.demonstrations import demonstrate_conversation
 from swe_rl.sandbox.process.provider import ProcessProvider
-from swe_rl.sandbox.protocol import Workspace
+from swe_rl.sandbox.sandbox import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ class Replays:
     def __init__(self, replies):
         self._replies = iter(replies)
 
-    async def complete(self, messages, *, base_url, model, tools=(), temperature=None, max_tokens=None):
+    async def complete(self, messages, *, base_url, model, tools=(), segment=None):
         said = f"```bash\n{next(self._replies)}\n```"
         return ChatReply(said, "stop", message={"role": "assistant", "content": said})
 

@@ -14,6 +14,7 @@ from swe_rl.config.choices import GradingKind, RewardKind, SandboxKind, Unproven
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.dataset.instance import InstanceError
+from swe_rl.env.env import GradeError, GradesInPlace
 from swe_rl.env.harbor import verdict
 from swe_rl.env.harbor.env import HarborEnv
 from swe_rl.env.harbor.verdict import reward_in
@@ -21,17 +22,16 @@ from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import record
 from swe_rl.env.proof.record import book_of
-from swe_rl.env.protocol import GradeError, GradesInPlace
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.job import validate
 from swe_rl.rollout.attempt import Attempter
 from swe_rl.rollout.trajectory import Order, Status, TrajectoryId
 from swe_rl.run.components import cache_folder
 from swe_rl.run.proving import say_left_out
-from swe_rl.sandbox.protocol import SandboxError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.remote.client import RemoteProvider
 from swe_rl.sandbox.remote.server import ServerOptions, run_server
+from swe_rl.sandbox.sandbox import SandboxError
 from tests.rollout.test_attempt import FakeGateway
 
 needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -321,7 +321,7 @@ class _Breaking:
             raise self.error
 
     async def exec(self, command, **_):
-        from swe_rl.sandbox.protocol import ExecResult
+        from swe_rl.sandbox.sandbox import ExecResult
 
         return ExecResult(self.exit_code, "tar: not found")
 

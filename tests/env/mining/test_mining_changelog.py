@@ -2,7 +2,8 @@
 
 import pytest
 
-from swe_rl.env.mining.changelog import entry_in, entry_of, without_persons
+from swe_rl.env.mining.changelog import entry_in, entry_of
+from swe_rl.env.mining.persons import code_words_of, without_persons
 
 MARKDOWN = """# Changelog
 
@@ -79,10 +80,43 @@ def test_one_version_has_several_spellings_and_others_look_like_it():
         ("Use `f(x)` (or `#1`)", "Use `f(x)` (or `#1`)"),
         ("The (First Name) of it is kept", "The (First Name) of it is kept"),
         (":Released: 2026-11-15\n:Maintainer: Jane Doe\nNew", ":Released: 2026-11-15\n\nNew"),
+        ("Mended by Øyvind Ærø and Łukasz Żak", "Mended"),
+        ("Mended by Ана Иванова, \u66fe\u695a and @b", "Mended"),
+        ("Mended, reported by Jane and Bob.", "Mended."),
+        ("Mended by José de la Cruz and Bob. It is fast.", "Mended. It is fast."),
+        ("Mended. Thanks to J. R. Ångström and his friend Bob. It is fast.", "Mended. It is fast."),
+        ("Mended. Thanks to Jane\n  Doe for the report.\n- Other", "Mended.\n- Other"),
+        ("Mended (#12, thanks to Jane Doe (@jane))", "Mended"),
+        ("Message\n\nCo-authored-by: Jane Doe <j@a.org>\nReported-by: X\nSigned-off-by: Y", "Message\n\n\n\n"),
+        ("Mended for Jane Doe <jane@example.org>", "Mended for"),
+        ("@jane-doe: mended it, as @bob2 said, cc @carl", " mended it, as said,"),
+        ("Mended by [Jane](https://github.com/jane), see [it](https://github.com/a/b)", "Mended, see [it]"),
+        ("- mended\n  [jdoe]\n- next\n  [Jane Doe]", "- mended\n\n- next\n"),
+        ("Mended. -- Jane Doe", "Mended."),
+        ("- first\n- patch from Jane Doe\n- next", "- first\n- next"),
+        ("Jane Doe reported that it fails", "Somebody reported that it fails"),
+        ("Mended by Jane Doe\n\nNew Things come", "Mended\n\nNew Things come"),
+        ("Mended. Patch by Bob and Ana Żak.", "Mended."),
+        ("Mended (reported by jdoe.2)", "Mended"),
+        ("Reported and mended by others; reported and fixed by Ана Иванова & Bob", "Reported and mended by others"),
+        ("Mended (via Jürgen H.)\nMended. [Jan Novák]", "Mended\nMended."),
+        ("Reads (from Bytes or text) what [The Parser] wrote (implemented by subclasses)", None),
+        ("Credit cards are checked", "Credit cards are checked"),
+        ("Use `@key` and @functools.cache and @cached(1) and @cached_property", None),
+        ("The First Class is replaced by the second", None),
     ],
 )
 def test_texts_name_no_person(text, left):
-    assert without_persons(text) == left
+    assert without_persons(text) == (text if left is None else left)
+
+
+def test_a_word_after_an_at_that_the_code_has_is_no_account(tmp_path):
+    code = 'TEXT = "@attr"\n\n\n@memoize\ndef f():\n    return "a @nobody"\n'
+    assert code_words_of(code) == {"attr", "memoize"}
+    said = "1.2.1\n-----\nThe @attr of @jane goes to @memoize\n"
+    (tmp_path / "CHANGES").write_text(said)
+    (tmp_path / "a.py").write_text(code)
+    assert entry_of(tmp_path, "1.2.1") == "The @attr of goes to @memoize"
 
 
 def test_the_changelog_of_a_tree_is_found_below_its_documentation_as_well(tmp_path):

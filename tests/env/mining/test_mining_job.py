@@ -2,19 +2,29 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from swe_rl.config.compose import compose
+from swe_rl.config.schema import MineConfig
 from swe_rl.dataset.instance import InstanceError
+from swe_rl.dataset.mined_lists import list_path
+from swe_rl.env.env import Grade, SuiteRun
+from swe_rl.env.mining.again import tasks_of_projects
 from swe_rl.env.mining.candidate import Reason
-from swe_rl.env.mining.found import ALTERED, report_of, split_of
-from swe_rl.env.mining.lock import list_path, lock_of, read_list
+from swe_rl.env.mining.found import ALTERED, SHOWN, report_of, split_of
+from swe_rl.env.mining.licence import is_permitted
+from swe_rl.env.mining.lock import lock_of, read_list
+from swe_rl.env.mining.release import slug_of
+from swe_rl.env.proof.measure import TIMED_OUT
 from swe_rl.env.proof.record import book_of
-from swe_rl.env.protocol import Grade, SuiteRun
 from swe_rl.env.source_build import sdist
 from swe_rl.env.source_build.origin import origin_of
 from swe_rl.env.source_build.tree import make_tree
@@ -22,6 +32,8 @@ from swe_rl.env.swe.env import SweEnv
 from swe_rl.files.disk import read_json
 from swe_rl.job import mine
 from swe_rl.run import mining, proving
+from swe_rl.sandbox.sandbox import Workspace
+from tests.support.package_index import ask_only
 
 FIRST = "def total(numbers):\n    return numbers[0] + sum(numbers[1:])\n"
 METADATA = "Metadata-Version: 2.4\nName: summer\nLicense-Expression: MIT\n"
@@ -88,8 +100,7 @@ def mined(tmp_path, monkeypatch):
                 member.size = len(text.encode())
                 member.mtime = 1_700_000_000
                 archive.addfile(member, io.BytesIO(text.encode()))
-    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
+    ask_only(monkeypatch, index, tmp_path / "nothing")
     sdist.versions_of.cache_clear()
     book_of.cache_clear()
     archives = tmp_path / "cache" / "workspaces" / "sources" / "sdists"
@@ -106,7 +117,7 @@ def mined(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SweEnv, "run_tests", suite)
     monkeypatch.setattr(SweEnv, "grade", grade)
-    monkeypatch.setattr(SweEnv, "workspace", lambda self, row: None)
+    monkeypatch.setattr(SweEnv, "workspace", lambda self, row: Workspace())
     for module in (mining, proving):
         monkeypatch.setattr(module, "make_provider", lambda *_, **__: NoSandboxes())
 
@@ -131,11 +142,18 @@ def test_a_release_is_split_into_tasks_that_are_proven(mined):
     empty = by_test["test_empty"]
     assert "sum(numbers)" in empty["patch"] and "min(" not in empty["patch"]
     assert "empty list is 0" in empty["problem_statement"] and "low" not in empty["problem_statement"]
+    low = by_test["test_low_of_two"]["problem_statement"]
+    assert (
+        "- low of two" in low
+        and "```python\nassert low(2, 1) == 1\n```" in low
+        and "assert" not in empty["problem_statement"]
+    )
     assert empty["PASS_TO_PASS"] == ["tests/test_summer.py::test_total"] and empty["licence"] == "MIT"
     assert all("1 hunks; of " in difference["why"] for difference in report["differences"])
     assert mined("mine.tasks=hunks")[1] == rows
 
 
+@pytest.mark.slow
 def test_a_bug_in_the_newest_release_is_a_proven_task(mined):
     status, rows, report = mined("mine.tasks=bugs", "mine.newest=1")
     assert status == 0 and report["counts"] == {"proven": 1}
@@ -145,6 +163,7 @@ def test_a_bug_in_the_newest_release_is_a_proven_task(mined):
     assert "low of two" in row["problem_statement"] and row["source"]["fix"].startswith("reverse")
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_is_named(mined, capsys):
     status, rows, report = mined("mine.tasks=hunks", "mine.max_runs=4")
     assert status == 1 and rows == []
@@ -152,10 +171,13 @@ def test_a_budget_that_is_too_small_is_named(mined, capsys):
     assert "4 runs of tests" in report["differences"][0]["why"]
 
 
-@pytest.mark.parametrize("tasks", ["hunks", "bugs", "changes"])
+@pytest.mark.parametrize(
+    "tasks", ["hunks", *(pytest.param(tasks, marks=pytest.mark.slow) for tasks in ("bugs", "changes"))]
+)
 def test_a_list_makes_the_same_rows_again_and_searches_nothing(mined, tmp_path, tasks):
     _, rows, _ = mined(f"mine.tasks={tasks}", "mine.newest=1")
     written = lock_of(tmp_path / "mined.jsonl").read_text()
+    assert [task["licence"] for task in json.loads(written)["tasks"]] == ["MIT"] * len(rows)
     assert rows and "numbers" not in written and "Nothing has a total" not in written
     copy = tmp_path / "copy.lock.json"
     copy.write_text(written)
@@ -166,6 +188,7 @@ def test_a_list_makes_the_same_rows_again_and_searches_nothing(mined, tmp_path, 
     assert lock_of(tmp_path / "mined.jsonl").read_text() == written
 
 
+@pytest.mark.slow
 def test_a_list_whose_rows_come_out_otherwise_is_not_used(mined, tmp_path):
     mined("mine.tasks=hunks")
     copy = tmp_path / "copy.lock.json"
@@ -179,6 +202,7 @@ def test_a_list_whose_rows_come_out_otherwise_is_not_used(mined, tmp_path):
     assert report["counts"] == {ALTERED: 1, str(Reason.other_archive): 1}
 
 
+@pytest.mark.slow
 def test_a_list_that_is_read_keeps_the_tasks_that_could_not_be_made(mined, tmp_path):
     mined("mine.tasks=hunks")
     place = lock_of(tmp_path / "mined.jsonl")
@@ -188,6 +212,25 @@ def test_a_list_that_is_read_keeps_the_tasks_that_could_not_be_made(mined, tmp_p
     _, rows, _ = mined(f"mine.lock={place}")
     assert len(rows) == 1
     assert json.loads(place.read_text()) == content
+
+
+def test_of_a_list_only_the_named_projects_are_made():
+    shipped = read_list(list_path("small"))
+    of_one = tasks_of_projects(shipped, ["XmlToDict"])
+    assert of_one.tasks and {task.recipe.project for task in of_one.tasks} == {"xmltodict"}
+    assert tasks_of_projects(shipped, []) == shipped and of_one.heldout_share == shipped.heldout_share
+    with pytest.raises(InstanceError, match=r"no task of nothing-like-it; it has tasks of .*tabulate"):
+        tasks_of_projects(shipped, ["xmltodict", "nothing-like-it"])
+
+
+@pytest.mark.slow
+def test_a_project_that_a_list_does_not_have_is_refused_by_the_job(mined, tmp_path):
+    mined("mine.tasks=changes")
+    copy = tmp_path / "copy.lock.json"
+    copy.write_text(lock_of(tmp_path / "mined.jsonl").read_text())
+    assert mined(f"mine.lock={copy}", "mine.projects=[summer]")[0] == 0
+    with pytest.raises(InstanceError, match="no task of winter"):
+        mined(f"mine.lock={copy}", "mine.projects=[winter]")
 
 
 @pytest.mark.parametrize(
@@ -213,5 +256,83 @@ def test_the_shipped_list_can_be_read_and_its_projects_are_in_one_split_each():
     shipped = read_list(list_path("small"))
     names = [task.instance_id for task in shipped.tasks]
     assert names == sorted(set(names)) and all(task.archives and len(task.sha256) == 64 for task in shipped.tasks)
-    splits = [split_of(f"index/{task.recipe.project}", shipped.heldout_share) for task in shipped.tasks]
-    assert (splits.count("train"), splits.count("heldout")) == (26, 4), "docs/mining.md says so"
+    licences = MineConfig().licences
+    assert all(is_permitted(task.licence, licences) for task in shipped.tasks)
+    recipes = [task.recipe for task in shipped.tasks]
+    assert len({replace(recipe, tests=()) for recipe in recipes}) == len(recipes) and len(names) == len(recipes)
+    assert len({task.sha256 for task in shipped.tasks}) == len(names)
+    splits = {"train": set(), "heldout": set()}
+    for task in shipped.tasks:
+        splits[split_of(f"index/{slug_of(task.recipe.project)}", shipped.heldout_share)].add(task.recipe.project)
+    assert splits["train"] and splits["heldout"] and not splits["train"] & splits["heldout"]
+    assert {name.partition("__")[0] for name in names} == {slug_of(name) for side in splits.values() for name in side}
+    sizes = [sum(task.recipe.project in side for task in shipped.tasks) for side in splits.values()]
+    page = (Path(__file__).parents[3] / "docs" / "mining.md").read_text()
+    num_projects = len(splits["train"] | splits["heldout"])
+    said = " ".join(page.split())
+    assert f"{len(names)} instances of {num_projects} projects" in said
+    assert f"{sizes[0]} in `train` and {sizes[1]} in `heldout`" in said
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_list_have_the_split_that_the_list_says(mined, tmp_path):
+    _, rows, _ = mined("mine.tasks=hunks", "mine.heldout_share=0.0")
+    assert {row["split"] for row in rows} == {"train"}
+    content = json.loads(lock_of(tmp_path / "mined.jsonl").read_text())
+    copy = tmp_path / "copy.lock.json"
+    copy.write_text(json.dumps(content | {"heldout_share": 1.0}))
+    _, again, _ = mined(f"mine.lock={copy}", "mine.heldout_share=0.0")
+    assert {row["split"] for row in again} == {"heldout"}
+
+
+@pytest.mark.slow
+def test_what_is_built_and_what_is_tested_is_counted_apart(mined, tmp_path, monkeypatch):
+    tree = tmp_path / "seen"
+    tree.mkdir()
+
+    def built(self, row):
+        until_s = time.thread_time() + 0.3
+        while time.thread_time() < until_s:
+            pass
+        return Workspace(path=tree)
+
+    monkeypatch.setattr(SweEnv, "workspace", built)
+    _, rows, report = mined("mine.tasks=hunks")
+    cost = report["cost"]
+    assert list(cost["phases"]) == ["compare", "build", "search", "prove"]
+    assert cost["phases"]["build"]["cpu_s"] >= 0.6 and cost["phases"]["prove"]["cpu_s"] > 0
+    assert cost["build_cpu_s_per_instance"] >= 0.3 and cost["tests_cpu_s_per_instance"] > 0
+    assert "made in 0 s" not in report["differences"][0]["why"] or cost["phases"]["build"]["wall_s"] > 0.5
+
+
+@pytest.mark.slow
+def test_a_fix_that_stands_in_a_file_of_the_tree_is_no_task(mined, tmp_path, monkeypatch):
+    tree = tmp_path / "seen"
+    (tree / "build").mkdir(parents=True)
+    (tree / "build" / "summer.txt").write_text("def low(a, b):\n    return min(a, b)\n")
+    monkeypatch.setattr(SweEnv, "workspace", lambda self, row: Workspace(path=tree))
+    status, rows, report = mined("mine.tasks=hunks")
+    assert status == 0 and [row["FAIL_TO_PASS"][0].rpartition("::")[2] for row in rows] == ["test_empty"]
+    (refused,) = [item for item in report["differences"] if item["outcome"] != "proven"]
+    assert refused["outcome"] == SHOWN and refused["why"].endswith("build/summer.txt")
+
+
+@pytest.mark.slow
+def test_a_proof_whose_tests_are_too_slow_is_named_so(mined, monkeypatch):
+    async def slow(self, row, patch, sandboxes, timeout_s):
+        return SuiteRun({}, timed_out=True)
+
+    monkeypatch.setattr(SweEnv, "run_tests", slow)
+    status, rows, report = mined("mine.tasks=changes")
+    assert status == 1 and rows == [] and report["counts"] == {TIMED_OUT: 1}
+    assert list(mined("mine.tasks=hunks")[2]["counts"]) == [str(Reason.timed_out)]
+    assert list(mined("mine.tasks=bugs")[2]["counts"]) == [str(Reason.timed_out)]
+
+
+def test_other_indexes_of_this_machine_are_not_asked(mined, tmp_path, monkeypatch):
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PIP_FIND_LINKS", "UV_INDEX"):
+        monkeypatch.setenv(name, (tmp_path / "other").as_uri())
+    ask_only(monkeypatch, tmp_path / "index", tmp_path / "nothing")
+    settings = {name for name in os.environ if name.startswith(("PIP_", "UV_"))}
+    assert settings == {"PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_INDEX_URL"}
+    assert os.environ["PIP_FIND_LINKS"] == str(tmp_path / "index")

@@ -16,6 +16,7 @@ PERMITTED = ("MIT", "BSD", "Apache", "ISC", "PSF")
             "Apache Software License",
         ),
         ("License: BSD-3-Clause\n", "BSD-3-Clause"),
+        ("Classifier: License :: OSI Approved\nClassifier: License :: OSI Approved :: MIT License\n", "MIT License"),
         ("License: The MIT License\n        Copyright\n", "The MIT License"),
         ("", ""),
     ],

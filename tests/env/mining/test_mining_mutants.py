@@ -6,12 +6,20 @@ from dataclasses import replace
 import pytest
 
 from swe_rl.dataset.instance import Instance, Source
+from swe_rl.env.env import SuiteRun
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.hidden_tests import without_tests
-from swe_rl.env.mining.mutants import SoundRelease, bugs_of
-from swe_rl.env.mining.split import CountedRuns, RunBudget
+from swe_rl.env.mining.mutants import (
+    SoundRelease,
+    bug_again,
+    bugs_of,
+    changes_code,
+    is_shipped_module,
+    is_test_module,
+    whole_suite,
+)
+from swe_rl.env.mining.runs import CountedRuns, RunBudget
 from swe_rl.env.patch_files import NOOP_PATCH
-from swe_rl.env.protocol import SuiteRun
 
 CODE = "def low(a, b):\n    return min(a, b)\n\n\ndef is_less(a, b):\n    return a < b\n"
 TEST_FILE = '''from summer import is_less, low
@@ -51,15 +59,21 @@ OTHERS = ("no_file::test_a", "summary")
 ALL = ("tests/test_summer.py::TestLow::test_low", "tests/test_summer.py::test_less", "tests/test_summer.py::test_more")
 
 
-def hunt(fails, number=5, runs=50, release=RELEASE):
+def hunt(
+    fails, number=5, runs=50, release=RELEASE, is_slow=lambda patch: False, build_s=0.0, run_s=0.0, log="", more=()
+):
     """Returns the candidates where `fails(patch)` names the tests that a patch breaks."""
     asked = []
 
     async def run(instance, patch, timeout_s):
         asked.append((patch, timeout_s))
-        return SuiteRun({test: test not in fails(patch) for test in (*ALL, *OTHERS)})
+        if is_slow(patch):
+            return SuiteRun({}, timed_out=True)
+        await asyncio.sleep(run_s)
+        return SuiteRun({test: test not in fails(patch) for test in (*ALL, *OTHERS, *more)}, log)
 
-    return asyncio.run(bugs_of(release, SOUND, CountedRuns(run, RunBudget(runs, 1e6)), number)), asked
+    counted = CountedRuns(run, RunBudget(runs, 1e6), build_s)
+    return asyncio.run(bugs_of(release, SOUND, counted, number)), asked
 
 
 def low_fails(patch):
@@ -77,8 +91,33 @@ def test_a_bug_that_a_test_shows_is_a_task_and_its_test_is_hidden():
     touched = {line for patch, _ in asked for line in patch.split("\n") if line.startswith("+++")}
     assert touched == {"+++ b/.changed_nothing", "+++ b/summer.py"}  # no test, and nothing that only builds
     assert [limit for patch, limit in asked if patch == NOOP_PATCH] == [None, None]
-    assert all(limit >= 20 for patch, limit in asked if patch != NOOP_PATCH)  # an endless loop is not waited for
     assert hunt(low_fails)[0][0].instance == row
+
+
+@pytest.mark.parametrize(("created_at", "kept"), [("", "2026-11-29"), ("2026-11-01T00:00:00Z", "")])
+def test_a_bug_in_a_release_without_a_date_keeps_the_day_of_its_packages(created_at, kept):
+    sound = replace(SOUND, created_at=created_at, source=replace(SOUND.source, until="2026-11-29"))
+    release = replace(RELEASE, candidate=replace(RELEASE.candidate, instance=sound))
+    (found,), _ = hunt(low_fails, release=release)
+    assert found.recipe.until == kept and found.instance.source.until == "2026-11-29"
+
+
+def test_a_run_with_a_bug_may_last_four_times_as_long_as_one_without():
+    _, asked = hunt(low_fails, run_s=0.2, build_s=1000.0)
+    limits = [limit for patch, limit in asked if patch != NOOP_PATCH]
+    assert limits and all(8.8 <= limit < 10.0 for limit in limits), "8 s and four times 0.2 s, without the building"
+
+
+def test_a_bug_whose_tests_do_not_end_in_time_is_no_task():
+    (other,), _ = hunt(lambda patch: ALL[1:2] if "<=" in patch else (), is_slow=lambda patch: "max(" in patch)
+    assert "max(" not in other.instance.patch and "1 did not end in time" in other.detail
+    (none,), _ = hunt(low_fails, is_slow=lambda patch: "max(" in patch)
+    assert none.reason is Reason.no_bug and "1 did not end in time" in none.detail
+
+
+def test_a_release_whose_tests_do_not_end_in_time_is_named_as_infrastructure():
+    (found,), asked = hunt(low_fails, is_slow=lambda patch: True)
+    assert found.reason is Reason.timed_out and len(asked) == 1
 
 
 def test_a_bug_of_an_inner_function_is_one_task():
@@ -95,12 +134,87 @@ def test_a_bug_that_no_function_of_a_file_shows_is_none(failing):
 
 
 def test_a_release_whose_tests_all_fail_has_no_bug_put_in():
-    (found,), asked = hunt(lambda patch: (*ALL, *OTHERS))
+    (found,), asked = hunt(lambda patch: (*ALL, *OTHERS), log="usage: pytest\nunrecognized arguments: --cov\n")
     assert found.reason is Reason.unrunnable and len(asked) == 2
+    assert found.detail.endswith("unrecognized arguments: --cov")
+
+
+def test_a_swap_inside_of_a_text_is_no_bug():
+    code = CODE.replace("return a < b", 'return a < b, "a < b", f"{a} < {b}"')
+    release = replace(RELEASE, files={**RELEASE.files, "summer.py": code})
+    _, asked = hunt(lambda patch: (), release=release)
+    assert changes_code(code, code.replace("return a < b", "return a <= b"))
+    assert not changes_code(code, code.replace('"a < b"', '"a <= b"').replace("} < {", "} <= {"))
+    only_text = replace(RELEASE, files={**RELEASE.files, "summer.py": 'def low():\n    return "min( is a < b"\n'})
+    assert len(hunt(lambda patch: (), release=only_text)[1]) == 2 < len(asked)
+
+
+def test_functions_that_tests_name_come_first():
+    others = "".join(f"def unknown_{number}(a, b):\n    return a < b\n\n\n" for number in range(20))
+    release = replace(RELEASE, files={**RELEASE.files, "summer.py": others + CODE})
+    _, asked = hunt(lambda patch: (), release=release)
+    assert all("unknown" not in patch.split("@@")[-1] for patch, _ in asked[2:4]) and len(asked) == 24
+    assert {line for patch, _ in asked[2:4] for line in patch.split("\n") if line.startswith("-")} >= {
+        "-    return min(a, b)",
+        "-    return a < b",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "is_module"),
+    [
+        ("tests/test_low.py", True),
+        ("tests/low_test.py", True),
+        ("tests/test_workbench.py", True),
+        ("tests/test_benchmarks.py", False),
+        ("tests/bench_test.py", False),
+        ("tests/conftest.py", False),
+        ("tests/test_bencher.py", True),
+        ("low.py", False),
+    ],
+)
+def test_benchmarks_are_no_tests(path, is_module):
+    assert is_test_module(path) is is_module
+
+
+@pytest.mark.parametrize("command", ["pytest -rA", "python -m unittest"])
+def test_only_pytest_is_told_how_to_search(command):
+    options = " --tb=no --continue-on-collection-errors" if "pytest" in command else ""
+    assert whole_suite(command) == command + options
+
+
+def test_a_bug_whose_tests_have_short_names_shows_one_of_them_or_is_no_task():
+    (found,), _ = hunt(lambda patch: ALL[1:2] if "<=" in patch else ())
+    assert "- less\n\nThis is one of them" in found.instance.problem_statement
+    assert "```python\nassert is_less(1, 2)\n```" in found.instance.problem_statement
+    (told,), _ = hunt(low_fails, release=renamed("test_less", "test_one_is_less_than_two"))
+    assert "```" not in told.instance.problem_statement or "- less" not in told.instance.problem_statement
+    long = "def test_less():\n" + "".join(f"    a{number} = {number}\n" for number in range(20)) + "    assert a1\n"
+    without = renamed("def test_less():\n    assert is_less(1, 2)\n", long)
+    (none,), _ = hunt(lambda patch: ALL[1:2] if "<=" in patch else (), release=without)
+    assert none.reason is Reason.no_bug
+
+
+def test_where_tests_have_short_names_the_function_is_told_or_it_is_no_task():
+    """`test_less` says nothing of the function `low`, and its example names `is_less`."""
+    (none,), _ = hunt(lambda patch: ALL[1:2] if "max(" in patch else ())
+    assert none.reason is Reason.no_bug
+    two = renamed(
+        "def test_less():\n", "def test_less():\n    assert is_less(low(1, 2), 3)\n\n\ndef test_more_or_less():\n"
+    )
+    both = (ALL[1], "tests/test_summer.py::test_more_or_less")
+    (found,), _ = hunt(lambda patch: both if "max(" in patch else (), release=two, more=both)
+    assert "assert is_less(low(1, 2), 3)" in found.instance.problem_statement
+    again = bug_again(two, found.recipe)
+    assert again.instance == found.instance
+
+
+def renamed(old, new):
+    return replace(RELEASE, files={**RELEASE.files, "tests/test_summer.py": TEST_FILE.replace(old, new)})
 
 
 def test_a_budget_that_ends_keeps_what_was_found():
-    found, asked = hunt(lambda patch: ALL[1:2] if patch != NOOP_PATCH else (), runs=3)
+    found, asked = hunt(lambda patch: ALL[:1] if patch != NOOP_PATCH else (), runs=3)
     assert len(asked) == 3 and [candidate.reason for candidate in found] == [None]
     (nothing,), _ = hunt(low_fails, runs=2)
     assert nothing.reason is Reason.no_bug
@@ -111,6 +225,51 @@ def test_hidden_tests_go_with_their_decorators_and_empty_classes():
     assert left == "from summer import is_less, low\n\n\ndef test_less():\n    assert is_less(1, 2)\n"
     two = "class TestA:\n    x = 1\n\n    def test_a(self):\n        pass\n"
     assert without_tests(two, ["TestA::test_a"]) == "class TestA:\n    x = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shipped"),
+    [
+        ("summer.py", True),
+        ("src/summer.py", True),
+        ("pkg/low.py", True),
+        ("pkg/inner/low.py", True),
+        ("src/other/low.py", True),
+        ("tools/check.py", False),
+        ("src/tools/check.py", False),
+        ("pkg/tests/test_low.py", False),
+        ("setup.py", False),
+    ],
+)
+def test_bugs_are_put_into_modules_that_the_project_ships(path, is_shipped):
+    files = dict.fromkeys(["pkg/__init__.py", "src/other/__init__.py", path], CODE)
+    assert is_shipped_module(path, files) is is_shipped
+    release = replace(RELEASE, files={path: CODE, "tests/test_summer.py": TEST_FILE, **files})
+    _, asked = hunt(low_fails, release=release)
+    assert any(f"+++ b/{path}\n" in patch for patch, _ in asked) is is_shipped
+
+
+def test_comments_about_hidden_tests_are_hidden_with_them():
+    source = (
+        "# Tests of numbers.\n\n"
+        "def test_less():\n    assert is_less(1, 2)\n    # is_less must be a < b\n\n\n"
+        "# Low is min(a, b).\n# It was wrong once.\n@slow\ndef test_low():\n    assert low(1, 2) == 1\n"
+        "    # return min(a, b)\n\n    # and nothing else\n\n"
+        "# Other tests.\n\ndef test_more():\n    pass\n"
+    )
+    left = without_tests(source, ["test_low"])
+    assert left is not None and "min" not in left and "wrong once" not in left and "nothing else" not in left
+    assert "# Tests of numbers." in left and "# is_less must be a < b" in left and "# Other tests." in left
+    assert "a < b" not in (without_tests(source, ["test_less"]) or "a < b")
+    method = "class TestA:\n    x = 1\n\n    # The sum is a + b.\n    def test_a(self):\n        pass\n"
+    assert without_tests(method, ["TestA::test_a"]) == "class TestA:\n    x = 1\n"
+
+
+def test_a_bug_whose_test_says_the_code_is_no_task():
+    told = TEST_FILE.replace("The smaller of two.", "Low is ``min(a, b)``.")
+    release = replace(RELEASE, files={**RELEASE.files, "tests/test_summer.py": told})
+    (found,), _ = hunt(low_fails, release=release)
+    assert found.reason is Reason.no_bug
 
 
 @pytest.mark.parametrize("names", [["test_none"], ["TestLow::test_other"], ["TestLow"]])

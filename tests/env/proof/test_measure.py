@@ -14,19 +14,21 @@ from swe_rl.config.choices import GradingKind, Isolation, SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.commits import CommitChange, instance_of
+from swe_rl.env.env import Grade, GradeError, SuiteRun
 from swe_rl.env.grading.swebench import grade_by_swebench, suite_by_swebench
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, measure_fix
 from swe_rl.env.proof.prove import Prover, UntriedError
 from swe_rl.env.proof.record import Proof, Standing, book_of
-from swe_rl.env.protocol import Grade, GradeError, SuiteRun
+from swe_rl.env.proof.shared_runs import SharedRuns
 from swe_rl.env.source_build.program import BuildError
+from swe_rl.env.source_build.releases import FORWARD, REVERSE
 from swe_rl.env.swe.read import to_instance
 from swe_rl.errors import UserError
 from swe_rl.run.proving import line_of
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.pytest_alone import OPTIONS
 
 SOURCE = Source(tree="calc", python="3.11", test_command="pytest -rA")
@@ -178,6 +180,31 @@ def test_nothing_uses_a_row_before_it_is_measured(tmp_path, sandbox, unproven):
     book_of.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("names", "standing"),
+    [
+        ({"FAIL_TO_PASS": ["fixed"], "PASS_TO_PASS": ["kept"]}, Standing.proven),
+        ({"FAIL_TO_PASS": ["fixed"], "PASS_TO_PASS": []}, Standing.untried),
+        ({"FAIL_TO_PASS": ["other"], "PASS_TO_PASS": ["kept"]}, Standing.untried),
+        ({"FAIL_TO_PASS": ["fixed"], "PASS_TO_PASS": ["kept"], "patch": "q"}, Standing.untried),
+    ],
+)
+def test_a_row_that_names_what_its_proof_measured_is_proven(tmp_path, names, standing):
+    """So are the rows that `job=mine` writes: gold was graded with these tests."""
+    path = dataset(tmp_path, FAIL_TO_PASS=None, PASS_TO_PASS=None)
+    config = EnvConfig(name="jsonl", dataset=str(path), grading=GradingKind.swebench)
+    env = make_env(config, tmp_path, SandboxKind.process)
+    [row] = env.chosen("train")
+    lists = {"fail_to_pass": ("fixed",), "pass_to_pass": ("kept",)}
+    env.book.put(Proof(row.instance_id, True, "", *env.digests(row), "", gold=("resolved",), **lists))
+    dataset(tmp_path, **names)
+    named = make_env(config, tmp_path, SandboxKind.process)
+    [row] = named.chosen("train")
+    assert not row.is_unmeasured and named.standing(row)[0] is standing
+    assert named.is_tried(row) is (standing is Standing.proven)
+    book_of.cache_clear()
+
+
 def test_a_row_that_cannot_be_measured_is_left_out_as_before(tmp_path):
     """Without a source there is nothing to measure in, and another grading has no list of tests."""
     for changes in ({"source": None}, {"PASS_TO_PASS": ["kept"]}):
@@ -254,3 +281,60 @@ async def test_a_merged_change_of_a_repository_becomes_a_proven_instance(tmp_pat
     assert proof.proven and (proof.gold, proof.noop) == (("resolved",), "unresolved"), proof.reason + proof.log_tail
     assert proof.fail_to_pass == ("tests/test_calc.py::test_add",)
     assert proof.pass_to_pass == ("tests/test_calc.py::test_zero",) and not proof.flaky
+
+
+def bug(number, test_patch="diff --git a/t.py b/t.py\n", script="run TESTS", fix=REVERSE):
+    """Returns the row of a bug in a release: its fix, taken back, made its tree."""
+    source = Source("b-1.0", fix, "3.9")
+    return replace(
+        ROW,
+        instance_id=f"b-{number}",
+        source=source,
+        test_patch=test_patch,
+        eval_script=script.replace("TESTS", test_patch),
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "made"),
+    [
+        (bug(2), RUNS),
+        (bug(2, "diff --git a/t.py b/t.py\n+more\n"), RUNS),
+        (bug(2, "diff --git a/other.py b/other.py\n"), 2 * RUNS),
+        (bug(2, script="run --slow TESTS"), 2 * RUNS),
+        (bug(2, fix=FORWARD), 2 * RUNS),
+        (bug(2, script="run all"), 2 * RUNS),
+    ],
+)
+def test_bugs_of_one_release_share_the_runs_with_the_fix_where_these_are_the_same(second, made):
+    suite = Suite([GradeError("no space"), *["-fixed +kept"] * (2 * RUNS)], ["+fixed +kept"] * made)
+
+    async def proofs():
+        prover = Prover(suite, None, 1, 60.0)
+        return await asyncio.gather(prover.prove(bug(1)), prover.prove(second))
+
+    for proof in asyncio.run(proofs()):
+        assert proof.proven and proof.fail_to_pass == ("fixed",) and proof.pass_to_pass == ("kept",)
+    assert len(suite.graded) == 4, "gold and a change of nothing are graded of each"
+    with pytest.raises(RuntimeError):
+        asyncio.run(suite.run_tests(ROW, "GOLD", None, 1.0))
+
+
+def test_shared_runs_that_broke_are_made_anew():
+    shared = SharedRuns()
+    made = []
+
+    async def broken():
+        made.append("broken")
+        raise UntriedError("no space")
+
+    async def whole():
+        made.append("whole")
+        return runs("+fixed")
+
+    async def both():
+        with pytest.raises(UntriedError):
+            await shared.with_gold(bug(1), broken)
+        return [await shared.with_gold(bug(number), whole) for number in (2, 3)]
+
+    assert asyncio.run(both()) == [runs("+fixed")] * 2 and made == ["broken", "whole"]

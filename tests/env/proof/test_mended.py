@@ -16,8 +16,8 @@ from swe_rl.env.proof.prove import Prover
 from swe_rl.env.source_build import environment as environments
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.pytest_alone import OPTIONS
 
 BEFORE = """import pytest

@@ -12,19 +12,20 @@ import pytest
 from swe_rl.config.choices import SandboxKind, Unproven
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError, Source
+from swe_rl.env.env import Grade, GradeError, NotStartedError, PytestSession
+from swe_rl.env.grading import twin_trial
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof import mend
 from swe_rl.env.proof.mend import GoldFailure, find_ways, missing_packages, spread_releases
 from swe_rl.env.proof.prove import MAX_TRIALS, Prover, UntriedError, prove_all
 from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
-from swe_rl.env.protocol import Grade, GradeError, NotStartedError, PytestSession
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.releases import FORWARD
 from swe_rl.env.source_build.sdist import Release
 from swe_rl.files.disk import DiskError
 from swe_rl.run.proving import line_of
-from swe_rl.sandbox.protocol import SandboxError
+from swe_rl.sandbox.sandbox import SandboxError
 
 SOURCE = Source("b-1.0", "applies forward", "3.9")
 INSTANCE = Instance("a__b-1", "a/b", "c" * 40, "s", "GOLD", "t", ("x",), ("y",), source=SOURCE)
@@ -98,6 +99,7 @@ def test_an_instance_without_a_twin_is_proven_and_says_so(twinned, tmp_path):
     proof = prove(Judged(honest))
     assert proof.proven and proof.untwinned is not bool(twinned)
     assert ("no twin" in line_of(proof)) is proof.untwinned
+    assert proof.weak_twins == (() if twinned else None)
     book = ProofBook(tmp_path / "proofs.jsonl")
     book.put(proof)
     assert read_proofs(tmp_path / "proofs.jsonl") == {proof.instance_id: proof}
@@ -506,6 +508,16 @@ def test_what_is_not_proven_is_left_out_by_name(env, tmp_path, rows):
     assert ids(kept) == ["p", "f", "n"] and not kept.left_out("train")
     with pytest.raises(InstanceError, match=r"2 of 3 instances of train are not proven: f: 2 tests fail; n: nobody"):
         ids(env_of(tmp_path, rows, unproven=Unproven.refuse))
+
+
+@pytest.mark.parametrize("weak_twins", [None, (), ("test_x",)])
+def test_what_a_proof_says_of_twins_is_known_once_the_instance_is_used(env, monkeypatch, weak_twins):
+    monkeypatch.setattr(twin_trial, "_KNOWN", {})
+    env.book.put(replace(env.book.of("p"), weak_twins=weak_twins))
+    used = env.instances("train")[0]
+    assert twin_trial.weak_tests(used) == frozenset(weak_twins or ())
+    known = twin_trial._KNOWN.get("p")
+    assert (known is not None and known.proven) is (weak_twins is not None)
 
 
 def test_kept_all_the_same_one_that_cannot_be_made_fails_its_own_attempts_alone(env, tmp_path, rows):

@@ -13,6 +13,7 @@ from swe_rl.env.source_build.releases import FORWARD, MAX_FETCHED, REVERSE, near
 from swe_rl.env.source_build.sdist import versions_of
 from tests.env.source_build.test_source_tree import BASE, FIX, TESTS, archive
 from tests.support.command import ROOT, warm
+from tests.support.package_index import ask_only
 
 PIP = ("pip._internal.commands.index", "pip._internal.network.session", "pip._internal.index.package_finder")
 FETCH = "import sys; from swe_rl.env.source_build.fetch_program import main; sys.exit(main(*sys.argv[1:]))"
@@ -53,8 +54,7 @@ def index(tmp_path, monkeypatch):
     for version, (files, day) in RELEASES.items():
         setup = {"setup.py": "raise SystemExit('was run')\n", **files}
         archive(tmp_path / "index", setup, f"b-{version}", time=1_600_000_000 + day * 86_400)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
+    ask_only(monkeypatch, tmp_path / "index", tmp_path / "nothing")
     versions_of.cache_clear()
     yield tmp_path / "index"
     versions_of.cache_clear()

@@ -14,6 +14,7 @@ from swe_rl.env.source_build.origin import Origin, origin_of
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.source_build.sdist import days_after, fetch_sdist, release_time, split_name, unpack_sdist
 from swe_rl.env.source_build.tree import let_tox_report, make_tree
+from tests.support.package_index import ask_only
 
 FIX = (
     "diff --git a/lib.py b/lib.py\n--- a/lib.py\n+++ b/lib.py\n"
@@ -148,8 +149,7 @@ def test_nothing_of_a_distribution_is_run_to_fetch_it(tmp_path, monkeypatch):
     setup = f"open({str(ran)!r}, 'w').close()\nraise SystemExit('not on this Python')\n"
     archive(tmp_path / "index", {"setup.py": setup, "PKG-INFO": "Metadata-Version: 1.0\n"}, "my_package-1.2")
     archive(tmp_path / "index", {"setup.py": setup}, "my_package-1.3")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
+    ask_only(monkeypatch, tmp_path / "index", tmp_path / "nothing")
     path = fetch_sdist("My-Package-1.2", tmp_path / "cache")
     assert path == tmp_path / "cache" / "My-Package-1.2.tar.gz" and tarfile.is_tarfile(path) and not ran.exists()
     with pytest.raises(BuildError, match=r"My-Package-9\.9 cannot be had from the package index.*there is no source"):
@@ -207,6 +207,7 @@ def read_only(*_, **__):
 def test_packages_are_taken_from_the_time_of_the_release(tmp_path):
     assert days_after(release_time(archive(tmp_path, time=1_600_000_000)), 60) == "2020-11-12T12:26:40Z"
     assert days_after(release_time(archive(tmp_path, time=0)), 60) is None
+    assert release_time(archive(tmp_path, time=1_580_601_600)) is None, "hatchling gives all files this date"
 
 
 def test_a_broken_archive_is_named(tmp_path):

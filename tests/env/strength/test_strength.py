@@ -14,10 +14,10 @@ from swe_rl.config.compose import compose
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.bugs.env import BugsEnv
+from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.folder import patch_between
 from swe_rl.env.make import make_env
 from swe_rl.env.proof.record import Proof, ProofBook, book_of, read_proofs
-from swe_rl.env.protocol import Grade, GradeError
 from swe_rl.env.strength.measure import StrengthMeasure, UnmeasuredError
 from swe_rl.env.strength.python_code import code_fingerprint, python_mutants
 from swe_rl.env.strength.record import MutantTally, Strength, Survivor, WrongKind, summarize_strengths
@@ -25,7 +25,7 @@ from swe_rl.env.strength.siblings import read_siblings
 from swe_rl.env.strength.wrong import Sides, code_paths, wrong_patches
 from swe_rl.report.figures import strength_line, strength_tile
 from swe_rl.run.strength import line_of
-from swe_rl.sandbox.protocol import ExecResult, Workspace
+from swe_rl.sandbox.sandbox import ExecResult, Workspace
 
 BEFORE = '''def price(items, vip):
     """The sum of all items."""

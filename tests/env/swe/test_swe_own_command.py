@@ -16,8 +16,8 @@ from swe_rl.env.grading.swebench_spec import LOG_PARSERS
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.swe.read import read_split, to_instance
 from swe_rl.errors import UserError
-from swe_rl.sandbox.protocol import Workspace
 from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import Workspace
 from tests.support.pytest_alone import OPTIONS
 
 TEST = "def test_add():\n    assert add(1, 2) == 3\n"

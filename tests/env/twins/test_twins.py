@@ -1,6 +1,7 @@
 """Twins of tests, run by a pytest of their own on right code, on wrong code and on code that cheats."""
 
 import ast
+import contextlib
 import random
 import re
 import subprocess
@@ -365,9 +366,9 @@ def test_few_tests_get_many_companions_and_others_are_drawn():
     text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(50))
     ids = [f"t.py::test_{index}" for index in range(50)]
     one = wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=20, sample="a"))
-    assert one["test_0"] == 5 and len(one) == 21 and sorted(set(one.values())) == [1, 5]
+    assert one["test_0"] == 11 and len(one) == 21 and sorted(set(one.values())) == [1, 11]
     assert one != wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=20, sample="b"))
-    assert set(wanted_twins([text], Counted(ids[:3], ())).values()) == {2}
+    assert set(wanted_twins([text], Counted(ids[:3], ())).values()) == {3}
     assert len(wanted_twins([text], Counted(("t.py",), ()))) == 50
 
 
@@ -384,9 +385,42 @@ def test_a_guess_at_all_functions_is_right_at_most_once_in_fifty_times(num_tests
     assert max(drawn.values()) <= 2.2 * 3000 / 50 and len(drawn) >= 50
 
 
+@pytest.mark.parametrize(
+    ("expected", "num_values"), [("add(1, 2) == 3", 6), ("add(1, 2) is True", 2), ("add(1) == 1 and add(2) == 2", 6)]
+)
+def test_what_most_functions_expect_tells_nothing(expected, num_values):
+    """Code may read all functions: each value is expected equally often, in the one place in which they differ."""
+    for seed in range(5):
+        names = TwinnedTests(wanted={"test_one": 11})
+        twinned = add_twins(f"def test_one():\n    assert {expected}\n", random.Random(seed), names)
+        lines = Counter(re.findall(r"    assert (.*)", twinned))
+        assert set(lines.values()) == {12 // num_values} and expected in lines
+        assert all("add(2) == 2" in line for line in lines) or expected != "add(1) == 1 and add(2) == 2"
+
+
+def test_an_object_that_equals_all_but_bare_objects_passes_a_twin():
+    class Same(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other):
+            return type(other) is not object
+
+    names = TwinnedTests(wanted={"test_one": 11})
+    twinned = add_twins("def test_one():\n    assert add() == sum([1, 2])\n", random.Random(0), names)
+    for right in (3, Same(0)):
+        functions = {"add": lambda right=right: right}
+        exec(twinned, functions)
+        passed = set()
+        for name in names.twin_of:
+            with contextlib.suppress(AssertionError):
+                functions[name]()
+                passed.add(name)
+        assert bool(passed) is isinstance(right, Same)
+
+
 def test_a_copy_has_to_pass_as_its_test_does():
     text = "def test_sum():\n    assert 1 + 2 == 3\n"
-    names = TwinnedTests(wanted={"test_sum": 5})
+    names = TwinnedTests(wanted={"test_sum": 11})
     functions = {}
     exec(add_twins(text, random.Random(2), names), functions)
     assert names.copy_of and names.twin_of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from swe_rl.dataset.records import read_instances, write_instances
 from swe_rl.env.bugs.env import DATA
-from swe_rl.facts.sizes import VLLM_COMMAND
+from swe_rl.facts.server_arguments import VLLM_COMMAND
 
 TENSOR_DELAY_S = 0.03  # an update of the tiny model takes most of a second
 _VOCABULARY = 1536  # of the tiny model

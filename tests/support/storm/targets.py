@@ -75,7 +75,7 @@ def _is(target: str, line: list[str]) -> bool:
     if target == "guard":
         return program == "bwrap" or line[4:5] == ["reporter"]
     if target == "grader":
-        return program.startswith("python") and any(word.endswith("/grading_parent.py") for word in line[1:3])
+        return program.startswith("python") and any(word.endswith("/session_program.py") for word in line[1:3])
     if target == "rank":
         return any("fork_server" in word for word in line)  # also the process that they are forked from
     if target in ("engine", "engine_cpu"):

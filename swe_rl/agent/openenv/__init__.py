@@ -1,0 +1,1 @@
+"""The agent that plays episodes of an OpenEnv server, and how it reads actions in replies."""

@@ -1,0 +1,1 @@
+"""Data that `job=sft` imitates: recorded conversations of many formats, chosen, encoded, and put into an order."""

@@ -1,0 +1,50 @@
+"""Packages that the tests of a tree need: plugins of pytest that its settings name, and what tests import."""
+
+import pytest
+
+from swe_rl.env.mining.plugins import packages_for_tests, plugins_of
+
+TOX = (
+    "[pytest]\naddopts = --color=yes\n          --cov-append --timeout=60\n          --cov=calc\n\n[testenv]\n--dist\n"
+)
+TOML = '[tool.pytest.ini_options]\naddopts = [\n    "-n4",\n    "--benchmark-autosave",\n]\nx = ["--reruns"]\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "plugins"),
+    [
+        ({"tox.ini": TOX}, ("pytest-cov", "pytest-timeout")),
+        ({"pyproject.toml": TOML}, ("pytest-benchmark", "pytest-xdist")),
+        ({"pyproject.toml": 'addopts = "--no-cov -n auto"\n'}, ("pytest-cov", "pytest-xdist")),
+        ({".pytest.ini": "[pytest]\naddopts = --strict-markers -none -ra --doctest-modules\n"}, ()),
+        ({"setup.cfg": "# addopts of --cov\n[x]\nword = --cov\n"}, ()),
+        (
+            {"setup.cfg": "[tool:pytest]\naddopts = --cov evil-package --evil=evil\n", "tox.ini": TOX[:20]},
+            ("pytest-cov",),
+        ),
+        ({}, ()),
+    ],
+)
+def test_the_settings_of_a_tree_name_the_plugins(tmp_path, files, plugins):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert plugins_of(tmp_path) == plugins
+
+
+@pytest.mark.parametrize(
+    ("metadata", "packages"),
+    [
+        ("", ("click", "hypothesis", "pytest-cov", "python-dateutil")),
+        ("Requires-Dist: Python_Dateutil>=2\n", ("click", "hypothesis", "pytest-cov")),
+        ("Requires-Dist: click; extra == 'cli'\n", ("click", "hypothesis", "pytest-cov", "python-dateutil")),
+        ('Requires-Dist: hypothesis>=6 ; extra == "test"\n', ("click", "pytest-cov", "python-dateutil")),
+    ],
+)
+def test_what_tests_import_and_the_metadata_does_not_name_for_them_is_needed(tmp_path, metadata, packages):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "PKG-INFO").write_text(f"Name: calc\n{metadata}")
+    (tmp_path / "tox.ini").write_text(TOX.replace("--timeout=60", ""))
+    (tmp_path / "calc.py").write_text("import yaml\n")
+    (tmp_path / "tests" / "conftest.py").write_text("from hypothesis import given\nimport evil_package\n")
+    (tmp_path / "tests" / "test_calc.py").write_text("import click.testing\nfrom dateutil import tz\nimport clicked\n")
+    assert packages_for_tests(tmp_path) == packages
