@@ -39,7 +39,7 @@ from swe_rl.env.foreign import ForeignEnv
 from swe_rl.env.grading.foreign import ForeignGrader
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.errors import SweRlError
-from swe_rl.extension.conformance import NONE, Params, made_of, require
+from swe_rl.extension.conformance import NONE, LoopWatch, Params, made_of, require
 from swe_rl.extension.conformance import ConformanceError as ConformanceError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import ExtensionFailure
@@ -68,7 +68,6 @@ from swe_rl.sandbox.sandbox import Workspace
 
 # By default the model says these replies, which solve the task that an agent is given here.
 COMMANDS = ("```bash\necho hello > made.txt\n```", "```bash\nsubmit\n```")
-_STALL_S = 1.0  # An agent may keep the event loop from others for so long.
 _LATE_S = 10.0  # An agent has to end so many seconds after its time at the latest.
 
 
@@ -107,30 +106,16 @@ async def _attempt(agent: Agent, model: "_Model", sandboxes: ProcessProvider, ti
     with tempfile.TemporaryDirectory() as folder:
         path = await asyncio.to_thread(folder_of, {"README.md": "A task.\n"}, Path(folder) / "task")
         sandbox = await sandboxes.create(Workspace(path=path), owner="conformance")
-        heart = asyncio.ensure_future(_longest_stall())
+        watch = LoopWatch()
         try:
             task = Task("conformance", "Write hello into made.txt.")
             work = Assignment(task, model.base_url, "tiny", sandbox, timeout_s)
-            result = await agent.run(work)
+            async with watch:
+                result = await agent.run(work)
         finally:
-            heart.cancel()
             await sandbox.close()
-        stall_s = max(_STALLS, default=0.0)
-        _STALLS.clear()
-        if stall_s > _STALL_S:
-            raise ConformanceError(f"{agent.name}: run kept the event loop for {stall_s:.1f} s: await what takes long")
+        watch.require_free(agent.name, "run")
         return result
-
-
-# These are the seconds for which the event loop was kept from others during one attempt.
-_STALLS: list[float] = []
-
-
-async def _longest_stall() -> None:
-    while True:
-        before_s = time.monotonic()
-        await asyncio.sleep(0.05)
-        _STALLS.append(time.monotonic() - before_s - 0.05)
 
 
 class _Model:

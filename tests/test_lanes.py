@@ -15,7 +15,6 @@ ROOT = Path(__file__).parent.parent
 OPTIONS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
 MARKS = [line.partition(":")[0] for line in OPTIONS["markers"]]
 BY_NAME_ONLY = {"gpu", "long"}
-KNOWN_FLAKY = 0
 
 
 def of_ci(script):
@@ -83,13 +82,3 @@ def test_the_guide_names_every_lane():
     assert [name for name, _ in rows] == ["tests", *MARKS]
     for name, command in rows[1:]:
         assert command == f"bash .ci/run {name}"
-
-
-def test_the_list_of_flaky_tests_only_shrinks(every_test):
-    """A lower number goes here; a higher one does not."""
-    text = (ROOT / ".ci" / "flaky.txt").read_text()
-    names = [line for line in text.splitlines() if not line.startswith("#")]
-    assert len(names) <= KNOWN_FLAKY
-    collected = {item.nodeid for item in every_test}
-    files = {name.partition("::")[0] for name in collected}
-    assert not [name for name in names if name.partition("::")[0] in files and name not in collected]

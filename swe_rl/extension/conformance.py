@@ -1,5 +1,7 @@
 """This module does what every `check_KIND` of `swe_rl.testing` needs: it makes a class as a run does, and complains."""
 
+import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,9 @@ from swe_rl.extension.make import make_extension
 
 Params = Mapping[str, Any]
 NONE: Params = {}
+
+_TICK_S = 0.05  # The event loop and the thread that watches it both wake so often.
+_KEPT_S = 1.0  # A method may keep the event loop from others for so long.
 
 
 class ConformanceError(AssertionError):
@@ -39,3 +44,43 @@ def require(holds: bool, maker: Foreign, what: str) -> None:
     """Raises ConformanceError, which names the class and says `what` it has to do, unless this `holds`."""
     if not holds:
         raise ConformanceError(f"{maker}: {what}")
+
+
+class LoopWatch:
+    """This measures how long somebody kept the event loop from others at most, while the context lasts.
+
+    A thread counts how often it woke between two wake-ups of the loop. Wall time would not do: on a busy machine it
+    passes for the loop and for the thread alike, and nobody kept either.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._ticks_since_beat = 0
+        self._ended = threading.Event()
+
+    async def __aenter__(self) -> "LoopWatch":
+        self._beating = asyncio.ensure_future(self._beat())
+        self._thread = threading.Thread(target=self._count_ticks, daemon=True)
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._ended.set()
+        self._beating.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            self._ticks_since_beat = 0
+            await asyncio.sleep(_TICK_S)
+
+    def _count_ticks(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            self._ticks_since_beat += 1
+            self.longest_s = max(self.longest_s, self._ticks_since_beat * _TICK_S)
+
+    def require_free(self, maker: object, what: str) -> None:
+        """Raises ConformanceError if `what` of the class kept the event loop for too long."""
+        if self.longest_s > _KEPT_S:
+            raise ConformanceError(
+                f"{maker}: {what} kept the event loop for {self.longest_s:.1f} s: await what takes long"
+            )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swe_rl.config.choices import ExtensionKind, SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.extension.conformance import NONE, ConformanceError, Params, group_for, made_of, require
+from swe_rl.extension.conformance import NONE, ConformanceError, LoopWatch, Params, group_for, made_of, require
 from swe_rl.extension.find import Foreign
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.foreign import ForeignProvider, make_own
@@ -24,8 +24,6 @@ from swe_rl.sandbox.sandbox import Door, Sandbox, SandboxError, Workspace
 from swe_rl.sandbox.snapshot_conformance import check_snapshots
 
 _LATE_S = 10.0  # A command has to be ended so many seconds after its time at the latest.
-_BEAT_S = 0.05  # So often it is looked whether somebody keeps the event loop.
-_STALL_S = 1.0  # A method may keep the event loop from others for so long.
 # This variable of the process must not be seen by any command.
 _PLANTED = "SWE_RL_CONFORMANCE_SECRET"
 # A file has to come back as it was written, whatever bytes are in it.
@@ -53,7 +51,7 @@ async def _try_provider(sandboxes: type, scratch: Path, params: Params, image: s
     made, maker = made_of(ExtensionKind.sandbox, sandboxes, params, given)
     said: list[str] = []
     provider = ForeignProvider(made, maker, config, said.append)
-    stalls = _Stalls()
+    watch = LoopWatch()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "given.txt").write_text("given\n")
         if image:
@@ -61,45 +59,24 @@ async def _try_provider(sandboxes: type, scratch: Path, params: Params, image: s
         else:
             workspace = Workspace(path=Path(folder))
         try:
-            await _check_provider(provider, maker, made, workspace)
-            await check_snapshots(provider, workspace)
-            if getattr(made, "ends_when_killed", False):
-                await _check_killed(sandboxes, scratch, params, workspace, made, maker, lease_s)
+            async with watch:
+                await _check_provider(provider, maker, made, workspace)
+                await check_snapshots(provider, workspace)
+                if getattr(made, "ends_when_killed", False):
+                    await _check_killed(sandboxes, scratch, params, workspace, made, maker, lease_s)
         except SandboxError as error:
             raise ConformanceError(str(error)) from error
         finally:
             await provider.close()
         left = [path.name for path in await asyncio.to_thread(_list_children, Path(folder))]
         require(left == ["given.txt"], maker, "a workspace must be left as it is")
-    stalls.end()
     require(not said, maker, "; ".join(said))
-    require(
-        stalls.longest_s < _STALL_S,
-        maker,
-        f"it kept the event loop for {stalls.longest_s:.1f} s: await what takes long",
-    )
+    watch.require_free(maker, "it")
     require(not await asyncio.to_thread(_list_children, scratch), maker, f"close must leave nothing in {scratch}")
 
 
 def _list_children(folder: Path) -> list[Path]:
     return list(folder.iterdir())
-
-
-class _Stalls:
-    """This measures how long somebody kept the event loop at most, until `end`."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._watching = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            before_s = time.monotonic()
-            await asyncio.sleep(_BEAT_S)
-            self.longest_s = max(self.longest_s, time.monotonic() - before_s - _BEAT_S)
-
-    def end(self) -> None:
-        self._watching.cancel()
 
 
 async def _check_provider(provider: ForeignProvider, maker: Foreign, made: object, workspace: Workspace) -> None:

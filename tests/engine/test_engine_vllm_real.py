@@ -77,6 +77,28 @@ def worst(first, second):
     return max(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
+async def begin(engine, prompt, params, request_id="a"):
+    """A request that the server says runs. On a busy machine a reply may end before we look, so we ask again."""
+    for _ in range(10):
+        asking = asyncio.create_task(engine.generate(prompt, params, request_id=request_id))
+        while not asking.done():
+            await engine._http.refresh()
+            if engine.stats().running == 1 and not asking.done():
+                return asking
+        await asking
+    return pytest.fail("ten replies ended before the server said that one runs")
+
+
+async def begun_and_paused(engine, prompt, params):
+    for _ in range(10):
+        asking = await begin(engine, prompt, params)
+        await engine.pause()
+        if not asking.done():
+            return asking
+        await engine.resume()
+    return pytest.fail("ten replies ended before the server paused")
+
+
 async def until_running(engine, number):
     """Seconds until the server says so."""
     started_s = time.monotonic()
@@ -140,39 +162,22 @@ async def test_bad_ids_are_an_engine_error(engines):
 
 async def test_cancelling_and_aborting_free_the_sequence(engines):
     engine = engines[0]
-    asking = asyncio.create_task(engine.generate(prompt_of(2, 50), LONG, request_id="a"))
-    await until_running(engine, 1)
+    asking = await begin(engine, prompt_of(2, 50), LONG)
     assert engine.stats().kv_used_tokens >= 50
     asking.cancel()
     print(f"freed after {await until_running(engine, 0):.3f} s")
-    asking = asyncio.create_task(engine.generate(prompt_of(2, 50), LONG, request_id="b"))
-    await until_running(engine, 1)
+    asking = await begin(engine, prompt_of(2, 50), LONG, "b")
     await engine.abort("b")
     done = await asyncio.wait_for(asking, 5)
     assert done.finish_reason == "abort" and 0 < len(done.token_ids) < 1900
     await until_running(engine, 0)
 
 
-async def begun_and_paused(engine, params):
-    """A request whose reply the server has begun. On a busy machine a reply may end before we look, so we ask again."""
-    for _ in range(10):
-        asking = asyncio.create_task(engine.generate(prompt_of(3, 50), params, request_id="a"))
-        while not asking.done():
-            await engine._http.refresh()
-            if engine.stats().running == 1:
-                await engine.pause()
-                if not asking.done():
-                    return asking
-                await engine.resume()
-        await asking
-    return pytest.fail("ten replies ended before the server paused")
-
-
 async def test_pause_freezes_in_mid_reply(engines):
     engine = engines[0]
     params = SamplingParams(600, seed=1)
     plain = await engine.generate(prompt_of(3, 50), params, request_id="a")
-    asking = await begun_and_paused(engine, params)
+    asking = await begun_and_paused(engine, prompt_of(3, 50), params)
     await asyncio.sleep(2 * plain.decode_s)
     assert not asking.done()
     await engine.resume()
@@ -228,8 +233,7 @@ async def test_new_weights_and_a_killed_server(engines, tiny):
     assert real.weight_version == own.weight_version == 3 and real.cached_tokens == 0
 
     engine = engines[0]
-    asking = asyncio.create_task(engine.generate(prompt, LONG, request_id="a"))
-    await until_running(engine, 1)
+    asking = await begin(engine, prompt, LONG)
     family = psutil.Process(engine.server.pid).children(recursive=True)
     os.kill(psutil.Process(engine.server.pid).children()[0].pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="SIGKILL"):
