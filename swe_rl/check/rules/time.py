@@ -8,7 +8,7 @@ Invariants:
 from collections.abc import Iterator
 
 from swe_rl.check.findings import Finding, Host, error, rule_about, warning
-from swe_rl.config.choices import JobName
+from swe_rl.config.choices import CompactionKind, JobName
 from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config, WorkloadConfig
 from swe_rl.facts.sizes import uses_no_gpu, waves_per_step
@@ -125,11 +125,13 @@ def check_collective_timeout(config: Config, _: Host) -> Iterator[Finding]:
 
 @rule_about(Part.rollouts)
 def turns_fit(config: Config, _: Host) -> Iterator[Finding]:
-    """Warns of more turns than a trajectory has room for.
+    """Warns of more turns than a trajectory has room for. With compaction it makes room for itself.
 
     Typical turns use about an eighth of what one may sample and of what it may be shown (4 characters a token).
     """
     rollout = config.rollout
+    if rollout.compaction is not CompactionKind.none:
+        return
     turn = rollout.max_turn_tokens / 8 + config.agent.max_observation_chars / 4 / 8
     needed = int(rollout.max_prompt_tokens / 2 + rollout.max_turns * turn)
     if needed > 2 * rollout.max_trajectory_tokens and not uses_no_gpu(config.layout):
