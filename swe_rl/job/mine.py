@@ -235,7 +235,7 @@ def _proven(
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     instances = list(env.chosen(read.env.split))
     with cost.counting(Phase.build):
-        event_loop.run_job(make_workspaces(env, instances))
+        event_loop.run_job(make_workspaces(env, instances, say))
     shown = event_loop.run_job(shown_fixes(env, instances))
     todo = [row for row in instances if row.instance_id not in shown and not env.is_settled(row)]
     with cost.counting(Phase.prove):

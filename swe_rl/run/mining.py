@@ -27,6 +27,9 @@ from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import SandboxError, SandboxProvider, Workspace
 
+# A longer build is told of. Shorter ones are those whose environment another instance has made.
+_SLOW_BUILD_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class MiningWork:
@@ -51,7 +54,7 @@ class _Suites:
             return await self.env.run_tests(instance, patch, self.sandboxes, limit_s)
 
 
-async def make_workspaces(env: SweEnv, instances: Sequence[Instance]) -> dict[str, float]:
+async def make_workspaces(env: SweEnv, instances: Sequence[Instance], say: Callable[[str], None]) -> dict[str, float]:
     """Makes the environments and trees of instances before their tests run. Returns how long each took, by its id.
 
     What cannot be built is left to those who use it: they get the same error. Raises UserError.
@@ -64,7 +67,10 @@ async def make_workspaces(env: SweEnv, instances: Sequence[Instance]) -> dict[st
             began_s = time.monotonic()
             with suppress(BuildError, InstanceError):
                 await asyncio.to_thread(env.workspace, instance)
-            build_s[instance.instance_id] = time.monotonic() - began_s
+            took_s = time.monotonic() - began_s
+            build_s[instance.instance_id] = took_s
+            if took_s > _SLOW_BUILD_S:
+                say(f"built {len(build_s)} of {len(instances)}: {instance.instance_id} took {took_s:.0f} s")
 
     with ended_with_the_job():
         await asyncio.gather(*map(made, instances))
@@ -112,7 +118,7 @@ async def search_by_tests(
     instances = {instance.instance_id: instance for instance in env.chosen(config.env.split)}
     room = asyncio.Semaphore(os.cpu_count() or 1)
     with cost.counting(Phase.build):
-        build_s = await make_workspaces(env, list(instances.values()))
+        build_s = await make_workspaces(env, list(instances.values()), say)
 
     async def searched(work: MiningWork) -> list[TaskCandidate]:
         row = work.candidate.instance
