@@ -24,6 +24,7 @@ AGENTS = {
     "command": "swe_rl.agent.program.agent.ProgramAgent",
     "noop": "swe_rl.agent.scripted.NoopAgent",
     "gold": "swe_rl.agent.scripted.gold_agent",
+    "demonstrate": "swe_rl.agent.demonstrator.demonstrating_agent",
     "scripted": "swe_rl.agent.scripted.scripted_agent",
     "predictions": "swe_rl.agent.scripted.predictions_agent",
 }

@@ -15,10 +15,13 @@ from swe_rl.config.schema import AgentConfig
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.errors import UserError
 
-# These agents read no observation. It is kept for the person who looks at the trajectory.
-_MAX_OBSERVATION_CHARS = 8000
 _PATCH_FILE = ".gold.patch"
 Patches = Mapping[str, str] | Callable[[str], str | None]
+
+
+def look_up(patches: Patches) -> Callable[[str], str | None]:
+    """Returns a function that gives an instance's patch by its id."""
+    return patches if callable(patches) else patches.get
 
 
 class ScriptedAgent:
@@ -26,21 +29,27 @@ class ScriptedAgent:
 
     name = "scripted"
     needs_door = False
+    # No model reads the observations. They are kept for the person who looks at the trajectory.
+    _max_observation_chars = 8000
 
     def __init__(self, commands: Sequence[str], *, command_timeout_s: float = 60.0) -> None:
         self._commands = tuple(commands)
         self._command_timeout_s = command_timeout_s
 
     async def run(self, work: Assignment) -> AgentResult:
+        return await self._carry_out(work, self._commands)
+
+    async def _carry_out(self, work: Assignment, commands: Sequence[str]) -> AgentResult:
+        """Runs the commands one after another, until the time of the attempt is over."""
         budget = Budget(work.timeout_s)
         result = AgentResult(Exit.SUBMITTED, messages=[{"role": "user", "content": work.task.prompt}])
-        for index, command in enumerate(self._commands):
+        for index, command in enumerate(commands):
             if budget.is_spent:
                 result.exit = Exit.AGENT_TIMEOUT
                 break
             done = await work.sandbox.exec(command, timeout_s=min(self._command_timeout_s, budget.left_s))
             budget.spend(done.duration_s)
-            observation = format_observation(done, _MAX_OBSERVATION_CHARS)
+            observation = format_observation(done, self._max_observation_chars)
             said = f"```bash\n{command}\n```"
             result.turns.append(
                 Turn(index, said, command, observation, exit_code=done.exit_code, command_s=done.duration_s)
@@ -71,9 +80,14 @@ def scripted_agent(config: AgentConfig, command_timeout_s: float) -> ScriptedAge
 
 def gold_agent(patches: Patches | None, command_timeout_s: float) -> "GoldAgent":
     """Makes agent=gold. Raises UserError."""
+    return GoldAgent(require_patches("gold", patches), command_timeout_s=command_timeout_s)
+
+
+def require_patches(agent: str, patches: Patches | None) -> Patches:
+    """Returns the patches of the environment's instances. Raises UserError where it has none."""
     if patches is None:
-        raise UserError("agent=gold needs the instances' own patches, and this environment has none to give")
-    return GoldAgent(patches, command_timeout_s=command_timeout_s)
+        raise UserError(f"agent={agent} needs the instances' own patches, and this environment has none to give")
+    return patches
 
 
 def predictions_agent(patches: Patches | None) -> "PredictionsAgent":
@@ -93,7 +107,7 @@ class PredictionsAgent(ScriptedAgent):
 
     def __init__(self, patches: Patches) -> None:
         super().__init__(())
-        self._patch_of = patches if callable(patches) else patches.get
+        self._patch_of = look_up(patches)
 
     async def run(self, work: Assignment) -> AgentResult:
         result = await super().run(work)
@@ -108,7 +122,7 @@ class GoldAgent(ScriptedAgent):
     name = "gold"
 
     def __init__(self, patches: Patches, *, command_timeout_s: float = 60.0) -> None:
-        self._patch_of = patches if callable(patches) else patches.get
+        self._patch_of = look_up(patches)
         super().__init__(
             [
                 f"if [ \"$(head -c 2 {_PATCH_FILE})\" = '#!' ]; then bash {_PATCH_FILE}; "

@@ -11,7 +11,7 @@ from enum import StrEnum
 from swe_rl.config.choices import EngineKind, JobName
 from swe_rl.config.schema import Config
 
-AGENTS_WITHOUT_MODEL = frozenset({"gold", "noop", "scripted", "predictions"})
+AGENTS_WITHOUT_MODEL = frozenset({"gold", "demonstrate", "noop", "scripted", "predictions"})
 
 
 class Part(StrEnum):

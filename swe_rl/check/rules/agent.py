@@ -32,6 +32,7 @@ AGENT_TOOLS = {
     "command": ("own",),
     "pdb": ("full", "rewrite_only", "debug_after_5"),
     "gold": ("none",),
+    "demonstrate": ("none",),
     "noop": ("none",),
     "scripted": ("none",),
     "predictions": ("none",),
@@ -40,6 +41,7 @@ AGENT_TOOLS = {
 }
 AGENT_PROMPTS = {
     "bash": ("standard", "short"),
+    "demonstrate": ("standard", "short"),
     "mini_swe": ("mini_swe", "standard", "short"),
     "pdb": ("pdb_standard", "pdb_short"),
 }  # the other agents have none
