@@ -3,8 +3,8 @@
 Invariants:
 - The value of a token is read where the token is predicted from, so it knows nothing of it.
 - Values, advantages and targets of a step are those of the critic before the step; it is updated afterwards.
-- The rows of a trajectory are one sequence of decisions, in the order of their segments, however they come. After the last token of a row comes the first
-  one of the next row, so what a later row brings is credited to the rows before it.
+- The rows of a trajectory are one sequence of decisions, in the order of their segments, however they come. After the
+  last token of a row comes the first one of the next row, so what a later row brings is credited to the rows before it.
 - Its head, which gives one number a token, begins at zero, so its first values are 0 and the first advantages are
   returns.
 - It has an optimizer and a learning rate of its own; the policy's gradient never reaches it, nor its own the policy.
