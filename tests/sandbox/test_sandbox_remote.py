@@ -20,10 +20,10 @@ from swe_rl.sandbox.archive import Workspaces, digest_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.provider import greet_server
 from swe_rl.sandbox.remote import wire
-from swe_rl.sandbox.remote.client import RemoteProvider
+from swe_rl.sandbox.remote.client import RemoteProvider, RuntimeClient
 from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, run_server
-from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
-from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Snapshot, Workspace
+from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider, ScriptedSandbox
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
 IMAGE = Workspace(image="a")
@@ -86,6 +86,21 @@ async def test_the_list_names_owners(url: str, provider: RemoteProvider):
     async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/sandboxes") as response:
         (row,) = (await response.json())["sandboxes"]
     assert row["owner"] == "django/1" and row["commands"] == 0
+
+
+async def test_a_server_may_be_silent_while_it_makes_or_restores_a_snapshot(provider: RemoteProvider, monkeypatch):
+    """To make an image of a large container takes minutes, and the server is well meanwhile."""
+
+    async def wait(*_: object) -> Snapshot:
+        await asyncio.sleep(0.4)
+        return Snapshot("s")
+
+    sandbox = await provider.create(IMAGE, owner="x")
+    monkeypatch.setattr(ScriptedSandbox, "snapshot", wait, raising=False)
+    monkeypatch.setattr(ScriptedSandbox, "reset", wait, raising=False)
+    monkeypatch.setattr(RuntimeClient.ask, "__kwdefaults__", {"silence_s": 0.1, "again": True})
+    assert await sandbox.snapshot() == Snapshot("s")
+    await sandbox.reset(Snapshot("s"))
 
 
 async def test_a_start_waits_for_a_place(provider: RemoteProvider, behind: ScriptedProvider, monkeypatch):

@@ -42,6 +42,7 @@ from swe_rl.sandbox.sandbox import (
 _CONNECT_S = 20.0
 # The server gives signs of life while a command runs, so one that misses several is taken for dead.
 _SILENCE_S = 6 * wire.SIGN_OF_LIFE_S
+_STARTS_IN_A_SILENCE = 4  # A server that makes or copies a sandbox says nothing for so many `sandbox.start_timeout_s`.
 _FULL_PAUSE_S = 1.0  # A server without a free place is asked again after this pause.
 _TRIES = 5  # A call that can be made again is made so often before the server counts as gone.
 # The run tells so often within a lease that it lives, so that a late word loses no sandboxes.
@@ -189,12 +190,19 @@ class RemoteSandbox(BaseSandbox):
     async def snapshot(self) -> Snapshot:
         """Returns a snapshot, which is on the server."""
         self._check_open()
-        return Snapshot(str((await self._client.asked("POST", f"{self._path}/snapshot", again=False))["snapshot_id"]))
+        answer = await self._client.asked("POST", f"{self._path}/snapshot", again=False, silence_s=self._silence_s)
+        return Snapshot(str(answer["snapshot_id"]))
 
     async def reset(self, snapshot: Snapshot) -> None:
         """Brings the files back as they were in a snapshot of the same server."""
         self._check_open()
-        await self._client.asked("POST", f"{self._path}/reset", json={"snapshot_id": snapshot.snapshot_id})
+        asked = {"snapshot_id": snapshot.snapshot_id}
+        await self._client.asked("POST", f"{self._path}/reset", silence_s=self._silence_s, json=asked)
+
+    @property
+    def _silence_s(self) -> float:
+        """Returns for how long the server may say nothing while it copies files or makes an image."""
+        return self._config.start_timeout_s * _STARTS_IN_A_SILENCE
 
     async def _stop_command(self, command_id: str) -> None:
         """Stops a command, and returns once it is gone.
@@ -334,7 +342,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         while True:
             # A start may take as long as a pull; the server says nothing meanwhile.
             status, body = await self._client.ask(
-                "POST", "/sandboxes", silence_s=self._config.start_timeout_s * 4, json=order
+                "POST", "/sandboxes", silence_s=self._config.start_timeout_s * _STARTS_IN_A_SILENCE, json=order
             )
             answer = _parse_json(body, self._client.url)
             if status == 201:
