@@ -81,7 +81,7 @@ class ServerAnswer:
         text = self.body.decode(errors="replace")
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return _shorten_text(text)
         if isinstance(answer, dict):
             error = answer.get("error", answer.get("detail", text))
