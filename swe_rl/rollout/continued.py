@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
+from swe_rl.files.disk import disk_error
 from swe_rl.gateway.chains.recall import Recall
 from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.store.traces import TraceStore
@@ -59,13 +60,16 @@ class ContinuedAttempts:
 
     def keep(self, ids: Iterable[TrajectoryId]) -> KeptAttempts:
         """Keeps the turns of attempts that the run's trace store is about to forget, each under its first name, unless
-        more of it is kept already. Raises TraceStoreError, OSError."""
+        more of it is kept already. Raises TraceStoreError, DiskError."""
         by_first: dict[str, list[TrajectoryId]] = {}
         for name in ids:
             by_first.setdefault(str(replace(name, attempt=0)), []).append(name)
         if not by_first and not (self._folder / _TRACES).is_file():
             return KeptAttempts(0, 0)
-        self._folder.mkdir(exist_ok=True)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(self._folder, error) from error
         with closing(TraceStore(self._folder / _TRACES)) as kept:
             for first, names in by_first.items():
                 self._keep_best(kept, first, names)
@@ -95,7 +99,7 @@ class ContinuedAttempts:
             move_log(there[0], self._log_path(first))
 
     def hand_over(self, before: str, after: str) -> None:
-        """Gives the turns of an attempt that broke to the one in its place. Raises TraceStoreError, OSError."""
+        """Gives the turns of an attempt that broke to the one in its place. Raises TraceStoreError, DiskError."""
         self._handed[after] = self._store.traces(before)
         move_log(self._log_path(before), self._log_path(after))
 
@@ -110,7 +114,7 @@ class ContinuedAttempts:
         return self._recalls[name]
 
     def recorded(self, name: str, sandbox: Sandbox) -> Sandbox:
-        """Returns the sandbox of an attempt with its commands recorded. Raises OSError."""
+        """Returns the sandbox of an attempt with its commands recorded."""
         return RecordedSandbox(sandbox, CommandLog(self._log_path(name)))
 
     def ended(self, name: str) -> None:

@@ -363,7 +363,7 @@ class Rollouts:
         self._sessions = {step: [str(id) for id in ids if id not in late and id.group_id not in queued]}
 
     def keep_under_way(self, ids: Iterable[TrajectoryId]) -> None:
-        """Keeps what was sampled of the next attempts, under the weights of now. Raises TraceStoreError, OSError."""
+        """Keeps what was sampled of the next attempts, under the weights of now. Raises TraceStoreError, DiskError."""
         if self.parts.continued is not None and (kept := self.parts.continued.keep(ids)).attempts:
             self.session.events.write("attempts_kept", attempts=kept.attempts, sampled_tokens=kept.sampled_tokens)
 

@@ -1,6 +1,8 @@
 """Commands that are recorded and run again, and turns that outlive kills."""
 
 import dataclasses
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,11 @@ from typing import Any
 import pytest
 
 from swe_rl.engine.token_ids import TokenIds
+from swe_rl.files.disk import DiskError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.continued import ContinuedAttempts
-from swe_rl.rollout.recorded_commands import CommandLog, RecordedSandbox, without_passing
+from swe_rl.rollout.recorded_commands import CommandLog, RecordedSandbox, move_log, without_passing
 from swe_rl.rollout.trajectory import TrajectoryId
 from swe_rl.sandbox.sandbox import ExecResult
 
@@ -68,6 +71,31 @@ async def test_half_a_line_of_a_killed_process_is_none(tmp_path: Path):
     assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
     assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
     assert len(path.read_bytes().splitlines()) == 2
+
+
+async def test_a_disk_that_takes_no_record_is_said_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run ends with one paragraph, and what was recorded before is whole."""
+    path = tmp_path / "log.jsonl"
+    await _run(path, Said("one\n"), "a")
+    before = path.read_bytes()
+
+    def refuse(self: CommandLog, line: bytes) -> None:
+        with path.open("ab") as writer:
+            writer.write(line[:7])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandLog, "_write", refuse)
+        with pytest.raises(DiskError, match="No space left on device"):
+            await _run(path, Said("one\n", "two\n"), "a", "b")
+    assert path.read_bytes().startswith(before)
+    assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
+    assert len(path.read_bytes().splitlines()) == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="cannot write"):
+        await _run(tmp_path / "file" / "log.jsonl", Said("one\n"), "a")
+    with pytest.raises(DiskError, match="cannot write"):
+        move_log(path, tmp_path / "gone" / "log.jsonl")
 
 
 def test_numbers_of_tests_and_files_are_compared():
