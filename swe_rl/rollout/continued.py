@@ -57,6 +57,8 @@ class ContinuedAttempts:
         self._say = say
         self._recalls: dict[str, Recall] = {}
         self._handed: dict[str, list[Trace]] = {}
+        self._of_earlier: set[str] = set()  # An earlier process sampled the turns of these.
+        self._earlier_tokens = 0
 
     def keep(self, ids: Iterable[TrajectoryId]) -> KeptAttempts:
         """Keeps the turns of attempts that the run's trace store is about to forget, each under its first name, unless
@@ -108,6 +110,7 @@ class ContinuedAttempts:
         traces: Sequence[Trace] = self._handed.pop(name, ())
         if not traces and (self._folder / _TRACES).is_file():
             traces = read_traces(self._folder / _TRACES, name, in_use=True)
+            self._of_earlier.add(name)
         if not traces:
             return None
         self._recalls[name] = Recall(traces)
@@ -120,11 +123,19 @@ class ContinuedAttempts:
     def ended(self, name: str) -> None:
         """Notes that an attempt's agent has ended, and says what of its record was not used."""
         recall = self._recalls.pop(name, None)
+        if recall is not None and name in self._of_earlier:
+            self._earlier_tokens += recall.recalled_tokens
         if recall is not None and recall.dropped_tokens:
             self._say(
                 f"{name} went on after {recall.recalled_turns} recorded turns: a command said something else, and "
                 f"{recall.dropped_tokens} recorded tokens are sampled again"
             )
+
+    def take_earlier_tokens(self) -> int:
+        """Returns how many tokens, since the last call, are in attempts and were sampled by an earlier process."""
+        taken = self._earlier_tokens
+        self._earlier_tokens = 0
+        return taken
 
     def forget(self, names: Iterable[str], *, at_the_end: bool = False) -> None:
         """Forgets attempts that are recorded whole, and all others at the end of the run, when nothing is left to go on

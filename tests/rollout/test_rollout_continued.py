@@ -191,6 +191,25 @@ def test_an_attempt_whose_sandbox_broke_hands_its_turns_over(store: TraceStore, 
     assert _recalled(continued, second) == 0
 
 
+def test_what_an_earlier_process_sampled_is_counted_once(store: TraceStore, tmp_path: Path):
+    """No rate of a step has these tokens: the time for them was spent before. What an attempt hands to the one in its
+    place was sampled in this step."""
+    _append(store, _turns(NAME, 3))
+    continued = ContinuedAttempts(tmp_path / "under_way", store, print)
+    continued.keep([NAME])
+    store.delete([str(NAME)])
+    assert _recalled(continued, NAME) == 3
+    continued.ended(str(NAME))
+    assert (continued.take_earlier_tokens(), continued.take_earlier_tokens()) == (3, 0)
+    second = dataclasses.replace(NAME, sample=5)
+    _append(store, _turns(second, 2))
+    third = dataclasses.replace(second, attempt=1)
+    continued.hand_over(str(second), str(third))
+    assert _recalled(continued, third) == 2
+    continued.ended(str(third))
+    assert continued.take_earlier_tokens() == 0
+
+
 def test_what_is_not_used_is_said(store: TraceStore, tmp_path: Path):
     said: list[str] = []
     _append(store, _turns(NAME, 3))
