@@ -46,8 +46,7 @@ def run_probe(probe: Probe, config: Config, system: System) -> list[Finding]:
     findings: list[Finding] = []
     try:
         if probe.of_env:
-            found = ask_parts(config, lambda part: [finding.valued(part) for finding in probe.ask(part, system)])
-            findings.extend(found)
+            findings.extend(ask_parts(config, lambda part: [it.valued(part) for it in probe.ask(part, system)]))
         else:
             findings.extend(finding.valued(config) for finding in probe.ask(config, system))
     except Unanswered as reason:
