@@ -455,6 +455,17 @@ async def test_a_greeting_waits_for_minutes_and_says_so_but_not_for_days(make):
     assert engine.pauses == [] and len(server.requests) == 1
 
 
+@pytest.mark.parametrize("header", ["9" * 400, "99999999999", "Mon, 01 Jan 9999 00:00:00 GMT", "nan", "-5", ""])
+async def test_a_pause_that_nobody_can_mean_is_one_of_ours(make, header):
+    answers = iter([refusal("slow down", status=429, headers={"Retry-After": header}), chat()])
+    async with AnyServer(lambda asked: next(answers)) as server:
+        engine = make(server)
+        await speak(engine, "chat")
+        reply, _ = await asyncio.wait_for(engine.ask(QUESTION, "s"), 10)
+        await engine.close()
+    assert reply.parsed.content == "yes" and engine.closed is None and max(engine.pauses) < 2
+
+
 async def test_a_pause_beyond_every_attempts_patience_ends_the_run(make):
     answers = [refusal("later", status=429, headers={"Retry-After": "100"}), chat()]
     async with AnyServer(lambda asked: answers.pop(0)) as server:
