@@ -122,7 +122,8 @@ def check_config(config: Config, origins: Origins | None = None, host: Host | No
     sound = replace_out_of_range(config)
     others = _ask_rules(sound, host)
     findings = [*wrong, *(finding for finding in others if not _speaks_of(finding, {number.key for number in wrong}))]
-    findings += _find_clashes(origins) if origins else []
+    if origins:
+        findings += [*_find_clashes(origins), *mix.find_disagreements(config, origins)]
     return sorted(
         _drop_consequences(with_origins(findings, origins)), key=lambda finding: _ORDER.index(finding.severity)
     )

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 
-from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between
+from swe_rl.check.findings import Finding, Host, error, rule_about, rule_between, warning
 from swe_rl.config.parts import Part
+from swe_rl.config.provenance import Origins
 from swe_rl.config.schema import Config, InstancesConfig
 from swe_rl.facts.mix import MIX, is_mix, part_envs, step_shares
 from swe_rl.facts.sizes import trained_instances
@@ -86,3 +87,30 @@ def mix_splits_apart(config: Config, _: Host) -> Iterator[Finding]:
     if is_mix(env) and env.split == env.eval_split:
         words = "both splits of a mix have this name. They are names alone: each part reads its own splits"
         yield error("mix", "env.eval_split", words, "env.split=train env.eval_split=heldout")
+
+
+def find_disagreements(config: Config, origins: Origins) -> Iterator[Finding]:
+    """Finds options of other groups that the parts bring, and of which only one can be the run's.
+
+    What the command line or an experiment chooses is what somebody wanted.
+    """
+    if not is_mix(config.env):
+        return
+    wanted = {override.partition("=")[0].lstrip("+") for override in origins.overrides}
+    wanted |= origins.chosen_by("experiment").keys()
+    brought: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(config.env.mix):
+        for group, option in origins.chosen_by(f"env@env.mix.{name}").items():
+            brought.setdefault(group, {}).setdefault(option, []).append(name)
+    for group, parts in sorted(brought.items()):
+        if group in wanted or len(parts) < 2:
+            continue
+        said = "; ".join(f"{', '.join(names)}: {group}={option}" for option, names in sorted(parts.items()))
+        chosen = origins.choices.get(group, "")
+        yield warning(
+            "mix_parts",
+            group,
+            f"the parts of the mix bring different options, and one holds for all of them ({said})",
+            f"{group}={chosen}, if that is what all parts are to have, or another one",
+            value=chosen,
+        )

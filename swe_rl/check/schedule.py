@@ -15,7 +15,8 @@ from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 
 _KEY = "rollout.schedule"
-_STEP = re.compile(r"[0-9]{1,9}")
+# `01` would be a second name of step 1, and one of the two values would silently hold.
+_STEP = re.compile(r"0|[1-9][0-9]{0,8}")
 # vLLM and the protocols of the gateway know no higher one.
 _HIGHEST_TEMPERATURE = 2.0
 

@@ -69,6 +69,33 @@ class Origins:
                     members_of.setdefault(group, []).extend(members)
         return members_of
 
+    def chosen_by(self, group: str) -> dict[str, str]:
+        """Returns the options of other groups that the chosen option of a group brings, by their groups.
+
+        `group` is a key of `choices`, with its package: `env@env.mix.NAME`.
+        """
+        folder = group.partition("@")[0]
+        chosen: dict[str, str] = {}
+        for option in self.choices.get(group, "").strip("[]").split(","):
+            chosen |= self._choices_in(f"{folder}/{option.strip()}")
+        return chosen
+
+    def _choices_in(self, name: str) -> dict[str, str]:
+        path = self._find(name)
+        if path is None:
+            return {}
+        chosen: dict[str, str] = {}
+        for entry in read_yaml(path).get("defaults", []):
+            if isinstance(entry, str) and entry != "_self_":
+                chosen |= self._choices_in(f"{name.rpartition('/')[0]}/{entry}")
+            elif isinstance(entry, dict):
+                chosen |= {
+                    text.removeprefix("override ").strip(" /").partition("@")[0]: str(option)
+                    for text, option in entry.items()
+                    if text.startswith("override ")
+                }
+        return chosen
+
     @cached_property
     def _layers(self) -> list[_Layer]:
         """Lists the layers, highest precedence first."""

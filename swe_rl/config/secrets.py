@@ -10,7 +10,7 @@ Invariants:
 import os
 import re
 import zlib
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from swe_rl.errors import UserError
@@ -19,6 +19,10 @@ from swe_rl.files.redactor import MASK, Redactor, could_be_secret, is_secret_var
 _SECRET_KEY = re.compile(r"(^|[_.-])(api_?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 # Finds what a line of a shell assigns to a name.
 _ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=[\"']?([^\s\"';&|,\]]+)")
+# These words go before a secret in a header, and are none.
+_SCHEMES = frozenset({"basic", "bearer", "token"})
+# Finds what a reference stands for where its variable is not set.
+_DEFAULT = re.compile(r"\$\{oc\.env:[^,{}]*,\s*['\"]?([^{}'\"]*)")
 _IN_BRACES = re.compile(r"[{,]\s*['\"]?([A-Za-z0-9_.-]+)['\"]?\s*:")
 
 
@@ -55,8 +59,8 @@ def mask_text(text: str) -> str:
 def hide_secrets(overrides: Iterable[str], environment: MutableMapping[str, str] | None = None) -> list[str]:
     """Replaces each secret value of the overrides by `${oc.env:...}`, and moves the value to `environment`.
 
-    A value with a reference stays, as does one that cannot be a secret. Raises SecretError for a secret inside of a
-    table or a list, whose parts cannot be replaced.
+    References stay, as does what cannot be a secret. Raises SecretError for a secret inside of a table, a list or a
+    reference, where it cannot be replaced.
     """
     if environment is None:
         environment = os.environ
@@ -76,8 +80,12 @@ def spelled_secrets(line: str) -> list[str]:
 def _hide_secret(override: str, environment: MutableMapping[str, str]) -> str:
     key, equals, value = override.partition("=")
     plain = key.lstrip("+~").partition("@")[0]
-    # The sweeper escapes references, so they come in two forms.
-    if not equals or not value or "${" in value or "$\\{" in value:
+    # The sweeper escapes the references of what was hidden before.
+    if not equals or not value or "$\\{" in value:
+        return override
+    if "${" in value:
+        if is_secret_key(plain) and not value.lstrip().startswith(("[", "{")):
+            return f"{key}={_hide_beside_references(plain, value, environment)}"
         return override
     if plain.endswith(".setup") and (names := spelled_secrets(value)):
         raise SecretError(
@@ -99,6 +107,48 @@ def _hide_secret(override: str, environment: MutableMapping[str, str]) -> str:
     variable = _variable_of(plain)
     environment[variable] = secret
     return f"{key}=${{oc.env:{variable}}}"
+
+
+def _hide_beside_references(key: str, value: str, environment: MutableMapping[str, str]) -> str:
+    """Returns the value with a reference in the place of each literal part that may be a secret."""
+    text = _strip_quotes(value)
+    quote = value[0] if text != value else ""
+    parts = list(_split_references(text))
+    if any(could_be_secret(default) for part in parts for default in _DEFAULT.findall(part) if part.startswith("${")):
+        raise SecretError(
+            f"The override of {key} holds a secret inside of a reference, where it cannot be kept out of files. Set "
+            "the variable in the environment, and leave out what stands for it."
+        )
+    if not quote:  # A comma of a sweep is between two values.
+        parts = [piece for part in parts for piece in ([part] if part.startswith("${") else re.split("(,)", part))]
+    for number, part in enumerate(parts):
+        if part.startswith("${"):
+            continue
+        if could_be_secret(part) and part.strip().lower() not in _SCHEMES:
+            variable = _variable_of(f"{key}[{number}]")
+            environment[variable] = part
+            parts[number] = f"${{oc.env:{variable}}}"
+        elif quote:
+            parts[number] = part.replace(quote, f"\\{quote}")
+    return f"{quote}{''.join(parts)}{quote}"
+
+
+def _split_references(text: str) -> Iterator[str]:
+    """Yields the parts of a text in their order: whole references, and what is between them."""
+    depth = 0
+    start = 0
+    for place, character in enumerate(text):
+        if text.startswith("${", place):
+            if depth == 0:
+                yield text[start:place]
+                start = place
+            depth += 1
+        elif character == "}" and depth:
+            depth -= 1
+            if depth == 0:
+                yield text[start : place + 1]
+                start = place + 1
+    yield text[start:]
 
 
 def _variable_of(key: str) -> str:

@@ -103,7 +103,7 @@ class Completer:
         recorded = False
         reserved_tokens = 0
         try:
-            params = self._params(live, plan, request)
+            params = await self._params(live, plan, request)
             reserved_tokens = max(0, plan.added_tokens + params.max_tokens)
             live.reserved_tokens += reserved_tokens
             params = replace(params, routes_from=known_routes(plan.base_tokens))
@@ -125,7 +125,7 @@ class Completer:
             live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
             raise
         finally:
-            live.reserved_tokens -= reserved_tokens
+            give_back_room(live, reserved_tokens)
             if not recorded:
                 live.state.release(plan)
         live.count(turn, completion, sampled.held_s)
@@ -192,7 +192,8 @@ class Completer:
             return pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
         return self._max_model_len, "engine.max_model_len"
 
-    def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
+    async def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
+        """Returns the sampling of a turn, once there is room for it. Raises ApiError if the session may have none."""
         pinned = live.settings
         limit, key = self._limit(live)
         if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
@@ -206,7 +207,6 @@ class Completer:
         room = limit - tokens
         if room <= 0:
             raise context_overflow(tokens, limit, key)
-        room = room_in_total(live, plan.added_tokens, room)
         wanted = min(room, request.max_tokens or room)
         stops = self._renderer.stop_token_ids
         if pinned is None:
@@ -215,7 +215,7 @@ class Completer:
             seed = None
         else:
             seed = turn_seed(pinned.seed, plan.number)
-        wanted = min(wanted, pinned.max_turn_tokens)
+        wanted = await room_in_total(live, plan.added_tokens, min(wanted, pinned.max_turn_tokens))
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p)
 
     async def _recorded(
@@ -257,16 +257,31 @@ def purpose_of(live: LiveSession, request: ChatRequest) -> Purpose:
     return ACTS
 
 
-def room_in_total(live: LiveSession, new_tokens: int, room: int) -> int:
-    """Returns how many of `room` tokens a session may still sample after `new_tokens` of a prompt, beside its calls in
-    flight. Raises ApiError if that is none."""
+async def room_in_total(live: LiveSession, new_tokens: int, wanted: int) -> int:
+    """Returns how many of `wanted` tokens a session may still sample after `new_tokens` of a prompt.
+
+    Calls in flight give back what they do not use. So a call that would get less than it wants waits for their ends,
+    and gets what it would have got after them. Raises ApiError if that is none.
+    """
     pinned = live.settings
     if pinned is None or not pinned.max_total_tokens:
-        return room
+        return wanted
+    limit = pinned.max_total_tokens
+    while live.total_tokens + new_tokens < limit < live.total_tokens + live.reserved_tokens + new_tokens + wanted:
+        if not live.reserved_tokens:
+            break
+        await live.given_back.wait()
     used_tokens = live.total_tokens + live.reserved_tokens + new_tokens
-    if used_tokens >= pinned.max_total_tokens:
-        raise context_overflow(used_tokens, pinned.max_total_tokens, "rollout.max_total_tokens")
-    return min(room, pinned.max_total_tokens - used_tokens)
+    if used_tokens >= limit:
+        raise context_overflow(used_tokens, limit, "rollout.max_total_tokens")
+    return min(wanted, limit - used_tokens)
+
+
+def give_back_room(live: LiveSession, tokens: int) -> None:
+    """Ends the reservation of a call, and wakes the calls that wait for room."""
+    live.reserved_tokens -= tokens
+    live.given_back.set()
+    live.given_back = asyncio.Event()
 
 
 def turn_seed(seed: int, number: int) -> int:

@@ -94,8 +94,7 @@ class SessionSummary:
 class LiveSession:
     session_id: str
     state: Session
-    # None means that the client's own parameters hold.
-    settings: SessionSettings | None
+    settings: SessionSettings | None  # None means that the client's own parameters hold.
     # Only the address of an opened session has it.
     secret: str = field(default="", repr=False)
     # The session's last call began or ended at this time, on the clock of its LiveSessions.
@@ -105,6 +104,7 @@ class LiveSession:
     sampled_tokens: int = 0
     total_tokens: int = 0  # of all segments: their prompts, and all that came after but superseded replies
     reserved_tokens: int = 0  # Calls in flight may still add so many tokens to the total.
+    given_back: asyncio.Event = field(default_factory=asyncio.Event)  # Set, and replaced, when they become fewer.
     overflowed: bool = False
     had_all_calls: bool = False
     failed: str = ""

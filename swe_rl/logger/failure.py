@@ -6,6 +6,7 @@ Invariants:
 - Nothing here raises: a failure to report a failure would hide it.
 """
 
+import errno
 import os
 import sys
 import textwrap
@@ -18,12 +19,15 @@ from swe_rl.check.findings import Finding, Host, Severity, report_lines
 from swe_rl.check.packages import refuse_missing
 from swe_rl.config.secrets import mask_text
 from swe_rl.errors import RunError, SweRlError, UserError
+from swe_rl.files.disk import DiskError, disk_error
 from swe_rl.files.lines import lines_of
 from swe_rl.host.terminal import is_live, terminal_width
 
 # Text is this wide without a terminal, or on a wider one.
 _WIDTH = 110
 INTERRUPTED = 130
+# A disk says so that it is full, or that nobody may write to it.
+_FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _RED = "\x1b[31m"
 _YELLOW = "\x1b[33m"
 _PLAIN = "\x1b[0m"
@@ -45,6 +49,8 @@ def report_failure(error: BaseException, folder: Path | None = None) -> int:
         return INTERRUPTED
     if isinstance(error, ModuleNotFoundError):
         error = refuse_missing(error, Host()) or error
+    if isinstance(error, OSError):
+        error = _disk_failure(error, folder) or error
     text = describe_failure(error)
     print(text, file=sys.stderr, flush=True)
     if folder is not None and not isinstance(error, UserError):
@@ -52,6 +58,19 @@ def report_failure(error: BaseException, folder: Path | None = None) -> int:
     if isinstance(error, SweRlError):
         return error.exit_status
     return 1
+
+
+def _disk_failure(error: OSError, folder: Path | None) -> DiskError | None:
+    """Returns a disk that takes nothing as the failure of a run, whoever wrote; None for any other error."""
+    if error.errno not in _FULL_DISK:
+        return None
+    if isinstance(error.filename, str | Path):
+        path = Path(error.filename)
+    else:
+        path = folder or Path.cwd()
+    failure = disk_error(path, error)
+    failure.__cause__ = error
+    return failure
 
 
 def describe_failure(error: BaseException) -> str:

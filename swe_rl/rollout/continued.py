@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swe_rl.config.schema import Config
+from swe_rl.files.disk import disk_error
 from swe_rl.gateway.chains.recall import Recall
 from swe_rl.gateway.store.schema import read_traces
 from swe_rl.gateway.store.traces import TraceStore
@@ -56,16 +57,21 @@ class ContinuedAttempts:
         self._say = say
         self._recalls: dict[str, Recall] = {}
         self._handed: dict[str, list[Trace]] = {}
+        self._of_earlier: set[str] = set()  # An earlier process sampled the turns of these.
+        self._earlier_tokens = 0
 
     def keep(self, ids: Iterable[TrajectoryId]) -> KeptAttempts:
         """Keeps the turns of attempts that the run's trace store is about to forget, each under its first name, unless
-        more of it is kept already. Raises TraceStoreError, OSError."""
+        more of it is kept already. Raises TraceStoreError, DiskError."""
         by_first: dict[str, list[TrajectoryId]] = {}
         for name in ids:
             by_first.setdefault(str(replace(name, attempt=0)), []).append(name)
         if not by_first and not (self._folder / _TRACES).is_file():
             return KeptAttempts(0, 0)
-        self._folder.mkdir(exist_ok=True)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise disk_error(self._folder, error) from error
         with closing(TraceStore(self._folder / _TRACES)) as kept:
             for first, names in by_first.items():
                 self._keep_best(kept, first, names)
@@ -95,7 +101,7 @@ class ContinuedAttempts:
             move_log(there[0], self._log_path(first))
 
     def hand_over(self, before: str, after: str) -> None:
-        """Gives the turns of an attempt that broke to the one in its place. Raises TraceStoreError, OSError."""
+        """Gives the turns of an attempt that broke to the one in its place. Raises TraceStoreError, DiskError."""
         self._handed[after] = self._store.traces(before)
         move_log(self._log_path(before), self._log_path(after))
 
@@ -104,23 +110,32 @@ class ContinuedAttempts:
         traces: Sequence[Trace] = self._handed.pop(name, ())
         if not traces and (self._folder / _TRACES).is_file():
             traces = read_traces(self._folder / _TRACES, name, in_use=True)
+            self._of_earlier.add(name)
         if not traces:
             return None
         self._recalls[name] = Recall(traces)
         return self._recalls[name]
 
     def recorded(self, name: str, sandbox: Sandbox) -> Sandbox:
-        """Returns the sandbox of an attempt with its commands recorded. Raises OSError."""
+        """Returns the sandbox of an attempt with its commands recorded."""
         return RecordedSandbox(sandbox, CommandLog(self._log_path(name)))
 
     def ended(self, name: str) -> None:
         """Notes that an attempt's agent has ended, and says what of its record was not used."""
         recall = self._recalls.pop(name, None)
+        if recall is not None and name in self._of_earlier:
+            self._earlier_tokens += recall.recalled_tokens
         if recall is not None and recall.dropped_tokens:
             self._say(
                 f"{name} went on after {recall.recalled_turns} recorded turns: a command said something else, and "
                 f"{recall.dropped_tokens} recorded tokens are sampled again"
             )
+
+    def take_earlier_tokens(self) -> int:
+        """Returns how many tokens, since the last call, are in attempts and were sampled by an earlier process."""
+        taken = self._earlier_tokens
+        self._earlier_tokens = 0
+        return taken
 
     def forget(self, names: Iterable[str], *, at_the_end: bool = False) -> None:
         """Forgets attempts that are recorded whole, and all others at the end of the run, when nothing is left to go on

@@ -6,10 +6,13 @@ Invariants:
   are replaced before anything is written.
 - An attempt that infrastructure broke is left out, and one that another replaced: they say nothing about the policy.
 - The folder has this run's attempts and nothing else: what an earlier writing left there goes.
+- A run has one folder in a repository, under the name of its first push, wherever its own folder is by now. Two runs
+  whose folders have one name, as the numbered ones of sweeps, have two.
 - The card names the parts that its repository will have, those of other runs too: the hub loads no others.
 - An attempt that `job=eval` wrote as ATIF is published with its prompt. Of others the files of a run have no prompt.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +35,7 @@ from swe_rl.version import __version__
 
 # The hub's name of a part of a data set, and the files of a run that are in it.
 _PARTS = {"train": "step_*.jsonl", "evaluation": "eval_*.jsonl"}
+_MARK = ".run.json"
 _TURN = {
     "index": "int64",
     "message": "string",
@@ -86,6 +90,7 @@ def write_dataset(run: RunFolder, target: Path) -> Published:
 
 def _write_attempts(run: RunFolder, target: Path) -> Published:
     name = run.path.resolve().name
+    write_text_atomic(target / name / _mark_of(run), json.dumps({"run": name, "swe_rl": __version__}) + "\n")
     redactor = Redactor.from_environ()
     config = run.config()
     attempts: dict[str, int] = {}
@@ -106,10 +111,38 @@ def _write_attempts(run: RunFolder, target: Path) -> Published:
 
 
 def write_card(run: RunFolder, target: Path, published: Published, repository: Iterable[str] = ()) -> None:
-    """Writes the card of a data set. `repository` has the files of the repository before. Raises DiskError."""
-    name = run.path.resolve().name
-    text = dataset_card(name, run.config(), published, parts_in(repository), recorded_hub_names(run))
+    """Writes the card of a data set, whose attempts get the name that the run has in a repository. `repository` has the
+    files that are there before. Raises DiskError.
+    """
+    there = list(repository)
+    name = name_in(there, run)
+    [written] = [path for path in target.iterdir() if path.is_dir()]
+    if written.name != name:
+        written.rename(target / name)
+    text = dataset_card(name, run.config(), published, parts_in(there), recorded_hub_names(run))
     write_text_atomic(target / "README.md", Redactor.from_environ().text(text))
+
+
+def name_in(repository: Iterable[str], run: RunFolder) -> str:
+    """Returns the name of a run's folder in a repository: that of its earlier push, else its own, unless that is
+    another run's there."""
+    own_name = run.path.resolve().name
+    mark = _mark_of(run)
+    marks = dict.fromkeys(file for file in repository if file.endswith(_MARK))
+    for file in marks:
+        name, _, inner = file.partition("/")
+        if inner == mark:
+            return name
+    if any(file.startswith(f"{own_name}/") for file in marks):
+        return f"{own_name}-{mark.removesuffix(_MARK)}"
+    return own_name
+
+
+def _mark_of(run: RunFolder) -> str:
+    """Returns the name of the file that tells a run from all others, whatever its folder is called."""
+    status = run.status()
+    started = f"{status.started!r}/{status.job}/{status.config_hash}" if status else ""
+    return f"{hashlib.blake2b(started.encode(), digest_size=5).hexdigest()}{_MARK}"
 
 
 def parts_in(repository: Iterable[str]) -> dict[str, list[str]]:

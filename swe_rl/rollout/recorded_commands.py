@@ -9,7 +9,6 @@ Invariants:
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from swe_rl.files.disk import disk_error
 from swe_rl.sandbox.sandbox import ExecResult, Sandbox, Snapshot, Waited, no_wait
 
 # These differ between two runs of a command that does the same.
@@ -60,15 +60,21 @@ class CommandLog:
         self._kept_bytes = self._recorded[self._next - 1]["end_bytes"]
 
     def append(self, command: str, result: ExecResult) -> None:
-        """Writes a record, in the place of all records that were not kept. Raises OSError."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        """Writes a record, in the place of all records that were not kept. Raises DiskError."""
         line = json.dumps({"command": command, "result": asdict(result)}).encode() + b"\n"
+        try:
+            self._write(line)
+        except OSError as error:
+            raise disk_error(self._path, error) from error
+        self._kept_bytes += len(line)
+
+    def _write(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as writer:
             if self._next < len(self._recorded) or writer.tell() != self._kept_bytes:
                 writer.truncate(self._kept_bytes)
                 del self._recorded[self._next :]
             writer.write(line)
-        self._kept_bytes += len(line)
 
     def _read(self) -> list[dict[str, Any]]:
         try:
@@ -140,11 +146,17 @@ def _says_the_same(before: ExecResult, now: ExecResult) -> bool:
 
 
 def remove_log(path: Path) -> None:
-    """Removes the file of an attempt that will not go on. Raises OSError."""
-    path.unlink(missing_ok=True)
+    """Removes the file of an attempt that will not go on. Raises DiskError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from error
 
 
 def move_log(path: Path, to: Path) -> None:
-    """Gives an attempt's file to another attempt. Raises OSError."""
-    if path.is_file():
-        os.replace(path, to)  # noqa: PTH105
+    """Gives an attempt's file to another attempt. Raises DiskError."""
+    try:
+        if path.is_file():
+            path.replace(to)
+    except OSError as error:
+        raise disk_error(to, error) from error

@@ -74,7 +74,8 @@ def _turn_of_tokens(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
 def with_current_advantages(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
     """Returns rows with the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
-    last = {row.trajectory_id: row for row in rows if row.sampled_tokens}
+    by_segment = sorted(rows, key=lambda row: row.segment)
+    last = {row.trajectory_id: row for row in by_segment if row.sampled_tokens}
     return [
         replace(
             row,

@@ -141,6 +141,7 @@ class Rollouts:
         """Returns a step's rollouts. Where they fail, the order of the instances is as before."""
         started_s = time.monotonic()
         before = self.sampler.state()
+        self._take_earlier_tokens()
         try:
             collected = await sample_step(
                 self.sampler,
@@ -159,7 +160,13 @@ class Rollouts:
             raise
         times_s = {"generate_s": time.monotonic() - started_s}
         facts |= scheduled_numbers(self._config.rollout, step)
+        # This start spent no time on them, so a rate would be wrong.
+        if self._take_earlier_tokens():
+            facts |= {"tokens_per_s": None, "sampled_tokens_per_s": None}
         return SampledStep(collected, self.sampler.state(), times_s, {**facts, **self.steered()})
+
+    def _take_earlier_tokens(self) -> int:
+        return self.parts.continued.take_earlier_tokens() if self.parts.continued is not None else 0
 
     def steered(self) -> dict[str, Any]:
         """Returns what a step's record has of the number of trajectories under way, if that changes."""
@@ -363,7 +370,7 @@ class Rollouts:
         self._sessions = {step: [str(id) for id in ids if id not in late and id.group_id not in queued]}
 
     def keep_under_way(self, ids: Iterable[TrajectoryId]) -> None:
-        """Keeps what was sampled of the next attempts, under the weights of now. Raises TraceStoreError, OSError."""
+        """Keeps what was sampled of the next attempts, under the weights of now. Raises TraceStoreError, DiskError."""
         if self.parts.continued is not None and (kept := self.parts.continued.keep(ids)).attempts:
             self.session.events.write("attempts_kept", attempts=kept.attempts, sampled_tokens=kept.sampled_tokens)
 

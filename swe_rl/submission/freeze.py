@@ -36,6 +36,7 @@ FOLDER = "frozen"
 _VERSIONS = "versions.json"
 _CODE = "code.json"
 _TIMES = "times.json"
+TIMES_VARIABLE = "SWE_RL_TIMES"
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 # A message names so many keys that differ, and counts the others.
 _SHOWN = 5
@@ -137,16 +138,18 @@ def _find_record(job_folder: Path, number: int | None) -> Path | None:
 
 
 def restore_times(job_folder: Path, number: int | None, tree: "DictConfig") -> None:
-    """Has each `${now:FORM}` in a job's tree stand for the time at which the job was checked, not that of its start."""
+    """Has each `${now:FORM}` in a job's tree stand for the time at which the job was checked, not that of its start.
+
+    The servers beside a job are told of its times by a variable.
+    """
     from omegaconf import OmegaConf
 
+    times: dict[str, str] = json.loads(os.environ.get(TIMES_VARIABLE, "{}"))
     record = _find_record(job_folder, number)
-    if record is None or number is None:
-        return
-    path = record.parents[1] / _TIMES
-    if path.is_file():
+    path = record.parents[1] / _TIMES if record is not None else None
+    if path is not None and path.is_file():
         times = json.loads(path.read_text(encoding="utf-8"))[number]
-        OmegaConf.get_cache(tree).setdefault("now", {}).update({(form,): text for form, text in times.items()})
+    OmegaConf.get_cache(tree).setdefault("now", {}).update({(form,): text for form, text in times.items()})
 
 
 def code_of(job_folder: Path, number: int | None, code: Sequence[str]) -> list[Path]:

@@ -10,6 +10,7 @@ Invariants:
   the watching; it says what is left and how to watch or cancel it.
 """
 
+import json
 import shlex
 import signal
 import sys
@@ -33,7 +34,7 @@ from swe_rl.hardware.slurm.jobs import DIVIDE, Run, SlurmError, array_problem, c
 from swe_rl.hardware.slurm.jobs import submit_script as sbatch
 from swe_rl.host.program import run_program
 from swe_rl.logger.failure import INTERRUPTED
-from swe_rl.submission.freeze import Frozen, frozen_exports
+from swe_rl.submission.freeze import TIMES_VARIABLE, Frozen, frozen_exports
 from swe_rl.submission.record import LOGS, Submission, SubmittedJob, write_submission
 from swe_rl.submission.rows import JobOutcome, JobRow, sweep_rows
 from swe_rl.submission.table import describe_failures, watch_rows
@@ -187,11 +188,12 @@ def _make_companions(job: Composed, folder: Path, frozen: Frozen, exports: Mappi
     """Makes the companions and writes their scripts. They are jobs of their own, which nobody submits once more."""
     overrides = [override for override in job.overrides if override.lstrip("+").partition("=")[0] not in _OF_SUBMISSION]
     meeting = meeting_of(job.config, folder)
+    times = {TIMES_VARIABLE: json.dumps(job.times)} if job.times else {}
     made = companion_jobs(
         job.config,
         overrides,
         meeting,
-        exports=exports,
+        exports={**exports, **times},
         config_dir=frozen.config_dir,
         launchers=frozen.launchers,
     )

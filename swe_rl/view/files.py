@@ -2,8 +2,10 @@
 
 Invariants:
 - A file is parsed again only when it has changed.
+- A run shows what is in its own folder: a link that leads out of it is followed nowhere.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from stat import S_ISREG
@@ -11,6 +13,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from swe_rl.errors import UserError
+from swe_rl.logger.folder import RunFolder
 
 T = TypeVar("T")
 
@@ -45,6 +48,35 @@ class ParsedFiles:
         with self._lock:
             self._kept[key] = (stamps, value)
         return value
+
+
+def find_link_out(folder: RunFolder) -> str:
+    """Returns which file of a run is a link out of its folder, as a sentence's end; empty where none is.
+
+    Checkpoints and exports may be on another disk: nobody reads them here.
+    """
+    kept_by_step = (folder.trajectories_folder, folder.programs_folder, folder.rows_folder)
+    for place in (folder.path, *kept_by_step):
+        for path in _links_in(place):
+            if path not in (folder.checkpoints, folder.exports) and not is_inside(path, folder.path):
+                return f"{path.relative_to(folder.path)} is a link out of the run's folder, and is not followed"
+    return ""
+
+
+def _links_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_symlink())
+    except OSError:
+        return []
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Tells whether a path, with all its links followed, is below a folder."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):
+        return False
 
 
 def stamp_of(path: Path) -> tuple[int, int, int] | None:

@@ -21,7 +21,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
-from swe_rl.view.files import ParsedFiles, ViewError, stamp_of
+from swe_rl.view.files import ParsedFiles, ViewError, find_link_out, stamp_of
 
 Record = Mapping[str, Any]
 # This column comes from the evaluations. It is shown among those of steps.jsonl, which have other names.
@@ -55,7 +55,13 @@ class RunIndex:
         return self._known
 
     def folder(self, name: str) -> RunFolder:
-        """Returns the run of a name. Raises ViewError where there is none."""
+        """Returns the run of a name. Raises ViewError where there is none, or where a link leads out of its folder."""
+        known = self._find(name)
+        if link := find_link_out(known):
+            raise ViewError(f"The run {name!r} cannot be shown: {link}.", 403)
+        return known
+
+    def _find(self, name: str) -> RunFolder:
         known = self._known.get(name) or self.folders().get(name)
         if known is None or not is_run(known.path):
             raise ViewError(f"There is no run {name!r} in {self.root}.")
@@ -67,15 +73,13 @@ class RunIndex:
         return sorted(rows, key=lambda row: (row["started"] or 0.0, row["run"]), reverse=True)
 
     def _row_of(self, name: str, folder: RunFolder) -> dict[str, Any]:
+        if link := find_link_out(folder):
+            return _damaged_row(name, link)
         damaged = self.damaged(folder)
         try:
             return self._row(name, folder) | {"damaged": damaged}
         except READING_ERRORS as error:
-            state = {"kind": "failed", "label": "damaged", "reason": damaged or reason_of(error)}
-            unknown = dict.fromkeys(("steps", "before", "after", "started", "heartbeat"))
-            unsaid = dict.fromkeys(("name", "job", "model", "env", "algo"), "")
-            row = {"run": name, "state": state, "step": 0, **unsaid, **unknown}
-            return row | {"damaged": state["reason"]}
+            return _damaged_row(name, damaged or reason_of(error))
 
     def damaged(self, folder: RunFolder) -> str:
         """Returns what is wrong with the run's files, or an empty text where they can be read."""
@@ -136,11 +140,13 @@ class RunIndex:
         known: dict[str, None] = {}
         curves = []
         for name in names:
-            folder = self.folder(name)
+            folder = self._find(name)
             try:
+                if link := find_link_out(folder):
+                    raise ViewError(link)
                 own_columns = self.columns(folder)
                 points = self.points(folder)
-            except READING_ERRORS:
+            except (ViewError, *READING_ERRORS):
                 # The run is damaged, and its line in the table says what is wrong with it.
                 own_columns = {}
                 points = []
@@ -151,14 +157,15 @@ class RunIndex:
 
     def options(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Returns the options in which the runs differ, each with its `key` and the `values` of all runs as text."""
-        tables = [flatten_record(self.config(self.folder(name))) for name in names]
+        folders = [self._find(name) for name in names]
+        tables = [{} if find_link_out(folder) else flatten_record(self.config(folder)) for folder in folders]
         keys = dict.fromkeys(key for table in tables for key in table if not key.startswith(_NEVER_COMPARED))
         rows = [(key, [_shorten_value(table, key) for table in tables]) for key in keys]
         return [{"key": key.replace("/", "."), "values": values} for key, values in rows if len({*values}) > 1]
 
     def stamp(self, name: str | None) -> str:
         """Returns a text that changes when there is something new of a run, or, with None, of any run."""
-        folders = self.folders() if name is None else {name: self.folder(name)}
+        folders = self.folders() if name is None else {name: self._find(name)}
         return str(hash(tuple(_news_of(key, folder) for key, folder in folders.items())))
 
 
@@ -169,6 +176,14 @@ def is_run(path: Path) -> bool:
     """
     folder = RunFolder(path)
     return folder.has_any(folder.status_json, folder.steps_jsonl)
+
+
+def _damaged_row(name: str, reason: str) -> dict[str, Any]:
+    """Returns the line of a run of which nothing else is known."""
+    state = {"kind": "failed", "label": "damaged", "reason": reason}
+    unknown = dict.fromkeys(("steps", "before", "after", "started", "heartbeat"))
+    unsaid = dict.fromkeys(("name", "job", "model", "env", "algo"), "")
+    return {"run": name, "state": state, "step": 0, **unsaid, **unknown, "damaged": reason}
 
 
 def _runs_below(folder: Path, levels: int) -> Iterator[Path]:

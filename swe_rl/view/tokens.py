@@ -24,7 +24,7 @@ from swe_rl.rollout.rows import RowError, traced_rows, with_current_advantages
 from swe_rl.rollout.trajectory import Trajectory
 from swe_rl.trainer.ranks.rows_file import RowsFile
 from swe_rl.trainer.trainer import TrainerError
-from swe_rl.view.files import ViewError
+from swe_rl.view.files import ViewError, is_inside
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -109,7 +109,7 @@ def rows_of(folder: RunFolder, record: Record, trained_in: int | None = None) ->
     """
     trajectory = _parse_trajectory(record)
     kept = folder.rows(trajectory.step if trained_in is None else trained_in)
-    if kept.is_file() and not trajectory.split.startswith("eval"):
+    if kept.is_file() and is_inside(kept, folder.path) and not trajectory.split.startswith("eval"):
         try:
             rows = [row for row in RowsFile(kept).rows() if row.trajectory_id == trajectory.trajectory_id]
         except TrainerError as error:
@@ -130,7 +130,7 @@ def rows_of(folder: RunFolder, record: Record, trained_in: int | None = None) ->
 
 def traces_of(folder: RunFolder, session_id: str) -> list[Trace]:
     """Returns the committed traces of a session, and none without a file. Raises ViewError for an unreadable file."""
-    if not folder.traces_db.is_file():
+    if not folder.traces_db.is_file() or not is_inside(folder.traces_db, folder.path):
         return []
     try:
         return read_traces(folder.traces_db, session_id, in_use=folder.is_locked())

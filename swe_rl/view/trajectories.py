@@ -20,7 +20,7 @@ from swe_rl.files.json_text import decode_json, encode_json
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import parse_object
 from swe_rl.report.sample import files_of, grade_file, whole_trajectory
-from swe_rl.view.files import ViewError, stamp_of
+from swe_rl.view.files import ViewError, is_inside, stamp_of
 
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -217,7 +217,7 @@ class Trajectories:
         """Returns the file with the whole log of a trajectory's grading. Raises ViewError where the run kept none."""
         name = grade_file(folder, self.record(folder, set_name, trajectory_id))
         path = folder.path / name if name else None
-        if path is None or not path.resolve().is_relative_to(folder.path.resolve()):
+        if path is None or not is_inside(path, folder.path):
             raise ViewError(f"The run kept no log of the grading of {trajectory_id!r}.")
         return path
 
@@ -225,7 +225,7 @@ class Trajectories:
         """Returns a set as it is on disk now, and how many bytes had to be read for that. Raises ViewError."""
         paths = (path for files in files_of(folder).values() for path in files.values())
         path = next((path for path in paths if path.stem == name), None)
-        if path is None or path.is_symlink():
+        if path is None or not is_inside(path, folder.path):
             raise ViewError(f"The run has no trajectories {name!r}.")
         known = self._sets.setdefault(path, _Set(path))
         self._sets.move_to_end(path)

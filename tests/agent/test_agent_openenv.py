@@ -116,6 +116,7 @@ FAULTS = {
     "no json": "another form than OpenEnv's",
     "no object": "another form than OpenEnv's",
     "no observation": "another form than OpenEnv's",
+    "done in words": "another form than OpenEnv's",
     "another type": "answered step with something else",
 }
 
@@ -184,11 +185,30 @@ def test_an_action_may_be_written_as_json():
 
 
 def test_observations_are_shown_as_text_where_they_are_text():
+    half = {"tool_name": "t", "result": {"content": [{"type": "text"}]}}
+    assert show_observation(half, 100) == '{"content": [{"type": "text"}]}'
     assert show_observation({"text": "Hi", "metadata": {"a": 1}, "done": False}, 99) == "Hi"
     assert show_observation({"x": 1, "y": None, "z": "é"}, 99) == '{"x": 1, "z": "é"}'
     content = {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "data": 1}
     assert show_observation({"tool_name": "t", "result": content, "error": None}, 99) == "a\nb"
     assert len(show_observation({"text": "x" * 999}, 200)) == 200
+
+
+@pytest.mark.parametrize(
+    "tools", [[{"name": None}], [{"name": "a", "input_schema": "text"}], ["guess"], {"name": "guess"}], ids=str
+)
+async def test_tools_of_another_form_are_the_servers_fault(play, tools):
+    async with OpenEnvServer(action={"title": "CallToolAction"}) as server:
+        server.tools = tools
+        with pytest.raises(AgentError, match="lists its tools in another form"):
+            await play(server, [guess(3)])
+
+
+@pytest.mark.parametrize("schema", [{"required": [["x"]]}, {"required": 5}, {"properties": ["x"]}, {"title": ["x"]}])
+async def test_a_form_of_actions_that_nobody_can_read_is_refused(schema):
+    async with OpenEnvServer(action=schema) as server:
+        with pytest.raises(UserError, match="no form of an action"):
+            await asyncio.to_thread(look_at_server, server.address)
 
 
 def test_seeds_of_the_evaluation_are_others_and_slices_are_known(tmp_path):

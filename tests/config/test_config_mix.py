@@ -133,3 +133,15 @@ def test_a_part_needs_as_many_instances_as_its_share_of_a_step(tmp_path):
     words = ["+env@env.mix.few=bugs", f"env.mix.few.instances={tmp_path}/few.txt"]
     assert ("mix_weights", "env.mix.few.weight") in said(findings(*words))
     assert said(findings(*words, "env.mix.bugs.weight=2")) == []
+
+
+def test_options_that_parts_bring_and_that_cannot_all_hold_are_warned_of():
+    words = ["env=mix", "+env@env.mix.a=swebench_lite", "+env@env.mix.b=humaneval"]
+    composed = compose(words)
+    [found] = [finding for finding in check_config(composed.config, composed.origins) if finding.rule_id == "mix_parts"]
+    assert found.key == "rollout" and found.value == composed.choices["rollout"]
+    assert "a: rollout=swe" in found.message and "b: rollout=functions" in found.message
+    for chosen in ("rollout=swe", "rollout=functions"):
+        composed = compose([*words, chosen])
+        assert "mix_parts" not in {finding.rule_id for finding in check_config(composed.config, composed.origins)}
+    assert "mix_parts" not in {rule for rule, _ in said(findings("+env@env.mix.more=bugs"))}

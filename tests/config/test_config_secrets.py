@@ -71,6 +71,42 @@ def test_what_is_no_secret_keeps_its_type(override):
     assert hide_secrets([override], environment) == [override] and environment == {}
 
 
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (f"'${{oc.env:USER_NAME}}:{SECRET}'", "user:{}"),
+        (f"${{oc.env:USER_NAME}}{SECRET}", "user{}"),
+        (f"'Bearer ${{oc.env:USER_NAME}}{SECRET}'", "Bearer user{}"),
+        (f"'{SECRET}${{oc.env:USER_NAME}}\\'s'", "{}user's"),
+    ],
+)
+def test_a_literal_beside_a_reference_is_a_secret_too(monkeypatch, value, kept):
+    monkeypatch.setenv("USER_NAME", "user")
+    environment = {}
+    [safe] = hide_secrets([f"+hardware.env_vars.API_KEY={value}"], environment)
+    assert SECRET not in safe and "${oc.env:USER_NAME}" in safe
+    assert hide_secrets([safe], {}) == [safe]
+    for name, secret in environment.items():
+        monkeypatch.setenv(name, secret)
+    composed = compose([safe])
+    assert composed.config.hardware.env_vars["API_KEY"] == kept.format(SECRET)
+    assert SECRET not in resolved_yaml(composed)
+
+
+def test_a_sweep_over_a_reference_and_a_secret_keeps_its_values():
+    environment = {}
+    [safe] = hide_secrets([f"engine.key=${{oc.env:A}},{SECRET},${{oc.env:B}}"], environment)
+    [variable] = environment
+    assert safe == f"engine.key=${{oc.env:A}},${{oc.env:{variable}}},${{oc.env:B}}"
+
+
+def test_a_secret_that_stands_for_a_variable_is_refused():
+    with pytest.raises(SecretError, match=r"engine\.key") as caught:
+        hide_secrets([f"engine.key=${{oc.env:KEY,{SECRET}}}"], {})
+    assert SECRET not in str(caught.value)
+    assert hide_secrets(["engine.key=${oc.env:KEY,null}"], {}) == ["engine.key=${oc.env:KEY,null}"]
+
+
 def test_an_escaped_quote_is_a_quote():
     environment = {}
     hide_secrets([r"+hardware.env_vars.API_KEY='a\'b-secret'"], environment)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.gateway.store.schema import SELECT, from_rows
-from swe_rl.logger.jsonl import read_events
+from swe_rl.logger.jsonl import read_events, read_jsonl
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIONS = ("job=rollout", "trainer.steps=1", "rollout.n=8", "rollout.prompts_per_step=4")
@@ -66,3 +66,7 @@ def test_a_killed_run_goes_on_at_its_last_turns(command, agent: str):
     assert whole.exit_status == 0, whole.text
     uninterrupted = turns(command.folder("whole"))
     assert {key: said for key, (said, _) in uninterrupted.items()} == {key: said for key, (said, _) in after.items()}
+    # The step's tokens are not those of the time that this start spent on them.
+    [step], [whole_step] = (read_jsonl(command.folder(name) / "steps.jsonl") for name in ("killed", "whole"))
+    assert step["tokens_per_s"] is None and step["sampled_tokens_per_s"] is None
+    assert whole_step["tokens_per_s"] > 0 and step["avg_response_length"] == whole_step["avg_response_length"]

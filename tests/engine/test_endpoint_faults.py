@@ -314,6 +314,29 @@ def test_reasoning_that_only_the_total_has_is_counted():
     assert FORMATS[EndpointDialect.chat].usage_of({"usage": usage}) == Usage(10, 32, reasoning_tokens=30)
 
 
+@pytest.mark.parametrize("usage", [{"prompt_tokens": -5}, {"prompt_tokens": 2**70, "completion_tokens": 1}, {}, "no"])
+async def test_numbers_that_count_nothing_spend_all_the_same(make, usage):
+    """A budget of tokens would last for ever otherwise."""
+    answer = chat("word " * 40)
+    answer["usage"] = usage
+    async with AnyServer(lambda asked: answer) as server:
+        engine = make(server, budget_tokens=100)
+        await speak(engine, "chat")
+        _, used = await engine.ask(QUESTION, "s")
+        await engine.close()
+    assert used.estimated and used.sampled_tokens > 40 and engine.spending.sampled_tokens == used.sampled_tokens
+
+
+async def test_an_answer_that_nests_too_deep_is_no_reply(make):
+    answers = iter([Said("[" * 100_000), chat()])
+    async with AnyServer(lambda asked: next(answers)) as server:
+        engine = make(server)
+        await speak(engine, "chat")
+        reply, _ = await engine.ask(QUESTION, "s")
+        await engine.close()
+    assert reply.parsed.content == "yes" and engine.spending.lost_calls == 1
+
+
 # Errors inside of answers
 
 
@@ -325,6 +348,9 @@ def test_reasoning_that_only_the_total_has_is_counted():
         ("chat", chat("", finish_reason="error")),
         ("chat", chat(None, finish_reason="abort")),
         ("chat", {"error": "down"}),
+        ("chat", chat(5)),
+        ("chat", chat({"text": "yes"})),
+        ("chat", chat(message={"content": "", "tool_calls": [{"function": {"name": None, "arguments": "{}"}}]})),
         ("responses", {**RESPONSE, "status": "cancelled", "output": []}),
         ("responses", {**RESPONSE, "status": "in_progress", "output": []}),
         ("responses", {**RESPONSE, "status": "failed", "output": [], "error": {"code": "server_error"}}),
@@ -427,6 +453,17 @@ async def test_a_greeting_waits_for_minutes_and_says_so_but_not_for_days(make):
             await engine.start()
         await engine.close()
     assert engine.pauses == [] and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("header", ["9" * 400, "99999999999", "Mon, 01 Jan 9999 00:00:00 GMT", "nan", "-5", ""])
+async def test_a_pause_that_nobody_can_mean_is_one_of_ours(make, header):
+    answers = iter([refusal("slow down", status=429, headers={"Retry-After": header}), chat()])
+    async with AnyServer(lambda asked: next(answers)) as server:
+        engine = make(server)
+        await speak(engine, "chat")
+        reply, _ = await asyncio.wait_for(engine.ask(QUESTION, "s"), 10)
+        await engine.close()
+    assert reply.parsed.content == "yes" and engine.closed is None and max(engine.pauses) < 2
 
 
 async def test_a_pause_beyond_every_attempts_patience_ends_the_run(make):

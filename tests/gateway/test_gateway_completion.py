@@ -336,3 +336,39 @@ async def test_a_call_that_fails_or_stops_early_leaves_the_others_its_room(make_
     for number in range(5):
         await door.ask([{"role": "user", "content": f"task {number}"}])
     assert door.live.reserved_tokens == 0 < door.live.total_tokens < 200
+
+
+async def test_a_call_waits_for_what_calls_in_flight_may_give_back(make_door):
+    """One call is in flight, and reserved all that the session may have. It uses little of it, so the next call is not
+    refused, and is as long as it would be after it."""
+
+    class Slow(ScriptedEngine):
+        async def generate(self, *args, **options):
+            await asyncio.sleep(0.05)
+            return await super().generate(*args, **options)
+
+    door = make_door(Slow(lambda prompt: [300, 2]))
+    door.placement.start()
+    door.live.settings = replace(SETTINGS, max_turn_tokens=400, max_total_tokens=600)
+    tasks = [door.ask([{"role": "user", "content": f"task {number}"}]) for number in range(4)]
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [answer.finish_reason for answer in answers] == ["stop"] * 4
+    assert door.live.reserved_tokens == 0 and not door.live.overflowed
+
+
+async def test_a_call_that_waits_for_room_and_is_cancelled_leaves_nothing(make_door):
+    class Slow(ScriptedEngine):
+        async def generate(self, *args, **options):
+            await asyncio.sleep(0.1)
+            return await super().generate(*args, **options)
+
+    door = make_door(Slow(lambda prompt: [300, 2]))
+    door.placement.start()
+    door.live.settings = replace(SETTINGS, max_turn_tokens=400, max_total_tokens=500)
+    first = asyncio.create_task(door.ask([{"role": "user", "content": "one"}]))
+    waiting = asyncio.create_task(door.ask([{"role": "user", "content": "two"}]))
+    await asyncio.sleep(0.03)
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    assert (await first).finish_reason == "stop" and door.live.reserved_tokens == 0
+    assert (await door.ask([{"role": "user", "content": "three"}])).finish_reason == "stop"

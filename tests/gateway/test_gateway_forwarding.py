@@ -236,7 +236,8 @@ async def test_calls_at_once_reserve_what_an_endpoint_may_say(serve, endpoint):
 
         statuses = await asyncio.gather(*map(ask, range(6)))
         limits = [request["max_tokens"] for request in server.requests]
-    assert sorted(statuses) == [200] * 3 + [400] * 3 and sorted(limits) == [2, 9, 9]
+    # What is left beside the first two is less than a reply. They use it with their prompts, so nobody else has any.
+    assert sorted(statuses) == [200] * 2 + [400] * 4 and limits == [9, 9]
 
 
 async def total_of(forwarding, live, calls):

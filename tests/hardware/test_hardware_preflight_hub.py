@@ -10,11 +10,12 @@ from tokenizers import Tokenizer
 from swe_rl.check.findings import Severity
 from swe_rl.check.preflight import hub
 from swe_rl.check.preflight.hub import cache_folder
+from swe_rl.check.preflight.run import PROBES, run_probe
 from swe_rl.check.preflight.system import HttpAnswer, System
 from swe_rl.check.rules.data import is_hub_id
 from swe_rl.config.choices import JobName
 from swe_rl.config.folders import PACKAGE
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, MixPartConfig
 from tests.support.scripted_machine import ScriptedSystem
 
 MODEL = "Qwen/Qwen3-14B"
@@ -126,6 +127,23 @@ def test_data_sets_have_a_folder_and_an_address_of_their_own():
     assert [one.key for one in hub.probe_hub(config, system)] == ["env.eval_dataset"]
     system = machine(files=cached, servers=system.servers, environment={"HF_ENDPOINT": "https://hub.mine"})
     assert rules(config, system) == []
+
+
+def test_each_part_of_a_mix_is_asked_about(tmp_path):
+    """A mix itself has no data set: what its parts read has to be here."""
+    (tmp_path / "rows.jsonl").write_text(issues("word " * 400))
+    parts = {"far": MixPartConfig(name="jsonl", dataset="a/b"), "own": MixPartConfig(name="jsonl", dataset="c/d")}
+    config = configured(env={"name": "mix", "dataset": "parts", "mix": parts}, model={"path": MODEL})
+    found = run_probe(next(probe for probe in PROBES if probe.ask is hub.probe_hub), config, machine())
+    assert [one.key for one in found] == ["model.path", "env.mix.far.dataset", "env.mix.own.dataset"]
+    assert found[1].value == "a/b" and "part far" in found[1].message
+
+    local = MixPartConfig(name="jsonl", dataset=str(tmp_path / "rows.jsonl"))
+    mixed = configured(env={"name": "mix", "mix": {"rows": local}}, model={"path": "builtin:tiny"})
+    mixed = replace(mixed, rollout=replace(mixed.rollout, max_prompt_tokens=100, max_trajectory_tokens=4096))
+    lengths = next(probe for probe in PROBES if probe.ask is hub.probe_prompt_lengths)
+    [long] = run_probe(lengths, mixed, System())
+    assert "1 of 1 issues" in long.message and long.fix.endswith("env.mix.rows.instances=FILE without them")
 
 
 def test_a_folder_that_is_not_there_is_an_error():

@@ -1,5 +1,10 @@
 """How failures read, and which exit status they make."""
 
+import errno
+import os
+
+import pytest
+
 from swe_rl.errors import RunError, UserError
 from swe_rl.logger.failure import describe_failure, report_failure
 
@@ -46,3 +51,16 @@ def test_our_fault_has_a_traceback_without_secrets(monkeypatch):
 def test_interrupt(capsys):
     assert report_failure(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("name", [None, "somewhere/file"])
+def test_a_full_disk_is_said_as_one_whoever_wrote(tmp_path, capsys, name):
+    """Not every write is of a file of the run: a full disk is nobody's fault, and its way out is the same."""
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+    assert report_failure(error, tmp_path) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "free some space" in said and (name or str(tmp_path)) in said
+    assert "Traceback" not in said and "fault of swe_rl" not in said
+    assert "OSError" in (tmp_path / "run.log").read_text()
+    assert report_failure(OSError(errno.ENOENT, "gone"), tmp_path) == 1
+    assert "fault of swe_rl" in capsys.readouterr().err

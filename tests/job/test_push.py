@@ -1,6 +1,7 @@
 """A run on the hub: what is pushed, where, with which token, and what is refused."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -114,11 +115,40 @@ def test_a_run_of_another_name_is_written_anew(run, hub, tmp_path):
     assert {path.partition("/")[0] for path in hub.repositories["datasets/org/name"]} == {"README.md", "best"}
 
 
+def copied_run(run, path, started):
+    """Another run with the same files."""
+    shutil.copytree(run.path, path)
+    second = RunFolder(path)
+    status = json.loads(second.status_json.read_text())
+    second.status_json.write_text(json.dumps(status | {"started": started}))
+    return second
+
+
+def test_a_run_that_was_renamed_is_not_there_twice(run, hub, tmp_path):
+    push(runs=str(run.path))
+    files = set(hub.repositories["datasets/org/name"])
+    run.path.rename(tmp_path / "best")
+    push(runs=str(tmp_path / "best"))
+    assert set(hub.repositories["datasets/org/name"]) == files
+
+
+def test_two_runs_whose_folders_have_one_name_are_both_there(run, hub, tmp_path):
+    """As the first jobs of two sweeps: no attempt of the one takes the place of the other's."""
+    first = copied_run(run, tmp_path / "monday" / "0", 1.5)
+    second = copied_run(run, tmp_path / "tuesday" / "0", 2.5)
+    write_attempts(second, "step_000001.jsonl", [attempt(7)])
+    for each in (first, second, first):
+        push(runs=str(each.path))
+    pushed = [name for name in hub.repositories["datasets/org/name"] if name.endswith("trajectories/train.jsonl")]
+    assert len(pushed) == 2
+    rows = [row["instance_id"] for name in pushed for row in rows_of(hub, name)]
+    assert sorted(rows) == ["fix-0", "fix-1", "fix-7"]
+
+
 def test_a_repository_of_two_runs_has_the_parts_of_both(run, hub, tmp_path):
     datasets = pytest.importorskip("datasets")
     push(runs=str(run.path))
-    (tmp_path / "my_run").rename(tmp_path / "second")
-    second = RunFolder(tmp_path / "second")
+    second = copied_run(run, tmp_path / "second", 2.5)
     second.trajectories(1).unlink()
     write_attempts(second, "eval_000001.jsonl", [attempt(5, split="eval-heldout")])
     push(runs=str(second.path))
@@ -163,7 +193,7 @@ def test_a_dry_run_writes_and_pushes_nothing(run, hub, capsys, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     assert push(runs=str(run.path), dry_run=True) == 0
     said = capsys.readouterr().out
-    assert f"{run.exports}/trajectories is for {hub.address}/datasets/org/name (3 files" in said
+    assert f"{run.exports}/trajectories is for {hub.address}/datasets/org/name (4 files" in said
     assert "  my_run/atif/train.jsonl\n" in said and "nothing was pushed" in said
     assert (run.exports / "trajectories" / "README.md").is_file()
     assert not hub.repositories and not hub.commits

@@ -18,11 +18,12 @@ from swe_rl.cli.slurm_task import job_id, main
 from swe_rl.config.compose import compose, expand_sweep
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import launchers_dir
+from swe_rl.hardware.slurm.batch_script import server_overrides
 from swe_rl.hardware.slurm.jobs import array_problem
 from swe_rl.host.program import Completed, NoAnswerInTime
 from swe_rl.logger import summary
 from swe_rl.submission import freeze as freezing
-from swe_rl.submission.freeze import code_of, freeze_jobs, other_packages, verify_frozen
+from swe_rl.submission.freeze import TIMES_VARIABLE, code_of, freeze_jobs, other_packages, verify_frozen
 from swe_rl.submission.record import read_submission
 from swe_rl.submission.submit import SubmissionError, prepare_submission, submit_prepared, ways_on
 
@@ -125,6 +126,21 @@ def test_a_submitted_job_has_the_time_at_which_it_was_checked(tmp_path, started)
     times = tmp_path / "frozen" / "times.json"
     times.unlink()
     assert launch.start_submitted(tmp_path, 0, "13") == 2
+
+
+def test_the_servers_beside_a_job_have_its_times(tmp_path, monkeypatch, started):
+    """What a server composes is what its run has, also what is called by the time."""
+    ready = prepared(tmp_path, 1, *TIMED, *SERVERS)
+    record = json.loads((tmp_path / "frozen" / "jobs" / "0.json").read_text())
+    script = ready.beside[0][0].path.read_text()
+    [line] = [line for line in script.splitlines() if line.startswith(f"export {TIMES_VARIABLE}=")]
+    [assigned] = shlex.split(line.removeprefix("export "))
+    monkeypatch.setenv(TIMES_VARIABLE, assigned.partition("=")[2])
+    monkeypatch.setattr(dispatch, "may_start", lambda composed, again: True)
+    [job] = ready.submission.jobs
+    assert launch.run_command([*server_overrides(job.overrides, tmp_path, 0), f"hydra.run.dir={tmp_path}/server"]) == 0
+    assert started[-1].job.name == "runtime"
+    assert (started[-1].name, started[-1].logger.project) == (record["name"], record["logger.project"])
 
 
 @pytest.mark.parametrize("more", [["trainer.seed=0,1"], ["trainer.seed=0,1", "rollout.n=2,4"]])

@@ -1,6 +1,8 @@
 """Commands that are recorded and run again, and turns that outlive kills."""
 
 import dataclasses
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,11 @@ from typing import Any
 import pytest
 
 from swe_rl.engine.token_ids import TokenIds
+from swe_rl.files.disk import DiskError
 from swe_rl.gateway.store.traces import TraceStore
 from swe_rl.gateway.trace import Trace
 from swe_rl.rollout.continued import ContinuedAttempts
-from swe_rl.rollout.recorded_commands import CommandLog, RecordedSandbox, without_passing
+from swe_rl.rollout.recorded_commands import CommandLog, RecordedSandbox, move_log, without_passing
 from swe_rl.rollout.trajectory import TrajectoryId
 from swe_rl.sandbox.sandbox import ExecResult
 
@@ -68,6 +71,31 @@ async def test_half_a_line_of_a_killed_process_is_none(tmp_path: Path):
     assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
     assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
     assert len(path.read_bytes().splitlines()) == 2
+
+
+async def test_a_disk_that_takes_no_record_is_said_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run ends with one paragraph, and what was recorded before is whole."""
+    path = tmp_path / "log.jsonl"
+    await _run(path, Said("one\n"), "a")
+    before = path.read_bytes()
+
+    def refuse(self: CommandLog, line: bytes) -> None:
+        with path.open("ab") as writer:
+            writer.write(line[:7])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandLog, "_write", refuse)
+        with pytest.raises(DiskError, match="No space left on device"):
+            await _run(path, Said("one\n", "two\n"), "a", "b")
+    assert path.read_bytes().startswith(before)
+    assert await _run(path, Said("one\n", "2\n"), "a", "b") == ["one\n", "2\n"]
+    assert len(path.read_bytes().splitlines()) == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match="cannot write"):
+        await _run(tmp_path / "file" / "log.jsonl", Said("one\n"), "a")
+    with pytest.raises(DiskError, match="cannot write"):
+        move_log(path, tmp_path / "gone" / "log.jsonl")
 
 
 def test_numbers_of_tests_and_files_are_compared():
@@ -161,6 +189,25 @@ def test_an_attempt_whose_sandbox_broke_hands_its_turns_over(store: TraceStore, 
     continued.hand_over(str(NAME), str(second))
     assert _recalled(continued, second) == 2
     assert _recalled(continued, second) == 0
+
+
+def test_what_an_earlier_process_sampled_is_counted_once(store: TraceStore, tmp_path: Path):
+    """No rate of a step has these tokens: the time for them was spent before. What an attempt hands to the one in its
+    place was sampled in this step."""
+    _append(store, _turns(NAME, 3))
+    continued = ContinuedAttempts(tmp_path / "under_way", store, print)
+    continued.keep([NAME])
+    store.delete([str(NAME)])
+    assert _recalled(continued, NAME) == 3
+    continued.ended(str(NAME))
+    assert (continued.take_earlier_tokens(), continued.take_earlier_tokens()) == (3, 0)
+    second = dataclasses.replace(NAME, sample=5)
+    _append(store, _turns(second, 2))
+    third = dataclasses.replace(second, attempt=1)
+    continued.hand_over(str(second), str(third))
+    assert _recalled(continued, third) == 2
+    continued.ended(str(third))
+    assert continued.take_earlier_tokens() == 0
 
 
 def test_what_is_not_used_is_said(store: TraceStore, tmp_path: Path):

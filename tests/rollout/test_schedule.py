@@ -98,6 +98,7 @@ WORDS = ("+rollout.schedule.max_turns={1:2,5:4}",)
         (["+rollout.schedule.max_turns={5:0}"], ["rollout.schedule.max_turns.5"]),
         (["+rollout.schedule.max_turns={-1:2}"], ["rollout.schedule.max_turns.-1"]),
         (["+rollout.schedule.max_turns={first:2}"], ["rollout.schedule.max_turns.first"]),
+        (["+rollout.schedule.max_turns={1:2,01:4}"], ["rollout.schedule.max_turns.01"]),
         (["+rollout.schedule.max_trajectory_tokens={2:2000}"], ["rollout.schedule.max_trajectory_tokens.2"]),
         (["+rollout.schedule.max_trajectory_tokens={2:100}"], ["rollout.schedule.max_trajectory_tokens.2"]),
         (["+rollout.schedule.temperature={2:0}"], ["rollout.schedule.temperature.2"]),

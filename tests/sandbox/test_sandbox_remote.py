@@ -20,10 +20,11 @@ from swe_rl.sandbox.archive import Workspaces, digest_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.provider import greet_server
 from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.remote.calls import RuntimeClient
 from swe_rl.sandbox.remote.client import RemoteProvider
 from swe_rl.sandbox.remote.server import Leases, RuntimeServer, ServerOptions, run_server
-from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
-from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Snapshot, Workspace
+from tests.support.scripted_sandbox import ScriptedCommand, ScriptedProvider, ScriptedSandbox
 
 CONFIG = SandboxConfig(kind=SandboxKind.remote, runtime_key_env="TEST_RUNTIME_KEY")
 IMAGE = Workspace(image="a")
@@ -86,6 +87,39 @@ async def test_the_list_names_owners(url: str, provider: RemoteProvider):
     async with aiohttp.ClientSession(headers=headers) as session, session.get(f"{url}/sandboxes") as response:
         (row,) = (await response.json())["sandboxes"]
     assert row["owner"] == "django/1" and row["commands"] == 0
+
+
+async def test_a_server_may_be_silent_while_it_makes_or_restores_a_snapshot(provider: RemoteProvider, monkeypatch):
+    """To make an image of a large container takes minutes, and the server is well meanwhile."""
+
+    async def wait(*_: object) -> Snapshot:
+        await asyncio.sleep(0.4)
+        return Snapshot("s")
+
+    sandbox = await provider.create(IMAGE, owner="x")
+    monkeypatch.setattr(ScriptedSandbox, "snapshot", wait, raising=False)
+    monkeypatch.setattr(ScriptedSandbox, "reset", wait, raising=False)
+    monkeypatch.setattr(RuntimeClient.ask, "__kwdefaults__", {"silence_s": 0.1, "again": True})
+    assert await sandbox.snapshot() == Snapshot("s")
+    await sandbox.reset(Snapshot("s"))
+
+
+async def test_a_server_that_was_started_anew_is_sent_its_folders_again(tmp_path: Path, monkeypatch):
+    """It has a folder of its own for what it is sent. Without that, no sandbox would ever start there again."""
+    monkeypatch.setenv("TEST_RUNTIME_KEY", "secret-key")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "a.py").write_text("x = 1\n")
+    workspace = Workspace(path=tmp_path / "work")
+    options = ServerOptions(slots=9, lease_s=60.0, key="secret-key")
+    async with run_server(ScriptedProvider(answer), tmp_path / "first", options) as url:
+        provider = RemoteProvider(replace(CONFIG, runtime_url=url), pause_s=0.01)
+        await (await provider.create(workspace, owner="x")).close()
+    again = replace(options, port=urlsplit(url).port or 0)
+    async with run_server(ScriptedProvider(answer), tmp_path / "second", again):
+        sandboxes = await asyncio.gather(*(provider.create(workspace, owner=f"y{number}") for number in range(4)))
+        assert [(await sandbox.exec("a", timeout_s=5)).output for sandbox in sandboxes] == ["ran a"] * 4
+        await provider.close()
+    assert len([*(tmp_path / "second" / "workspaces").iterdir()]) == 1
 
 
 async def test_a_start_waits_for_a_place(provider: RemoteProvider, behind: ScriptedProvider, monkeypatch):

@@ -1,10 +1,12 @@
 """Snapshots, resets and forks of each kind of sandbox, and what is left of them."""
 
 import asyncio
+import functools
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +15,8 @@ import pytest
 
 from swe_rl.config.choices import Isolation, SandboxKind
 from swe_rl.config.schema import SandboxConfig
-from swe_rl.sandbox.container.engine import PROVIDER
-from swe_rl.sandbox.container.snapshots import list_images
+from swe_rl.sandbox.container.engine import PROVIDER, ProviderIdentity
+from swe_rl.sandbox.container.snapshots import ContainerSnapshots, list_images
 from swe_rl.sandbox.lease import reap_stale
 from swe_rl.sandbox.process import snapshots as snapshots_module
 from swe_rl.sandbox.provider import make_provider
@@ -167,6 +169,71 @@ async def test_a_reset_that_fails_breaks_one_sandbox(
         await sandbox.exec("true", timeout_s=20)
     assert (await (await made.fork(snapshot, owner="three")).exec("echo fine", timeout_s=20)).output == "fine\n"
     await sandbox.close()
+
+
+async def test_a_snapshot_whose_caller_is_gone_is_not_kept(make, workspace: Workspace, monkeypatch: pytest.MonkeyPatch):
+    """As with a sandbox server whose client hangs up: nobody has the name, so nobody could ever drop it."""
+    made = make(Isolation.none)
+    sandbox = await made.create(workspace, owner="one")
+    began = threading.Event()
+    copy_besides = snapshots_module._copy_besides
+
+    def copy_slowly(*given: Path) -> None:
+        began.set()
+        time.sleep(0.1)
+        copy_besides(*given)
+
+    monkeypatch.setattr(snapshots_module, "_copy_besides", copy_slowly)
+    taking = asyncio.create_task(sandbox.snapshot())
+    await asyncio.to_thread(began.wait)
+    taking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await taking
+    assert made._snapshots._kept == {} and not [*made._snapshots._folder.glob("snapshot-*")]
+    assert (await sandbox.exec("echo fine", timeout_s=20)).output == "fine\n"
+
+
+async def test_a_sandbox_is_broken_also_where_nobody_waits_for_its_reset(make, workspace, monkeypatch):
+    made = make(Isolation.none)
+    sandbox = await made.create(workspace, owner="one")
+    snapshot = await sandbox.snapshot()
+    began = threading.Event()
+
+    def fail(*_: object) -> None:
+        began.set()
+        time.sleep(0.1)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(made._snapshots, "_fill", fail)
+    going = asyncio.create_task(sandbox.reset(snapshot))
+    await asyncio.to_thread(began.wait)
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    with pytest.raises(SandboxError, match="No space left"):
+        await sandbox.exec("true", timeout_s=20)
+
+
+async def test_an_image_that_may_have_been_made_is_removed_later():
+    """An engine that answers too late has made the image of a snapshot that nobody knows."""
+    requests = pytest.importorskip("requests")
+    pytest.importorskip("docker")
+
+    class SlowEngine:
+        removed: list[str] = []
+
+        async def call(self, action):
+            if isinstance(action, functools.partial):
+                self.removed.append(action.keywords["image"])
+                return True
+            raise requests.exceptions.ReadTimeout("no answer")
+
+    engine = SlowEngine()
+    snapshots = ContainerSnapshots(engine, ProviderIdentity.mine("provider", "run"))
+    with pytest.raises(SandboxError, match="no answer"):
+        await snapshots.take("0123456789abcdef", "/testbed")
+    await snapshots.close()
+    assert engine.removed == ["localhost/swe_rl-snapshot:provider-1"]
 
 
 @needs_bwrap

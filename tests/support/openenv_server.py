@@ -27,6 +27,7 @@ class OpenEnvServer:
     def __init__(self, *, places: int = 8, action: dict[str, Any] = ACTION, rewards: tuple[Any, ...] = (0.25, 1.0)):
         self.places = places
         self.action = action
+        self.tools: list[Any] = [TOOL]
         self.faults: list[str] = []
         self.resets: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
@@ -84,7 +85,7 @@ class OpenEnvServer:
                 await socket.send_str(_observation({"said": "Guess."}, None, False))
                 continue
             if asked["data"] == {"type": "list_tools"}:
-                await socket.send_str(_observation({"tools": [TOOL]}, None, False))
+                await socket.send_str(_observation({"tools": self.tools}, None, False))
                 continue
             fault = self.faults.pop(0) if self.faults else ""
             if fault == "die":
@@ -122,5 +123,8 @@ def _fault_text(fault: str) -> str:
         "no json": "<html>",
         "no object": "[]",
         "no observation": json.dumps({"type": "observation", "data": {"reward": 1.0, "done": True}}),
+        "done in words": json.dumps(
+            {"type": "observation", "data": {"observation": {"said": "no"}, "reward": 1.0, "done": "false"}}
+        ),
         "another type": json.dumps({"type": "state", "data": {}}),
     }.get(fault, "")

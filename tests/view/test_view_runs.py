@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from swe_rl.files.disk import write_text_atomic
 from swe_rl.logger.folder import StatusWriter
 from swe_rl.logger.jsonl import StepLog, read_jsonl
+from swe_rl.view.answers import Answers
 from swe_rl.view.files import ViewError
 from swe_rl.view.runs import HELD_OUT, RunIndex
 from tests.report.conftest import CONFIG, build_run
@@ -151,3 +153,34 @@ def test_a_folder_that_may_not_be_entered_may_be_a_run(runs, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refusing)
     assert [row["run"] for row in RunIndex(runs).rows() if row["damaged"]] == ["closed"]
+
+
+@pytest.mark.parametrize(
+    "name", ["traces.db", "config.yaml", "rows/step_000002.bin", "programs", "trajectories/step_000009.jsonl"]
+)
+def test_a_file_of_a_run_that_leads_elsewhere_is_not_shown(runs, folder, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(folder.path, elsewhere)
+    path = folder.path / name
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    target = elsewhere / name if (elsewhere / name).exists() else elsewhere / "steps.jsonl"
+    path.symlink_to(target)
+    look = RunIndex(runs)
+    [row] = look.rows()
+    assert row["damaged"] == f"{name} is a link out of the run's folder, and is not followed"
+    answers = Answers(runs).by_name
+    asked = {"run": ["train/first"], "set": ["step_000002"], "id": ["x"]}
+    for question in ("run", "trajectories", "trajectory", "tokens", "prompt"):
+        with pytest.raises(ViewError, match="link out"):
+            answers[question](asked)
+    curves = answers["curves"]({"run": ["train/first"], "column": ["loss"]})
+    assert curves["columns"] == [] and curves["curves"][0]["points"] == []
+
+
+def test_checkpoints_may_be_on_another_disk(runs, folder, tmp_path):
+    folder.checkpoints.rename(tmp_path / "large")
+    folder.checkpoints.symlink_to(tmp_path / "large")
+    assert RunIndex(runs).folder("train/first").path == folder.path

@@ -107,7 +107,11 @@ def _tool_text(result: Any) -> str:
     """Returns what a tool gave: the texts of MCP's content, or the value as JSON."""
     content = result.get("content") if isinstance(result, dict) else None
     if isinstance(content, list):
-        texts = [str(part["text"]) for part in content if isinstance(part, dict) and part.get("type") == "text"]
+        texts = [
+            str(part["text"])
+            for part in content
+            if isinstance(part, dict) and part.get("type") == "text" and "text" in part
+        ]
         if len(texts) == len(content) and texts:
             return "\n".join(texts)
     if isinstance(result, str):
@@ -117,6 +121,13 @@ def _tool_text(result: Any) -> str:
 
 def _function(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": dict(parameters)}}
+
+
+def is_tool(listed: Any) -> bool:
+    """Tells whether a server lists a tool in OpenEnv's form: with a name, and the schema of its arguments if any."""
+    if not isinstance(listed, dict) or not isinstance(listed.get("name"), str):
+        return False
+    return isinstance(listed.get("input_schema") or listed.get("inputSchema") or {}, dict)
 
 
 def _listed_function(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Invariants:
 - The server's time is no time of the agent's. Each of its answers has `step_timeout_s`.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.agent.client import ChatClient, ChatReply
 from swe_rl.agent.conversation import Conversation
-from swe_rl.agent.openenv.actions import LIST_TOOLS, Actions, Asked, show_observation
+from swe_rl.agent.openenv.actions import LIST_TOOLS, Actions, Asked, is_tool, show_observation
 from swe_rl.config.ranges import LARGEST_REWARD
 from swe_rl.config.schema import AgentConfig
 from swe_rl.env.openenv.env import seed_of
@@ -71,7 +72,10 @@ class OpenEnvAgent:
 
     async def run(self, work: Assignment) -> AgentResult:
         """Plays the episode. Raises EngineError, AgentError."""
-        facts = look_at_server(self._address)
+        try:
+            facts = await asyncio.to_thread(look_at_server, self._address)
+        except UserError as error:
+            raise AgentError(str(error)) from error
         try:
             async with Episode(
                 self._address, step_timeout_s=self._step_timeout_s, place_timeout_s=self._place_timeout_s
@@ -136,7 +140,7 @@ class _Play:
                 listed = (await self.episode.step(dict(LIST_TOOLS))).observation.get("tools")
             except RefusedActionError as error:
                 raise EpisodeError(f"the server lists no tools: {error}") from error
-            if not isinstance(listed, list) or not all(isinstance(tool, dict) and "name" in tool for tool in listed):
+            if not isinstance(listed, list) or not all(map(is_tool, listed)):
                 raise EpisodeError("the server lists its tools in another form than OpenEnv's")
         self._actions = Actions(self._facts.action, listed)
         return self._actions.tools

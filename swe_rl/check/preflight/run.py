@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from swe_rl.check.findings import Finding, warning
+from swe_rl.check.parts import ask_parts
 from swe_rl.check.preflight import container_engine, gpus, hub, isolation, machine, servers, slurm, vllm
 from swe_rl.check.preflight.system import System, job_environment
 from swe_rl.config.schema import Config
@@ -29,20 +30,25 @@ class Probe:
     """Asks one small question about the machine.
 
     There is always an answer: where the machine gives none, a warning names `key`. `where_it_runs` marks a question
-    about the machine that runs the job, which is pointless on one that only submits it.
+    about the machine that runs the job, which is pointless on one that only submits it. `of_env` marks a question about
+    the environment, which is asked about each part of a mix.
     """
 
     name: str
     key: str
     ask: Callable[[Config, System], Iterator[Finding]]
     where_it_runs: bool = False
+    of_env: bool = False
 
 
 def run_probe(probe: Probe, config: Config, system: System) -> list[Finding]:
     """Returns the probe's findings so far and, if it broke off, one that says why."""
     findings: list[Finding] = []
     try:
-        findings.extend(finding.valued(config) for finding in probe.ask(config, system))
+        if probe.of_env:
+            findings.extend(ask_parts(config, lambda part: [it.valued(part) for it in probe.ask(part, system)]))
+        else:
+            findings.extend(finding.valued(config) for finding in probe.ask(config, system))
     except Unanswered as reason:
         findings.append(_broke_off(probe, config, str(reason)))
     except Exception as error:  # a probe's own mistake must not keep the others from being heard
@@ -70,8 +76,8 @@ PROBES = (
     Probe("SLURM partition", "hardware.partition", slurm.probe_partitions),
     Probe("SLURM account", "hardware.account", slurm.probe_account),
     Probe("Weights & Biases", "logger.wandb", servers.weights_and_biases),
-    Probe("Hugging Face hub", "model.path", hub.probe_hub),
-    Probe("length of the issues", "rollout.max_prompt_tokens", hub.probe_prompt_lengths),
+    Probe("Hugging Face hub", "model.path", hub.probe_hub, of_env=True),
+    Probe("length of the issues", "rollout.max_prompt_tokens", hub.probe_prompt_lengths, of_env=True),
     Probe("engine servers", "engine.urls", servers.probe_engines),
     Probe("sandbox server", "sandbox.runtime_url", servers.probe_runtime),
 )

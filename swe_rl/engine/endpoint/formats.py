@@ -46,9 +46,15 @@ class Format(ABC):
         """Reads the API's table of used tokens."""
 
     def usage_of(self, answer: Any) -> Usage | None:
-        """Returns what an answer says to have used, whether it is a reply or not."""
+        """Returns what an answer says to have used, whether it is a reply or not.
+
+        Each call has a prompt. So numbers without one count nothing, and budgets could not be held by them.
+        """
         usage = answer.get("usage") if isinstance(answer, dict) else None
-        return self.count(usage) if usage and isinstance(usage, dict) else None
+        if not usage or not isinstance(usage, dict):
+            return None
+        counted = self.count(usage)
+        return counted if counted.prompt_tokens > 0 else None
 
     def headers(self, key: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if key else {}
@@ -72,6 +78,7 @@ class ChatCompletionsFormat(Format):
         choice = answer["choices"][0]
         _require_ended(choice.get("finish_reason"))
         message = choice["message"]
+        _require_text(message.get("content"))
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         return EndpointReply(
             _parsed_reply(
@@ -192,6 +199,12 @@ def _require_ended(reason: Any) -> None:
     """Raises EngineError for a reply that the endpoint broke off."""
     if isinstance(reason, str) and reason.lower() in _BROKEN_OFF:
         raise EngineError(f"its reply ended with {reason!r}")
+
+
+def _require_text(content: Any) -> None:
+    """Raises EngineError for a content that is neither a text nor parts of one, nor left out."""
+    if content is not None and not isinstance(content, str | list):
+        raise EngineError(f"its reply has the content {content!r:.80}")
 
 
 def _sampling_fields(params: SamplingParams, *names: str) -> _Body:
@@ -342,5 +355,8 @@ def _object_text(arguments: Any) -> str:
 
 
 def _parsed_reply(text: str, thoughts: str, calls: Sequence[tuple[Any, Any]]) -> ParsedReply:
-    made = tuple(ToolCall(str(name), _object_text(arguments)) for name, arguments in calls)
+    for name, _ in calls:
+        if not isinstance(name, str) or not name:
+            raise EngineError(f"its reply calls a tool of the name {name!r:.80}")
+    made = tuple(ToolCall(name, _object_text(arguments)) for name, arguments in calls)
     return ParsedReply(text, thoughts or None, made)

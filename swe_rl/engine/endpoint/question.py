@@ -8,6 +8,7 @@ from swe_rl.engine.engine import SamplingParams
 from swe_rl.model.tool_parser import ParsedReply
 
 Message = Mapping[str, Any]
+_MOST_TOKENS = 10**12  # A larger number counts no tokens of a call.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,6 @@ def count_of(table: Any, *names: str) -> int:
     """Returns the first of these numbers that a table of the endpoint's has, or 0."""
     for name in names:
         value = table.get(name) if isinstance(table, dict) else None
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS:
+            return int(value)
     return 0

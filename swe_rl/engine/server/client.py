@@ -81,7 +81,7 @@ class ServerAnswer:
         text = self.body.decode(errors="replace")
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return _shorten_text(text)
         if isinstance(answer, dict):
             error = answer.get("error", answer.get("detail", text))
@@ -192,6 +192,10 @@ class HttpClient:
             return ServerAnswer(response.status, await response.read(), waits)
 
 
+# No server means a longer pause: such a number is a fault of its own, and would end a run for good.
+_LONGEST_RETRY_S = 366 * 86400.0
+
+
 def _retry_after_s(header: str) -> float | None:
     """Returns the seconds that a header of seconds or a date asks for; None for anything else."""
     try:
@@ -201,7 +205,7 @@ def _retry_after_s(header: str) -> float | None:
             seconds = parsedate_to_datetime(header).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
-    return max(0.0, seconds)
+    return max(0.0, seconds) if seconds <= _LONGEST_RETRY_S else None
 
 
 async def _limit_sending(sending: Coroutine[Any, Any, T], limit_s: float) -> T:

@@ -145,7 +145,11 @@ class Episode:
             answer = json.loads(text)
             data = answer["data"]
             if answer["type"] == "observation" and isinstance(data["observation"], dict):
-                return Observed(data["observation"], data.get("reward"), bool(data.get("done")))
+                done = data.get("done")
+                # A word such as "false" is true for Python, and would end the episode with what it has so far.
+                if done is not None and not isinstance(done, bool):
+                    raise TypeError(f"done is {done!r}")
+                return Observed(data["observation"], data.get("reward"), bool(done))
             if answer["type"] == "error":
                 raise self._error_of(kind, data)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

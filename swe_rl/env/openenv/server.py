@@ -50,7 +50,7 @@ def look_at_server(address: str) -> ServerFacts:
     """Returns what the server at a clean address says of itself. It blocks. Raises UserError."""
     schema = _read_object(address, "/schema")
     action = schema.get("action")
-    if not isinstance(action, dict):
+    if not isinstance(action, dict) or not _is_form(action):
         raise UserError(
             f"env.dataset={address}: GET /schema has no form of an action, so it is no OpenEnv server (tried: 0.3 and "
             "0.10 of the package openenv)"
@@ -61,6 +61,13 @@ def look_at_server(address: str) -> ServerFacts:
         description=str(metadata.get("description") or ""),
         action=action,
     )
+
+
+def _is_form(action: dict[str, Any]) -> bool:
+    """Tells whether a JSON schema says its fields as the ones of OpenEnv do, as far as it says any."""
+    required = action.get("required") or []
+    is_list = isinstance(required, list) and all(isinstance(name, str) for name in required)
+    return is_list and isinstance(action.get("properties") or {}, dict) and isinstance(action.get("title", ""), str)
 
 
 def _read_object(address: str, path: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
 from swe_rl.engine.engine import Completion, ContextOverflowError, EngineError, SamplingParams
-from swe_rl.gateway.completion import purpose_of, room_in_total, turn_seed
+from swe_rl.gateway.completion import give_back_room, purpose_of, room_in_total, turn_seed
 from swe_rl.gateway.conversation import extend_hash
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, engine_failure, internal_failure
 from swe_rl.gateway.live import LiveSession
@@ -65,7 +65,7 @@ class ForwardingCompleter:
             hashes = request.conversation.hashes
             purpose = purpose_of(live, request)
             before_tokens = live.counted.usage_before(hashes, purpose).tokens
-            params = self._params(live, plan, request, before_tokens)
+            params = await self._params(live, plan, request, before_tokens)
             reserved_tokens = params.max_tokens
             live.reserved_tokens += reserved_tokens
             opening = Opening(f"{live.session_id}-{plan.number}", int(time.time()), self._model_name, before_tokens)
@@ -81,7 +81,7 @@ class ForwardingCompleter:
             live.refuse(error if isinstance(error, ApiError) else internal_failure(error))
             raise
         finally:
-            live.reserved_tokens -= reserved_tokens
+            give_back_room(live, reserved_tokens)
             if not recorded:
                 live.state.release(plan)
         live.total_tokens += live.counted.note(hashes, purpose, extend_hash(hashes[-1], message), usage)
@@ -111,8 +111,10 @@ class ForwardingCompleter:
         finally:
             end_wait()
 
-    def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int) -> SamplingParams:
-        """Returns the sampling of a turn. Raises ApiError if the session may have none."""
+    async def _params(
+        self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int
+    ) -> SamplingParams:
+        """Returns the sampling of a turn, once there is room for it. Raises ApiError if the session may have none."""
         pinned = live.settings
         limit = self._most_tokens
         key = "engine.max_model_len"
@@ -124,8 +126,6 @@ class ForwardingCompleter:
         room = limit - before_tokens
         if room <= 0:
             raise context_overflow(before_tokens, limit, key)
-        # The endpoint tells how long the prompt is with its reply, so that only what was there before is known here.
-        room = room_in_total(live, 0, room)
         wanted = min(room, request.max_tokens or room)
         if pinned is None:
             return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, seed=request.seed)
@@ -133,7 +133,8 @@ class ForwardingCompleter:
             seed = None
         else:
             seed = turn_seed(pinned.seed, plan.number)
-        wanted = min(wanted, pinned.max_turn_tokens)
+        # The endpoint tells how long the prompt is with its reply, so that only what was there before is known here.
+        wanted = await room_in_total(live, 0, min(wanted, pinned.max_turn_tokens))
         return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, seed=seed, min_p=pinned.min_p)
 
     def _count(self, usage: Usage, took_s: float) -> None:

@@ -55,8 +55,14 @@ class ContainerSnapshots:
         def action(client: "APIClient") -> None:
             client.commit(container_id, repository=_REPOSITORY, tag=name, changes=changes)
 
-        await self._ask(action, f"container {container_id[:12]} has no snapshot")
-        self._kept[name] = SnapshotImage(f"{_REPOSITORY}:{name}", workdir)
+        image = f"{_REPOSITORY}:{name}"
+        try:
+            await self._ask(action, f"container {container_id[:12]} has no snapshot")
+        except BaseException:
+            # The engine may have made it all the same, and nobody gets its name.
+            self._unwanted.add(image)
+            raise
+        self._kept[name] = SnapshotImage(image, workdir)
         return Snapshot(name)
 
     def image_of(self, snapshot: Snapshot) -> SnapshotImage:

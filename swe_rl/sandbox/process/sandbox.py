@@ -163,7 +163,7 @@ class ProcessSandbox(LocalSandbox):
 
     async def snapshot(self) -> Snapshot:
         """Returns a snapshot as the protocol says. Raises SandboxError where the files cannot be set aside."""
-        return await self._until_closed(self._between_commands(self._take))
+        return await self._until_closed(self._between_commands(self._take, undo=self._snapshots.drop))
 
     async def reset(self, snapshot: Snapshot) -> None:
         """Brings the files back as the protocol says."""
@@ -172,23 +172,30 @@ class ProcessSandbox(LocalSandbox):
         self._removing.add(removing)
         removing.add_done_callback(self._removing.discard)
 
-    async def _between_commands(self, work: Callable[[], Done]) -> Done:
+    async def _between_commands(self, work: Callable[[], Done], undo: Callable[[Done], None] | None = None) -> Done:
         """Returns what `work` returns in a thread, while no command runs. Raises SandboxError.
 
-        Work that fails half way leaves the sandbox broken.
+        Work that fails half way leaves the sandbox broken. `undo` takes back what nobody gets, as the caller was
+        cancelled.
         """
         async with self._turn:
             self._check_open()
-            running = asyncio.ensure_future(asyncio.to_thread(work))
+            running = asyncio.ensure_future(asyncio.to_thread(self._work_or_break, work))
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
                 # Nobody else may touch the folder before the thread is done with it.
                 await asyncio.wait([running])
+                if undo is not None and running.exception() is None:
+                    await asyncio.to_thread(undo, running.result())
                 raise
-            except OSError as error:
-                self._broken = f"its files could not be set aside or brought back: {error}"
-                raise SandboxError(f"sandbox {self.sandbox_id}: {self._broken}") from error
+
+    def _work_or_break(self, work: Callable[[], Done]) -> Done:
+        try:
+            return work()
+        except OSError as error:
+            self._broken = f"its files could not be set aside or brought back: {error}"
+            raise SandboxError(f"sandbox {self.sandbox_id}: {self._broken}") from error
 
     def _take(self) -> Snapshot:
         snapshot, self._folder = self._snapshots.take(self._folder)

@@ -5,32 +5,25 @@ Invariants:
   SandboxError that names it.
 - A start is asked for with an id of its own, so that asking again after a lost answer starts nothing twice.
 - Waiting for a free place is in no command's timeout. A cancelled command ends on the server too.
-- The key comes from a variable of the environment, or from whoever makes the provider, and is in no message.
+- A server that was started anew lacks what it was sent, and is sent it again.
 """
 
 import asyncio
 import contextlib
-import json
-import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
-
-from swe_rl.config.environment import key_of
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError, UserError
-from swe_rl.sandbox.archive import digest_of
 from swe_rl.sandbox.base import BaseProvider, BaseSandbox, safe_name
-from swe_rl.sandbox.container.files import pack_folder
 from swe_rl.sandbox.remote import wire
+from swe_rl.sandbox.remote.calls import RuntimeClient, ServerGoneError, parse_answer
+from swe_rl.sandbox.remote.sent import SentFolders
 from swe_rl.sandbox.sandbox import (
     Door,
     ExecResult,
-    OutsideError,
     SandboxError,
     Snapshot,
     Toolchain,
@@ -39,87 +32,10 @@ from swe_rl.sandbox.sandbox import (
     no_wait,
 )
 
-_CONNECT_S = 20.0
-# The server gives signs of life while a command runs, so one that misses several is taken for dead.
-_SILENCE_S = 6 * wire.SIGN_OF_LIFE_S
+_STARTS_IN_A_SILENCE = 4  # A server that makes or copies a sandbox says nothing for so many `sandbox.start_timeout_s`.
 _FULL_PAUSE_S = 1.0  # A server without a free place is asked again after this pause.
-_TRIES = 5  # A call that can be made again is made so often before the server counts as gone.
 # The run tells so often within a lease that it lives, so that a late word loses no sandboxes.
 _RENEWALS_IN_A_LEASE = 4
-
-
-class ServerGoneError(OutsideError):
-    """The server cannot be reached; another one, or the same one later, may do the same."""
-
-
-class RuntimeClient:
-    """This makes the calls of a server.
-
-    `pause_s` is the first pause before a call is made again; a `key` goes before the environment's.
-    """
-
-    def __init__(self, config: SandboxConfig, *, pause_s: float = 0.5, key: str | None = None) -> None:
-        if not config.runtime_url:
-            raise UserError("sandbox.kind=remote needs sandbox.runtime_url=http://HOST:PORT")
-        self.url = config.runtime_url.rstrip("/")
-        self._headers = {wire.RUN_HEADER: secrets.token_hex(8)}
-        if key := key or key_of(os.environ, config.runtime_key_env):
-            self._headers[wire.KEY_HEADER] = key
-        self._pause_s = pause_s
-        self._session: aiohttp.ClientSession | None = None
-        self._closed = False
-
-    async def ask(
-        self, method: str, path: str, *, silence_s: float = _SILENCE_S, again: bool = True, **body: Any
-    ) -> tuple[int, bytes]:
-        """Returns the status and the body of an answer.
-
-        Connections that fail are tried again, unless `again` is false. Raises ServerGoneError.
-        """
-        for attempt in range(_TRIES if again else 1):
-            if attempt:
-                await asyncio.sleep(self._pause_s * 2 ** (attempt - 1))
-            if self._closed:
-                raise ServerGoneError(f"the sandbox server at {self.url} was left ({method} {path})")
-            try:
-                async with self._call(method, path, silence_s, **body) as response:
-                    return response.status, await response.read()
-            except RuntimeError as error:
-                # By this error aiohttp says that the session was closed under way.
-                if not self._closed:
-                    raise
-                last: Exception = error
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                last = error
-        words = str(last) or type(last).__name__
-        raise ServerGoneError(f"the sandbox server at {self.url} does not answer ({method} {path}): {words}") from last
-
-    async def asked(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        """Returns the JSON answer of a call that succeeded.
-
-        Raises what the server's sandbox raised, and SandboxError for an answer that is something else.
-        """
-        status, body = await self.ask(method, path, **options)
-        answer = _parse_json(body, self.url)
-        if status >= 400 or "error" in answer:
-            raise wire.error_of(answer)
-        return answer
-
-    async def close(self) -> None:
-        self._closed = True
-        if self._session is not None:
-            await self._session.close()
-
-    @contextlib.asynccontextmanager
-    async def _call(
-        self, method: str, path: str, silence_s: float, **body: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=silence_s)
-        async with self._session.request(method, self.url + path, timeout=timeout, **body) as response:
-            yield response
 
 
 class RemoteSandbox(BaseSandbox):
@@ -183,18 +99,25 @@ class RemoteSandbox(BaseSandbox):
         self._check_open()
         status, body = await self._client.ask("GET", f"{self._path}/file", params={"path": path})
         if status != 200:
-            raise wire.error_of(_parse_json(body, self._client.url))
+            raise wire.error_of(parse_answer(body, self._client.url))
         return body
 
     async def snapshot(self) -> Snapshot:
         """Returns a snapshot, which is on the server."""
         self._check_open()
-        return Snapshot(str((await self._client.asked("POST", f"{self._path}/snapshot", again=False))["snapshot_id"]))
+        answer = await self._client.asked("POST", f"{self._path}/snapshot", again=False, silence_s=self._silence_s)
+        return Snapshot(str(answer["snapshot_id"]))
 
     async def reset(self, snapshot: Snapshot) -> None:
         """Brings the files back as they were in a snapshot of the same server."""
         self._check_open()
-        await self._client.asked("POST", f"{self._path}/reset", json={"snapshot_id": snapshot.snapshot_id})
+        asked = {"snapshot_id": snapshot.snapshot_id}
+        await self._client.asked("POST", f"{self._path}/reset", silence_s=self._silence_s, json=asked)
+
+    @property
+    def _silence_s(self) -> float:
+        """Returns for how long the server may say nothing while it copies files or makes an image."""
+        return self._config.start_timeout_s * _STARTS_IN_A_SILENCE
 
     async def _stop_command(self, command_id: str) -> None:
         """Stops a command, and returns once it is gone.
@@ -246,7 +169,7 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
     ) -> None:
         super().__init__(config, places)
         self._client = RuntimeClient(config, pause_s=pause_s, key=key)
-        self._sent: dict[Path, asyncio.Task[str]] = {}
+        self._sent = SentFolders(self._client)
         self._open: set[RemoteSandbox] = set()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -294,14 +217,24 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         await self._client.close()
 
     async def _make(self, workspace: Workspace, owner: str, door: Door | None) -> RemoteSandbox:
-        order: dict[str, Any] = {
+        known = self._sent.known()
+        try:
+            return await self._ordered(await self._order_of(workspace, owner), owner, door)
+        except wire.FolderGoneError:
+            # The server was started anew since then.
+            self._sent.forget(known)
+        return await self._ordered(await self._order_of(workspace, owner), owner, door)
+
+    async def _order_of(self, workspace: Workspace, owner: str) -> dict[str, Any]:
+        """Returns the order of a sandbox, once the server has its folders. Raises SandboxError."""
+        toolchain = workspace.toolchain
+        return {
             "image": workspace.image,
             "workdir": workspace.workdir,
             "places": list(workspace.places),
-            "workspace": await self._send(workspace.path, owner) if workspace.path else None,
-            "toolchain": await self._toolchain(workspace.toolchain, owner) if workspace.toolchain else None,
+            "workspace": await self._sent.send(workspace.path, owner) if workspace.path else None,
+            "toolchain": await self._toolchain(toolchain, owner) if toolchain else None,
         }
-        return await self._ordered(order, owner, door)
 
     async def _make_fork(self, snapshot: Snapshot, owner: str, door: Door | None) -> RemoteSandbox:
         return await self._ordered({"snapshot": snapshot.snapshot_id}, owner, door)
@@ -327,16 +260,16 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
         return sandbox
 
     async def _toolchain(self, toolchain: Toolchain, owner: str) -> dict[str, Any]:
-        sent = await self._send(toolchain.folder, owner)
+        sent = await self._sent.send(toolchain.folder, owner)
         return wire.ToolchainOrder(sent, toolchain.seen_as, toolchain.variables).as_json()
 
     async def _start(self, order: dict[str, Any]) -> dict[str, Any]:
         while True:
             # A start may take as long as a pull; the server says nothing meanwhile.
             status, body = await self._client.ask(
-                "POST", "/sandboxes", silence_s=self._config.start_timeout_s * 4, json=order
+                "POST", "/sandboxes", silence_s=self._config.start_timeout_s * _STARTS_IN_A_SILENCE, json=order
             )
-            answer = _parse_json(body, self._client.url)
+            answer = parse_answer(body, self._client.url)
             if status == 201:
                 return answer
             if status != wire.FULL_STATUS:
@@ -346,27 +279,6 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
     async def _take_back(self, name: str) -> None:
         with contextlib.suppress(SweRlError):
             await self._client.asked("DELETE", f"/sandboxes/{quote(name)}", again=False)
-
-    async def _send(self, path: Path, owner: str) -> str:
-        """Sends the folder once, and returns its digest. Raises SandboxError."""
-        if path not in self._sent:
-            self._sent[path] = asyncio.ensure_future(self._send_now(path, owner))
-        try:
-            return await asyncio.shield(self._sent[path])
-        except SandboxError:
-            self._sent.pop(path, None)
-            raise
-
-    async def _send_now(self, path: Path, owner: str) -> str:
-        try:
-            archive = await asyncio.to_thread(pack_folder, path, ".")
-        except OSError as error:
-            raise SandboxError(f"{owner}: the workspace {path} cannot be read: {error}") from error
-        digest = digest_of(archive)
-        status, _ = await self._client.ask("GET", f"/workspaces/{digest}")
-        if status == wire.GONE_STATUS:
-            await self._client.asked("PUT", f"/workspaces/{digest}", data=archive)
-        return digest
 
     async def _renew(self) -> None:
         while True:
@@ -378,13 +290,3 @@ class RemoteProvider(BaseProvider[RemoteSandbox]):
     def _closed_one(self, sandbox: RemoteSandbox) -> None:
         self._open.discard(sandbox)
         self._places.release()
-
-
-def _parse_json(body: bytes, url: str) -> dict[str, Any]:
-    try:
-        answer = json.loads(body)
-        if isinstance(answer, dict):
-            return answer
-    except ValueError:
-        pass
-    raise SandboxError(f"the sandbox server at {url} answered something else: {body[:200]!r}")

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import SweRlError
 from swe_rl.sandbox.base import no_snapshots
-from swe_rl.sandbox.remote.client import RemoteProvider, RemoteSandbox, ServerGoneError
+from swe_rl.sandbox.remote.calls import ServerGoneError
+from swe_rl.sandbox.remote.client import RemoteProvider, RemoteSandbox
 from swe_rl.sandbox.sandbox import Door, SandboxError, Snapshot, Workspace
 
 

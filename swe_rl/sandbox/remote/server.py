@@ -250,10 +250,10 @@ class RuntimeServer:
         return web.json_response({})
 
     def _sent(self, digest: str) -> Path:
-        """Returns the folder that a client sent. Raises SandboxError where there is none."""
+        """Returns the folder that a client sent. Raises FolderGoneError where there is none."""
         path = self._workspaces.path(digest)
         if path is None:
-            raise SandboxError(f"workspace {digest} was not sent to this server")
+            raise wire.FolderGoneError(f"workspace {digest} was not sent to this server")
         return path
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:

@@ -28,10 +28,16 @@ _MOST_PLACES = 16
 # A place is an absolute path of at most 200 characters.
 _PLACE = re.compile(r"(?!.{201})(/[^/\0]+)+", re.DOTALL)
 
+
+class FolderGoneError(SandboxError):
+    """The server does not have a folder that a sandbox is to start from. It can be sent again."""
+
+
 _KINDS: dict[str, type[SweRlError]] = {
     "user": UserError,
     "missing_file": MissingFileError,
     "no_snapshots": NoSnapshotsError,
+    "folder_gone": FolderGoneError,
     "sandbox": SandboxError,
 }
 
