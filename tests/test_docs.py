@@ -37,7 +37,7 @@ PAGES = [README, *(ROOT / name for name in OF_THE_ROOT), *sorted((ROOT / "docs")
 GROUPS = {field.name for field in dataclasses.fields(Config) if field.name != "name"}
 FILE_ENDINGS = ("json", "jsonl", "yaml", "html", "safetensors", "py", "md", "svg")
 ABSENT = "°"  # composes, but cannot run yet
-MADE_OF_CODE = ("keys", "rules", "foreign_keys", "api")
+MADE_OF_CODE = ("keys", "rules", "foreign_keys", "api", "published")
 LARGEST_TEXT_BYTES = 2_000_000
 MOST_WORDS = 1_500  # of a page; those of the part Reference are looked up, and may be longer
 # These are looked up, too: where something is changed, figures, faults and fields of protocols.
