@@ -25,7 +25,7 @@ TYPED = {  # what is seen in the end
     "debug_reward": ("resolved 100.0%", "resolved 0.0%"),
     "cost": ("plan", "GPU-hours"),
 }
-COMPOSED = (*TYPED, "cluster", "resume")
+COMPOSED = (*TYPED, "slurm", "resume")
 NOT_OURS = ("--config-dir", "$mine")  # options of the reader's own
 FEW = ("trainer.steps=1", "rollout.eval_n=1")  # in place of what a page has, where a run trains
 
