@@ -51,7 +51,9 @@ def _one(word: str, of_a_sweep: bool) -> str:
     """`plan` is `job=plan`; of the values of a sweep the first."""
     if word.isalpha():
         return f"job={word}"
-    return word.partition(",")[0] if of_a_sweep and "[" not in word else word
+    if not of_a_sweep or "[" in word:
+        return word
+    return re.sub(r"=range\(\d+\)$", "=0", word.partition(",")[0])
 
 
 @pytest.mark.parametrize("page", COMPOSED)
