@@ -212,12 +212,11 @@ def trajectory_line(record: Mapping[str, Any]) -> str:
 
 
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:
+    """Returns a line that 80 columns hold with three statuses. A narrower terminal cuts the rarest ones off."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
     of_total = f"{done}/{total}" if total else str(done)
-    rate = ""
-    if sampled_tokens_per_s > 0:
-        rate = f"  {sampled_tokens_per_s:.0f} sampled tokens/s"
-    return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
+    rate = f"{sampled_tokens_per_s:.0f} sampled tok/s" if sampled_tokens_per_s > 0 else ""
+    return PART.join(part for part in (f"{of_total} done", rate, statuses) if part)
 
 
 def eval_line(
