@@ -77,10 +77,12 @@ def write_published() -> Iterator[str]:
     yield "# Published values\n"
     yield "Made of the comments in `conf/experiment/`. [What is published, and"
     yield "where](../engineering/published.md) says what the sources are.\n"
-    yield "| experiment | key | value | source |\n|---|---|---|---|"
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
-        for key, (value, source) in read_published(path.read_text(encoding="utf-8")).items():
-            yield _row(f"`{path.stem}`", f"`{key}`", f"`{value}`", source)
+        published = read_published(path.read_text(encoding="utf-8"))
+        if published:
+            yield f"## {path.stem}\n\n| key | value | source |\n|---|---|---|"
+            yield from (_row(f"`{key}`", f"`{value}`", source) for key, (value, source) in published.items())
+            yield ""
 
 
 def read_published(text: str) -> dict[str, tuple[str, str]]:

@@ -312,6 +312,13 @@ def test_keys_exist(page):
     assert not unknown
 
 
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_no_command_follows_a_list_at_once(page):
+    """Four spaces behind a list make a paragraph of its last item: a sentence has to stand between."""
+    prose = re.sub(r"^```\w*\n.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^(?:[-*]|\d+\.) .*\n(?:  +\S.*\n)*\n    (?![-*] |\d+\. )\S.*", prose, re.MULTILINE) == []
+
+
 def test_a_key_that_is_not_there_would_be_found():
     assert keys_in("Say `rollout.m=3` or\n\n    python -m swe_rl trainer.stepz=2\n") == {"rollout.m", "trainer.stepz"}
     assert not is_legal("rollout.m")
