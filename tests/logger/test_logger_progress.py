@@ -374,3 +374,11 @@ def test_what_a_phase_collects_fits_eighty_columns():
     line = collection_line(32, 64, counts, 121.4)
     assert line == "32/64 done  121 sampled tok/s  17 empty_patch, 10 resolved, 4 unresolved, 1 step_limit"
     assert len("  " + line.rpartition(", ")[0]) <= 80
+
+
+def test_a_step_that_resolves_nothing_says_how_most_attempts_ended():
+    record = {"step": 1, "reward_mean": 0.0, "resolved_rate": 0.0, "tokens_per_s": 10.0}
+    nothing = record | {"statuses": {"infra_error": 5, "context_overflow": 3, "unresolved": 1}}
+    assert step_line(nothing, 9, 1.0, None, None).endswith("infrastructure broke 5  3 context_overflow")
+    some = record | {"statuses": {"resolved": 1, "context_overflow": 3}}
+    assert "context_overflow" not in step_line(some, 9, 1.0, None, None)
