@@ -83,7 +83,7 @@ def _most_ended_as(statuses: Mapping[str, int]) -> str:
     ended = {status: count for status, count in statuses.items() if count and status not in INFRA_STATUSES}
     if not ended or _RESOLVED in ended:
         return ""
-    status = max(ended, key=lambda one: ended[one])
+    status = max(ended, key=ended.__getitem__)
     return f"{ended[status]} {status}"
 
 
