@@ -1,5 +1,7 @@
 """Makes the pages of the reference that are read from the code: keys, rules, keys of other systems, the API.
 
+The values of published experiments are read from the comments of `conf/experiment`.
+
 Each function returns the lines of one page in Markdown. `docs/site.py` puts the pages into the site, and
 `tests/test_docs_reference.py` holds that nothing on them is left without a description.
 
@@ -28,6 +30,8 @@ from swe_rl.config.schema import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = ROOT / "tests" / "config" / "golden" / "rule_messages.txt"
+EXPERIMENTS = ROOT / "conf" / "experiment"
+_ENTRY = re.compile(r"^(?P<indent> *)(?P<chosen>- override /)?(?P<key>\w+):(?P<value>.*?)(?:\s+#\s*(?P<comment>.*))?$")
 _FIELD = re.compile(r"^    (\w+)\s*:")
 _TITLES = {
     "protocol": "What your class has to offer",
@@ -66,6 +70,50 @@ def write_rules() -> Iterator[str]:
     for rule, command, finding in read_examples():
         severity, message, fix = finding
         yield _row(f"`{rule}` ({severity})", f"{message}<br>said of: `{command}`<br>way out: `{fix}`")
+
+
+def write_published() -> Iterator[str]:
+    """Yields the page of all values of `conf/experiment` that others have published, each with its source."""
+    yield "# Published values\n"
+    yield "Made of the comments in `conf/experiment/`. [What is published, and"
+    yield "where](../engineering/published.md) says what the sources are.\n"
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
+        published = read_published(path.read_text(encoding="utf-8"))
+        if published:
+            yield f"## {path.stem}\n\n| key | value | source |\n|---|---|---|"
+            yield from (_row(f"`{key}`", f"`{value}`", source) for key, (value, source) in published.items())
+            yield ""
+
+
+def read_published(text: str) -> dict[str, tuple[str, str]]:
+    """Returns value and source of each full key of an experiment whose comment begins with `published:`."""
+    found: dict[str, tuple[str, str]] = {}
+    around: list[tuple[int, str]] = []  # the tables that the line is in: their indent and name
+    for line in text.splitlines():
+        entry = _ENTRY.match(line)
+        if entry is None:
+            continue
+        while around and around[-1][0] >= len(entry["indent"]):
+            around.pop()
+        value = entry["value"].strip()
+        said, _, source = (entry["comment"] or "").partition(": ")
+        if not value:
+            around.append((len(entry["indent"]), entry["key"]))
+        elif said == "published":
+            names = [] if entry["chosen"] else [name for _, name in around]
+            for key, one in _leaves(".".join([*names, entry["key"]]), value):
+                found[key] = (one, source)
+    return found
+
+
+def _leaves(key: str, value: str) -> Iterator[tuple[str, str]]:
+    """Yields the entries of a table in one line as keys of their own."""
+    if not value.startswith("{"):
+        yield key, value
+        return
+    for part in value.strip("{}").split(","):
+        name, _, one = part.partition(":")
+        yield f"{key}.{name.strip()}", one.strip()
 
 
 def read_examples() -> list[tuple[str, str, tuple[str, str, str]]]:

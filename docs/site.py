@@ -47,6 +47,7 @@ def _reference_pages() -> dict[str, str]:
         "reference/rules.md": made.write_rules,
         "reference/foreign_keys.md": made.write_foreign_keys,
         "reference/api.md": made.write_api,
+        "reference/published.md": made.write_published,
     }
     return {page: "\n".join(write()) + "\n" for page, write in writers.items()}
 

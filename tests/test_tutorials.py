@@ -25,7 +25,7 @@ TYPED = {  # what is seen in the end
     "debug_reward": ("resolved 100.0%", "resolved 0.0%"),
     "cost": ("plan", "GPU-hours"),
 }
-COMPOSED = (*TYPED, "cluster", "resume")
+COMPOSED = (*TYPED, "slurm", "resume")
 NOT_OURS = ("--config-dir", "$mine")  # options of the reader's own
 FEW = ("trainer.steps=1", "rollout.eval_n=1")  # in place of what a page has, where a run trains
 
@@ -51,7 +51,9 @@ def _one(word: str, of_a_sweep: bool) -> str:
     """`plan` is `job=plan`; of the values of a sweep the first."""
     if word.isalpha():
         return f"job={word}"
-    return word.partition(",")[0] if of_a_sweep and "[" not in word else word
+    if not of_a_sweep or "[" in word:
+        return word
+    return re.sub(r"=range\(\d+\)$", "=0", word.partition(",")[0])
 
 
 @pytest.mark.parametrize("page", COMPOSED)

@@ -24,7 +24,7 @@ _EXAMPLES = {
     "python -m swe_rl trainer.steps=3 rollout.n=4": "a short run here",
     "python -m swe_rl +experiment=dp4_tr_atw01 job=check": "refuse a bad run before it costs a GPU-hour",
     "python -m swe_rl +experiment=dp4_tr_atw01 job=plan": "GPUs, memory, tokens, disk, time",
-    "python -m swe_rl --multirun +sweep=dp4_default_vs_tr hydra/launcher=slurm_h100": "one SLURM job for each arm",
+    "python -m swe_rl --multirun +sweep=dp4_default_vs_tr hydra/launcher=slurm_h100": "one SLURM job for each variant",
 }
 _FLAGS = {
     "--multirun, -m": "run every combination of comma-separated values",

@@ -30,6 +30,7 @@ from swe_rl.report.compare.record import comparison_record, csv_text
 from swe_rl.report.compare.text import comparison_text, wrap_lines
 from swe_rl.report.compare.throughput_svg import draw_comparison
 from swe_rl.submission.find import is_slurm_id, runs_of
+from swe_rl.submission.record import NAME as SUBMISSION
 
 # The files and their folder have this name.
 NAME = "compare"
@@ -168,6 +169,8 @@ def _no_multirun(folder: Path) -> str:
         return "is a folder that you may not read. Ask its owner for the right, or copy it."
     if is_run(folder):
         return "is the folder of one run. Compare two with job.baseline and job.candidate."
+    if (folder / SUBMISSION).is_file():
+        return "has no run yet: none of its jobs has begun, or it is what a dry run wrote (job.dry_run=true)."
     inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and runs_below(path)]
     hint = "Give that of a multirun: outputs/multirun/<name>/<time>."
     if inside:

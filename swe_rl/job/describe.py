@@ -12,6 +12,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from swe_rl.check.findings import DEFAULTS
 from swe_rl.config.choices import OutputFormat
 from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.explain import ConfigError
@@ -144,5 +145,5 @@ def _as_text(record: Record) -> str:
     head = record["key"] if rows else f"{record['key']} = {json.dumps(value)}"
     where = ""
     if record["from"]:
-        where = f"; from {record['from']}"
+        where = "; the default" if record["from"] == DEFAULTS else f"; from {record['from']}"
     return "\n".join([head, *rows, *about, f"    {record['type']}{where}"])

@@ -118,15 +118,20 @@ class ProgressState:
 
     def headline(self, now_s: float) -> str:
         """Returns a line such as `step 3/15 generate 12.0s 4:10 left`."""
-        if self.total_steps:
-            parts = [f"step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"]
-        else:
-            parts = []
+        parts = [self._place()] if self.total_steps else []
         if at_work := self.at_work(now_s):
             parts.append(at_work)
         if (left_s := self.left_s(now_s)) is not None:
             parts.append(f"{text.format_duration(left_s)} left")
         return "  ".join(parts)
+
+    def _place(self) -> str:
+        """Returns the present step, or the one that an evaluation is before or after."""
+        at_work = {phase.name for phase in list(self.phases)}
+        if "eval" in at_work and "step" not in at_work and self.done_steps:
+            return f"after step {self.done_steps}/{self.total_steps}"
+        before = "before " if "eval" in at_work and "step" not in at_work else ""
+        return f"{before}step {min(self.done_steps + 1, self.total_steps)}/{self.total_steps}"
 
     def collection(self, now_s: float) -> str | None:
         """Returns the line of the collecting phase, None outside one."""

@@ -42,6 +42,7 @@ def format_duration(seconds: float) -> str:
 
 
 _ERROR_CHARS = 200
+_RESOLVED = "resolved"
 # A step's line names this many kinds of failures.
 _KINDS = 3
 
@@ -52,7 +53,7 @@ def step_line(
     """Returns the line of a step: whether it learns, how fast it is, and when the run is over.
 
     `held_out` is the latest held-out rate. Before the first one, the rate of the step's own attempts stands there.
-    What broke is named; all other figures are in `step_details`.
+    What broke is named, and where nothing was resolved, how most attempts ended. All else is in `step_details`.
     """
     width = len(str(total_steps))
     statuses = record.get("statuses") or {}
@@ -68,9 +69,22 @@ def step_line(
         f"{format_duration(step_s)}/step",
         f"{format_duration(left_s)} left" if left_s is not None else "",
         f"infrastructure broke {broken}" if broken else "",
+        _most_ended_as(statuses),
         *_update_faults(record),
     )
     return PART.join(part for part in parts if part)
+
+
+def _most_ended_as(statuses: Mapping[str, int]) -> str:
+    """Returns the most frequent status of attempts that did not break, such as `4 context_overflow`.
+
+    It is empty where an attempt resolved its issue.
+    """
+    ended = {status: count for status, count in statuses.items() if count and status not in INFRA_STATUSES}
+    if not ended or _RESOLVED in ended:
+        return ""
+    status = max(ended, key=ended.__getitem__)
+    return f"{ended[status]} {status}"
 
 
 def step_details(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
@@ -212,12 +226,11 @@ def trajectory_line(record: Mapping[str, Any]) -> str:
 
 
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:
+    """Returns a line that 80 columns hold with three statuses. A narrower terminal cuts the rarest ones off."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
     of_total = f"{done}/{total}" if total else str(done)
-    rate = ""
-    if sampled_tokens_per_s > 0:
-        rate = f"  {sampled_tokens_per_s:.0f} sampled tokens/s"
-    return f"{of_total} trajectories{f' ({statuses})' if statuses else ''}{rate}"
+    rate = f"{sampled_tokens_per_s:.0f} sampled tok/s" if sampled_tokens_per_s > 0 else ""
+    return PART.join(part for part in (f"{of_total} done", rate, statuses) if part)
 
 
 def eval_line(

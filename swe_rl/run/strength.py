@@ -37,7 +37,7 @@ async def measure_here(
         siblings = read_siblings(Path(config.env.siblings))
     else:
         siblings = {}
-    todo = [instance for instance in instances if env.strength(instance) is None]
+    todo = [instance for instance in instances if _is_unmeasured(env, instance)]
     if todo:
         reap_stale(scratch)
         sandboxes = make_provider(config.sandbox, scratch, say, run=f"strength-{os.getpid()}")
@@ -47,6 +47,17 @@ async def measure_here(
             await sandboxes.close()
     known = {instance.instance_id: env.strength(instance) for instance in instances}
     return {name: strength for name, strength in known.items() if strength is not None}
+
+
+def _is_unmeasured(env: ProvenEnv, instance: Instance) -> bool:
+    """Tells whether the tests of an instance have to be measured.
+
+    Versions up to 0.8.0 measured rows that name no tests without any, so that all wrong patches were accepted.
+    """
+    strength = env.strength(instance)
+    if strength is None:
+        return True
+    return instance.is_unmeasured and strength.graded > 0 and strength.accepted == strength.graded
 
 
 async def _measure_instances(
@@ -76,8 +87,9 @@ async def _measure_instances(
         nonlocal done
         async with places:
             try:
+                # A row of one's own names no tests. Without those of its proof every wrong patch would be accepted.
                 result: Strength | UnmeasuredError = await measure.measure(
-                    instance, siblings.get(instance.instance_id, ())
+                    env.as_proven(instance), siblings.get(instance.instance_id, ())
                 )
             except UnmeasuredError as error:
                 result = error

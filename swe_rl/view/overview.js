@@ -36,6 +36,7 @@ async function overviewPage(at) {
     : runs.filter((one) => one.step > 0 || one.before).slice(0, CHOSEN_AT_FIRST).map((one) => one.run);
   const text = (at.get("text") || "").toLowerCase();
   const shown = runs.filter((one) => `${one.run} ${one.name} ${one.job} ${one.state.label} ${nameOfRun(one)}`.toLowerCase().includes(text));
+  const labels = labelsOf(runs.filter((one) => chosen.includes(one.run)));
   const differing = chosen.length > 1 ? (await ask("options", { run: chosen })).options : [];
   return [
     el("h1", {}, "Runs"), note(root),
@@ -43,8 +44,8 @@ async function overviewPage(at) {
     el("div", { class: "controls block" }, searchBox("text", at, "run, job or state contains …")),
     runTable(shown, chosen),
     chosen.length ? section("Curves", note("Choose runs in the table above. Drag over a chart to zoom in."),
-      await curves(at, chosen)) : note("Choose runs in the table to see their curves side by side."),
-    differing.length ? section("Options that differ", optionTable(differing, chosen)) : null,
+      await curves(at, chosen, FIRST_COLUMNS, labels)) : note("Choose runs in the table to see their curves side by side."),
+    differing.length ? section("Options that differ", optionTable(differing, chosen.map((run) => labels.get(run)))) : null,
   ];
 }
 
@@ -76,10 +77,16 @@ function runTable(runs, chosen) {
     el("table", { class: "runs" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)))));
 }
 
-function optionTable(options, chosen) {
+// What a run is, and the last part of its folder's name; the folder's name alone where that would be said of two.
+function labelsOf(runs) {
+  const said = runs.map((one) => `${nameOfRun(one)}, ${one.run.split("/").at(-1)}`);
+  return new Map(runs.map((one, index) => [one.run, said.filter((other) => other === said[index]).length > 1 ? shortRun(one.run) : said[index]]));
+}
+
+function optionTable(options, labels) {
   const rows = options.map((one) => el("tr", {}, el("td", { class: "name mono" }, one.key),
     one.values.map((value) => el("td", { class: "value" }, value))));
-  return el("div", { class: "card" }, table("options", ["option", ...chosen.map(shortRun)], rows));
+  return el("div", { class: "card" }, table("options", ["option", ...labels], rows));
 }
 
 const shortRun = (name) => name.split("/").slice(-2).join("/");
@@ -101,7 +108,7 @@ function choice(key, at, label, entries) {
 }
 
 // Any column of steps.jsonl, a chart each, a line a run; `names`: of runs.
-async function curves(at, names, first = FIRST_COLUMNS) {
+async function curves(at, names, first = FIRST_COLUMNS, labels = new Map()) {
   const wanted = at.has("column") ? at.getAll("column").filter((key) => key !== "none") : first;
   const { columns: known, curves: runs } = await ask("curves", { run: names, column: [...wanted, "step"] });
   // Nobody chose the first ones: those of nothing but zeros are left out.
@@ -119,7 +126,7 @@ async function curves(at, names, first = FIRST_COLUMNS) {
   const zoomed = at.has("from") ? el("button", { onclick: () => choose({ from: null, to: null }) },
     `steps ${at.get("from")} to ${at.get("to")}: show all`) : null;
   const figures = shown.map((key) => {
-    const figure = chart({ ...curveSpec(key, runs, smooth, from, to), onzoom: (low, high) => choose({ from: low, to: high }) });
+    const figure = chart({ ...curveSpec(key, runs, labels, smooth, from, to), onzoom: (low, high) => choose({ from: low, to: high }) });
     figure.querySelector("figcaption").prepend(el("button", { class: "away", "aria-label": `remove ${words(key)}`,
       onclick: () => keep(shown.filter((other) => other !== key)) }, "×"));
     return figure;
@@ -128,14 +135,14 @@ async function curves(at, names, first = FIRST_COLUMNS) {
     el("div", { class: "charts" }, figures));
 }
 
-function curveSpec(key, runs, smooth, from, to) {
+function curveSpec(key, runs, labels, smooth, from, to) {
   const held = key === "held_out_resolved_rate";
   const pairs = runs.map((one) => (held ? one.points.map((point) => [point.step, point.rate])
     : one.steps.map((step, index) => [step, (one.values[key] || [])[index]])).filter(([step]) => step >= from && step <= to));
   const axis = [...new Set(pairs.flat().map(([step]) => step))].sort((a, b) => a - b);
   const series = runs.flatMap((one, index) => {
     const at = new Map(pairs[index]), values = axis.map((step) => at.get(step) ?? null);
-    const line = { label: shortRun(one.run), color: RUN_COLORS[index % RUN_COLORS.length], values, connect: true };
+    const line = { label: labels.get(one.run) || shortRun(one.run), color: RUN_COLORS[index % RUN_COLORS.length], values, connect: true };
     return smooth && !held ? [{ ...line, faint: true }, { ...line, values: smoothed(values, smooth) }] : [line];
   }).filter((one) => one.values.some(isNumber));
   return { title: words(key), steps: axis.length ? axis : [0], series, format: held || key.endsWith("_rate") ? percent : short };

@@ -13,7 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.choices import TRAININGS, JobName
+from swe_rl.config.choices import TRAININGS, EngineKind, JobName
+from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
 from swe_rl.files.tables import as_mapping
 from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
 from swe_rl.logger.figures import flatten_record, numeric_figures
@@ -97,7 +98,7 @@ class RunIndex:
             "run": name,
             "name": str(config.get("name") or ""),
             "job": str(job.get("name") or ""),
-            "model": _option_name(config, "model"),
+            "model": _acting(config),
             "env": _option_name(config, "env"),
             # Only a training has an algorithm.
             "algo": _option_name(config, "algo") if job.get("name") == "train" else "",
@@ -233,6 +234,17 @@ def _shorten_value(table: Record, key: str) -> str:
     if len(text) <= _SHOWN_CHARS:
         return text
     return f"{text[:_SHOWN_CHARS]} …"
+
+
+def _acting(config: Record) -> str:
+    """Returns the model of a run, or what acts in its place: an endpoint's model, or an agent that asks none."""
+    engine = as_mapping(config.get("engine"))
+    agent = _option_name(config, "agent")
+    if agent in AGENTS_WITHOUT_MODEL:
+        return agent
+    if engine.get("kind") == EngineKind.endpoint and engine.get("model"):
+        return str(engine["model"])
+    return _option_name(config, "model")
 
 
 def _option_name(config: Record, group: str) -> str:

@@ -1,72 +1,41 @@
-"""docs/engineering/published.md against conf/experiment: every value that is called published, and no other.
-
-Each has its source.
-"""
-
-import re
-from pathlib import Path
+"""conf/experiment: each value that is called published names a source of docs/engineering/published.md."""
 
 import pytest
 import yaml
 
 from swe_rl.config.compose import compose
 from swe_rl.config.composition.values import flatten_config
-from swe_rl.config.folders import conf_dir
+from tests.test_docs_reference import PAGES
 
-PAGE = Path(__file__).parents[2] / "docs" / "engineering" / "published.md"
-ENTRY = re.compile(r"^(?P<indent> *)(?P<chosen>- override /)?(?P<key>\w+):(?P<value>.*?)(?:\s+#\s*(?P<comment>.*))?$")
-
-
-def published_in(text):
-    """Full key to value as written, of the entries whose comment, or that of a table around them, says `published`."""
-    found, around = {}, []
-    for line in text.splitlines():
-        entry = ENTRY.match(line)
-        if entry is None:
-            continue
-        while around and around[-1][0] >= len(entry["indent"]):
-            around.pop()
-        value, said = entry["value"].strip(), (entry["comment"] or "").startswith("published")
-        if not value:
-            around.append((len(entry["indent"]), entry["key"], said))
-        elif said or any(table[2] for table in around):
-            names = [] if entry["chosen"] else [name for _, name, _ in around]
-            found |= leaves(".".join([*names, entry["key"]]), value)
-    return found
+PAGE = PAGES.ROOT / "docs" / "engineering" / "published.md"
+PUBLISHED = {path.stem: PAGES.read_published(path.read_text()) for path in sorted(PAGES.EXPERIMENTS.glob("*.yaml"))}
+PUBLISHED = {name: values for name, values in PUBLISHED.items() if values}
 
 
-def leaves(key, value):
-    if not value.startswith("{"):
-        return {key: value}
-    return {f"{key}.{name}": str(one).lower() for name, one in yaml.safe_load(value).items()}
+def test_each_published_value_names_a_source_of_the_page():
+    sources = [line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    told = [(name, key, source) for name, values in PUBLISHED.items() for key, (_, source) in values.items()]
+    assert len(told) > 80 and len(sources) > 5
+    assert [row for row in told if not row[2].startswith(tuple(f"{one}: " for one in sources))] == []
 
 
-def in_conf():
-    files = sorted((conf_dir() / "experiment").glob("*.yaml"))
-    return {(path.stem, *row) for path in files for row in published_in(path.read_text()).items()}
+def test_no_comment_calls_a_value_published_without_a_source():
+    said = [
+        line
+        for path in PAGES.EXPERIMENTS.glob("*.yaml")
+        for line in path.read_text().splitlines()
+        if "# published" in line
+    ]
+    assert [line for line in said if "# published: " not in line] == []
+    assert sum(map(len, PUBLISHED.values())) >= len(said)
 
 
-def in_page():
-    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    assert all(len(row) == 4 and row[3].strip() for row in rows), "each row has a source"
-    return [tuple(cell.strip().strip("`") for cell in row[:3]) for row in rows]
-
-
-def test_the_table_and_conf_say_the_same():
-    rows = in_page()
-    assert len(rows) == len(set(rows)) > 80
-    missing, stale = in_conf() - set(rows), set(rows) - in_conf()
-    lines = ["| " + " | ".join(f"`{cell}`" for cell in row) + " | SOURCE |" for row in sorted(missing)]
-    assert not missing, "\n".join(["add to docs/engineering/published.md:", *lines])
-    assert not stale, f"conf/experiment does not call published: {sorted(stale)}"
-
-
-@pytest.mark.parametrize("name", sorted({row[0] for row in in_page()}))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_what_is_composed_is_what_is_published(name):
     """A later file could overwrite the value that a comment vouches for."""
     composed = compose([f"+experiment={name}"])
     values = flatten_config(composed.config) | composed.choices
-    for key, value in ((key, value) for experiment, key, value in in_page() if experiment == name):
+    for key, (value, _) in PUBLISHED[name].items():
         if "${" not in value:
             assert str(values[key]).lower() in (value.lower(), str(yaml.safe_load(value)).lower(), str(number(value)))
 
@@ -81,13 +50,19 @@ def number(text):
 def test_what_counts_as_published():
     text = """
 defaults:
-  - override /algo: rloo  # published: leave one out
+  - override /algo: rloo  # published: THEM: leave one out
   - override /env: bugs
 a:
-  b: 3  # published
+  b: 3  # published: THEM: a script
   c: 4  # ours: the published run had eight
-  d:  # published, all of it
-    e: {f: true, g: 2}
-h: "#1"  # published default
+  d:  # all of it
+    e: {f: true, g: 2}  # published: THEM: a table
+h: "#1"  # published: THEM: default
 """
-    assert published_in(text) == {"algo": "rloo", "a.b": "3", "a.d.e.f": "true", "a.d.e.g": "2", "h": '"#1"'}
+    assert PAGES.read_published(text) == {
+        "algo": ("rloo", "THEM: leave one out"),
+        "a.b": ("3", "THEM: a script"),
+        "a.d.e.f": ("true", "THEM: a table"),
+        "a.d.e.g": ("2", "THEM: a table"),
+        "h": ('"#1"', "THEM: default"),
+    }

@@ -205,12 +205,15 @@ def test_after_a_multirun(multirun, tmp_path):
         ({"baseline": "empty", "candidate": "empty"}, r"No step is complete in any of empty, empty"),
         ({"runs": "gone"}, r"job.runs=gone is not a folder"),
         ({"runs": "empty"}, r"is the folder of one run. Compare two with job.baseline"),
+        ({"runs": "dry"}, r"job.runs=dry has no run yet: none of its jobs has begun, or it is what a dry run wrote"),
         ({"runs": "outputs/multirun/tiny"}, r"Its newest is outputs/multirun/tiny/2026-11-21"),
         ({"baseline": LOGS[0], "candidate": LOGS[1], "trajectories_per_step": 0}, r"must be at least 1"),
     ],
 )
 def test_what_is_refused(start, multirun, tmp_path, keys, message):
     write_run(tmp_path / "empty", [])
+    (tmp_path / "dry" / "frozen").mkdir(parents=True)
+    (tmp_path / "dry" / "submission.json").write_text("{}")
     with pytest.raises(CompareError, match=message):
         start(**keys)
     assert not (tmp_path / "outputs" / "compare").exists()

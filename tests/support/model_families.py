@@ -147,16 +147,15 @@ _OPEN = {"falcon_h1"}
 
 
 def matrix() -> list[str]:
-    """The lines of the table in docs/engineering/models.md."""
-    lines = [
-        "| `model_type` | step and `engine=embedded` | adapter, resume, export | rows on ranks | routers |",
-        "|---|---|---|---|---|",
-    ]
+    """The lines of the table in docs/engineering/models.md: families of which the same is known share a line."""
+    found: dict[tuple[str, str, str], list[str]] = {}
     for family in sorted(FAMILIES):
         kept = "yes" if family in SHOWN else "not run"
         rows = "one at a time" if family in ROWS_ALONE else "packed"
         if family in _OPEN:
             kept = rows = "not shown"
         routers = "refused" if "num_experts" in FAMILIES[family] else "none"
-        lines.append(f"| `{family}` | yes | {kept} | {rows} | {routers} |")
-    return lines
+        found.setdefault((kept, rows, routers), []).append(f"`{family}`")
+    title = "| adapter, resume, export | rows on ranks | routers | `model_type` |"
+    lines = [f"| {' | '.join(known)} | {', '.join(families)} |" for known, families in sorted(found.items())]
+    return [title, "|---|---|---|---|", *lines]

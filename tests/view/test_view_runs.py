@@ -25,6 +25,20 @@ def test_every_run_is_a_line_newest_first(runs):
     assert rows[0]["before"]["step"] == 0 and rows[0]["after"]["step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        ({"agent": {"name": "gold"}}, "gold"),
+        ({"engine": {"kind": "endpoint", "model": "theirs"}}, "theirs"),
+        ({"agent": {"name": "bash"}, "engine": {"kind": "embedded", "model": ""}}, "tiny"),
+    ],
+)
+def test_a_run_has_the_name_of_what_acts_in_it(runs, monkeypatch, other, name):
+    config = {"name": "n", "job": {"name": "eval"}, "model": {"name": "tiny"}} | other
+    monkeypatch.setattr(RunIndex, "config", lambda self, folder: config)
+    assert RunIndex(runs).rows()[0]["model"] == name
+
+
 def test_of_too_many_the_last_are_shown_and_it_is_said(runs, monkeypatch):
     build_run(runs / "train" / "second", steps=1)
     monkeypatch.setattr("swe_rl.view.runs._MOST_RUNS", 1)

@@ -91,7 +91,7 @@ class EndpointEngine(Engine):
             return
         asked = self._config.dialect
         dialects = [asked] if asked is not EndpointDialect.auto else list(FORMATS)
-        refusals: list[str] = []
+        refusals: dict[str, list[str]] = {}  # dialects by what was said to them
         for dialect in dialects:
             await self._speak(FORMATS[dialect])
             try:
@@ -100,17 +100,18 @@ class EndpointEngine(Engine):
                 # Some endpoints look at the key before the path, and Messages has the key in a header of its own.
                 if not error.of_key:
                     raise EndpointError(f"engine.url={self._config.url}: {error}") from error
-                refusals.append(f"{dialect}: {error}")
+                refusals.setdefault(str(error).rstrip("."), []).append(dialect)
                 continue
             except EngineError as error:
-                refusals.append(f"{dialect}: {error}")
+                refusals.setdefault(str(error).rstrip("."), []).append(dialect)
                 continue
             if asked is EndpointDialect.auto:
                 self._say(f"{self._config.url} answers {dialect} (engine.dialect={dialect})")
             return
+        reasons = "; ".join(f"{', '.join(spoken)}: {reason}" for reason, spoken in refusals.items())
         raise EndpointError(
             f"engine.url={self._config.url} gives no reply of engine.model={self._config.model}: "
-            f"{'; '.join(refusals)}. Correct engine.url (https://HOST/v1), engine.model, engine.key or engine.dialect"
+            f"{reasons}. Correct engine.url (https://HOST/v1), engine.model, engine.key or engine.dialect"
         )
 
     async def ask(self, question: Question, session_id: str) -> tuple[EndpointReply, Usage]:

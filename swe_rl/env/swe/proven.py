@@ -197,10 +197,10 @@ class ProvenEnv(DatasetEnv, Provable):
         refused = self._config.unproven is Unproven.refuse and any(map(self._unproven_because, instances))
         if left_out and (refused or len(left_out) == len(instances)):
             raise InstanceError(_describe_left_out(split, left_out, len(instances), self._config))
-        usable = [self._as_proven(instance) for instance in instances if not reasons[instance.instance_id]]
+        usable = [self.as_proven(instance) for instance in instances if not reasons[instance.instance_id]]
         return usable, left_out, rows
 
-    def _as_proven(self, instance: Instance) -> Instance:
+    def as_proven(self, instance: Instance) -> Instance:
         """Returns the instance as its proof has it, and as its row has it where it is not proven."""
         proof = self.book.of(instance.instance_id)
         if proof is None or not proof.proven or self.standing(instance)[0] is not Standing.proven:

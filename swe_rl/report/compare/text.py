@@ -79,7 +79,7 @@ def name_candidate(arm: Arm, made: Comparison) -> str:
     return ""
 
 
-_RUN = ("Run", "Held-out %", "95 %", "Gain", "95 %", "Reward", "Loss", "Length", "Step s", "Wall s")
+_RUN = ("Run", "Held-out %", "interval", "Gain", "interval", "Reward", "Loss", "Length", "Step s", "Wall s")
 
 
 def runs_table(made: Comparison, room: int) -> list[str]:

@@ -17,14 +17,14 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.folder import patch_between
 from swe_rl.env.make import make_env
-from swe_rl.env.proof.record import Proof, ProofBook, book_of, read_proofs
+from swe_rl.env.proof.record import Proof, ProofBook, Standing, book_of, read_proofs
 from swe_rl.env.strength.measure import StrengthMeasure, UnmeasuredError
 from swe_rl.env.strength.python_code import code_fingerprint, python_mutants
 from swe_rl.env.strength.record import MutantTally, Strength, Survivor, WrongKind, summarize_strengths
 from swe_rl.env.strength.siblings import read_siblings
 from swe_rl.env.strength.wrong import Sides, code_paths, wrong_patches
 from swe_rl.report.figures import strength_line, strength_tile
-from swe_rl.run.strength import line_of
+from swe_rl.run.strength import line_of, measure_here
 from swe_rl.sandbox.sandbox import ExecResult, Workspace
 
 BEFORE = '''def price(items, vip):
@@ -354,3 +354,33 @@ def test_embedded_rows_of_a_file_are_measured_like_those_of_the_package(tmp_path
     assert not env.is_tried(instance)
     measured(env, [(4, 1)])
     assert env.is_tried(instance) and env.strength(instance).accepted == 1
+
+
+def test_a_row_that_names_no_tests_is_measured_by_those_of_its_proof(tmp_path, monkeypatch):
+    """Without any test each wrong patch is accepted: what said so before is measured again."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "shop.py").write_text(BEFORE)
+    row = {"instance_id": "o__shop-1", "repo": "o/shop", "base_commit": "0" * 40, "problem_statement": "Too dear."}
+    row |= {"patch": INSTANCE.patch, "test_patch": "", "source": {"tree": str(tree), "python": "3.11"}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    choices = ["env=jsonl", f"env.dataset={tmp_path}/rows.jsonl", "env.eval_split=train", f"paths.scratch={tmp_path}"]
+    config = compose(choices).config
+    env = make_env(config.env, tmp_path / "cache")
+    (instance,) = env.chosen("train")
+    assert instance.is_unmeasured
+    tests, made_of = env.digests(instance)
+    accepted = Strength({"mutant": MutantTally(4, 4)})
+    lists = {"fail_to_pass": ("test_shop.py::test_sum",), "pass_to_pass": ("test_shop.py::test_none",)}
+    book_of.cache_clear()
+    env.book.put(replace(PROOF, instance_id="o__shop-1", tests=tests, made_of=made_of, strength=accepted, **lists))
+    monkeypatch.setattr(type(env), "standing", lambda self, instance: (Standing.proven, ""))
+    seen = []
+
+    async def measured_with(self, instance, siblings=()):
+        seen.append((instance.fail_to_pass, instance.pass_to_pass))
+        return Strength({"mutant": MutantTally(4, 0)})
+
+    monkeypatch.setattr(StrengthMeasure, "measure", measured_with)
+    said = asyncio.run(measure_here(config, env, [instance], tmp_path, lambda line: None))
+    assert seen == [tuple(lists.values())] and said["o__shop-1"].accepted == 0
