@@ -1,0 +1,43 @@
+"""This module has the sandbox that adds something to another one: who wraps a sandbox writes only what differs."""
+
+from collections.abc import Mapping
+
+from swe_rl.sandbox.sandbox import ExecResult, Sandbox, Snapshot, Waited, no_wait
+
+
+class WrappedSandbox:
+    """Hands every call on to another sandbox. Closing it closes that one."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self.sandbox_id = sandbox.sandbox_id
+        self.workdir = sandbox.workdir
+        self.door_url = sandbox.door_url
+
+    async def exec(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        max_output_bytes: int | None = None,
+        waited: Waited = no_wait,
+    ) -> ExecResult:
+        return await self._sandbox.exec(
+            command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes, waited=waited
+        )
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        await self._sandbox.write_file(path, content)
+
+    async def read_file(self, path: str) -> bytes:
+        return await self._sandbox.read_file(path)
+
+    async def snapshot(self) -> Snapshot:
+        return await self._sandbox.snapshot()
+
+    async def reset(self, snapshot: Snapshot) -> None:
+        await self._sandbox.reset(snapshot)
+
+    async def close(self) -> None:
+        await self._sandbox.close()
