@@ -188,13 +188,7 @@ if [ -s "$own/converted" ]; then
 fi
 """
 
-FROM_TREE = (
-    _CHECK_OUT_CONVERTED
-    + _OPEN_NESTED_REPOSITORIES
-    + _PASS_OVER_LARGE_FILES
-    + _ADD_CHANGES
-    + _UNDO_CONVERSIONS
-)
+FROM_TREE = _CHECK_OUT_CONVERTED + _OPEN_NESTED_REPOSITORIES + _PASS_OVER_LARGE_FILES + _ADD_CHANGES + _UNDO_CONVERSIONS
 
 # This part puts a patch that the agent handed in into the index.
 FROM_FILE = r"""

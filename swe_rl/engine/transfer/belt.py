@@ -3,7 +3,7 @@
 Invariants:
 - Bucket k is filled when everybody who still takes has taken bucket k - `buffers`: nothing is overwritten unread.
 - Nobody waits for one who left, nor for a filler that failed.
-- Whoever has left waits at `cleared` until the filler has put the buffers away.
+- Whoever has left waits at `wait_until_cleared` until the filler has put the buffers away.
 """
 
 import asyncio
@@ -13,12 +13,7 @@ from swe_rl.engine.engine import EngineError
 
 
 class Belt:
-    """Carries buckets from one who fills them to several who take them.
-
-    - Bucket k is filled when everybody who still takes has taken bucket k - `buffers`: nothing is overwritten unread.
-    - Nobody waits for one who left, nor for a filler that failed.
-    - Whoever has left waits at `cleared` until the filler has put the buffers away.
-    """
+    """Carries buckets to `takers`, by name, who take all of them in their order."""
 
     def __init__(self, takers: Iterable[str], buffers: int) -> None:
         self._next = dict.fromkeys(takers, 0)  # This is the bucket that each takes next.
@@ -28,7 +23,7 @@ class Belt:
         self._failure: str | None = None
         self._changed = asyncio.Condition()
 
-    async def room(self, number: int) -> bool:
+    async def wait_for_room(self, number: int) -> bool:
         """Waits until bucket `number` may be filled; False where nobody takes it any more."""
         async with self._changed:
             await self._changed.wait_for(
@@ -36,35 +31,35 @@ class Belt:
             )
             return bool(self._next)
 
-    async def put(self, number: int) -> None:
+    async def note_filled(self, number: int) -> None:
         async with self._changed:
             self._filled = number + 1
             self._changed.notify_all()
 
-    async def left(self) -> None:
+    async def wait_until_left(self) -> None:
         """Waits until nobody takes any more."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._next)
 
-    async def clear(self) -> None:
+    async def note_cleared(self) -> None:
         """Says that the buffers are put away."""
         async with self._changed:
             self._is_clear = True
             self._changed.notify_all()
 
-    async def fail(self, reason: str) -> None:
+    async def note_failure(self, reason: str) -> None:
         """Says that nothing is filled any more."""
         async with self._changed:
             self._failure = reason
             self._changed.notify_all()
 
-    async def filled(self, number: int) -> None:
+    async def wait_until_filled(self, number: int) -> None:
         """Waits until bucket `number` can be taken. Raises EngineError where that will not be."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._filled > number or self._failure is not None)
             self._check()
 
-    async def taken(self, name: str, number: int) -> None:
+    async def note_taken(self, name: str, number: int) -> None:
         async with self._changed:
             self._next[name] = number + 1
             self._changed.notify_all()
@@ -75,7 +70,7 @@ class Belt:
             self._next.pop(name, None)
             self._changed.notify_all()
 
-    async def cleared(self) -> None:
+    async def wait_until_cleared(self) -> None:
         """Waits until the buffers are put away. Raises EngineError where the filler failed."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._is_clear or self._failure is not None)

@@ -6,12 +6,22 @@ Invariants:
 - The shared memory is there for the length of a round, and gone before a server's cache gets its own back.
 """
 
-class StagedTransfer(Transfer):
-    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, twice: Mapping[str, str]) -> None:
-        super().__init__(engines, sender, IPC, twice)
+import asyncio
+import time
+from collections.abc import Mapping
 
-    async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
-        """Makes one try. Raises TrainerError."""
+from swe_rl.engine.engine import EngineError
+from swe_rl.engine.server.engine import HttpEngine
+from swe_rl.engine.server.weights import ask_http
+from swe_rl.engine.transfer.belt import Belt
+from swe_rl.engine.transfer.direct import Times, Transfer, failures_of
+from swe_rl.engine.transfer.sent_weights import BUFFERS, SentWeights, Staging, update_info
+
+
+class StagedTransfer(Transfer):
+    async def _send_round(
+        self, receivers: Mapping[str, HttpEngine], version: int
+    ) -> tuple[Times, dict[str, EngineError]]:
         staging = await asyncio.to_thread(self._sender.open_staging, self._twice)
         if staging.problem:
             await asyncio.to_thread(self._sender.close_staging)
@@ -30,15 +40,15 @@ class StagedTransfer(Transfer):
         parts: list[SentWeights] = []
         try:
             for number in range(count):
-                if not await belt.room(number):
+                if not await belt.wait_for_room(number):
                     break
                 parts.append(await asyncio.to_thread(self._sender.stage, number))
-                await belt.put(number)
-            await belt.left()
+                await belt.note_filled(number)
+            await belt.wait_until_left()
             await asyncio.to_thread(self._sender.close_staging)
-            await belt.clear()
+            await belt.note_cleared()
         except BaseException as error:
-            await belt.fail(str(error) or type(error).__name__)
+            await belt.note_failure(str(error) or type(error).__name__)
             raise
         return SentWeights(
             sum(part.gather_s for part in parts),
@@ -57,17 +67,18 @@ async def _take_staged(name: str, http: HttpEngine, staging: Staging, belt: Belt
             await ask_http(client, "/start_weight_update")
             started_s = time.monotonic()
             for number, bucket in enumerate(staging.buckets):
-                await belt.filled(number)
+                await belt.wait_until_filled(number)
                 asked_s = time.monotonic()
                 await ask_http(client, "/update_weights", {"update_info": update_info(bucket, number)})
                 load_s += time.monotonic() - asked_s
-                await belt.taken(name, number)
+                await belt.note_taken(name, number)
             asked_s = time.monotonic()
             await ask_http(client, "/finish_weight_update")
             loaded_s = time.monotonic()
             load_s += loaded_s - asked_s
             await belt.leave(name)
-            await belt.cleared()  # The cache wakes behind this block, into the memory that the buffers held.
+            # The cache wakes behind this block, into the memory that the buffers held.
+            await belt.wait_until_cleared()
     finally:
         await belt.leave(name)
     times.take_server(pause_s=started_s - began_s, load_s=load_s, resume_s=time.monotonic() - loaded_s)
