@@ -31,9 +31,9 @@ from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, intern
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer, Opening
 from swe_rl.gateway.request import ChatRequest, too_deep
-from swe_rl.gateway.session import Recorded, Session, TurnPlan
+from swe_rl.gateway.session import Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
-from swe_rl.gateway.trace import known_routes
+from swe_rl.gateway.trace import Recorded, known_routes
 from swe_rl.model.chat import ChatRenderer, PromptTooLongError
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
 

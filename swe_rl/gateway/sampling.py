@@ -30,8 +30,9 @@ from swe_rl.gateway.chains.sampled_reply import SampledReply, make_trace
 from swe_rl.gateway.engine_health import wrong_completion
 from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, unavailable_error
 from swe_rl.gateway.placement import PlacedRequest, Placement
-from swe_rl.gateway.session import Recorded, TurnPlan
+from swe_rl.gateway.session import TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import Recorded
 
 if TYPE_CHECKING:  # These are types of its arguments alone.
     from swe_rl.gateway.live import LiveSession
@@ -49,7 +50,7 @@ _LONGEST_PAUSE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class EngineGoneError(Exception):
+class _EngineGoneError(Exception):
     """The engine failed before it answered. `answer` is what the client is told when no other engine takes over.
 
     `held_s` says how long the router had held the request by then. With `lost`, the engine's server went away under it.
@@ -131,7 +132,7 @@ class Sampling:
         for again in range(_ENGINE_TRIES):
             try:
                 return await self._answer_once(wanted, held_s, suspect)
-            except EngineGoneError as gone:
+            except _EngineGoneError as gone:
                 self._metrics.retries.inc()
                 held_s = gone.held_s
                 num_lost += gone.lost
@@ -142,7 +143,7 @@ class Sampling:
                 await self._pause(gone.error, again, wanted.waits)
         raise AssertionError("the loop returns or raises")
 
-    def _blame_last(self, gone: EngineGoneError, suspect: bool) -> None:
+    def _blame_last(self, gone: _EngineGoneError, suspect: bool) -> None:
         """Blames the engine, unless the request may be at fault: so the gateway's state shows what the engine does,
         also if there is no other engine."""
         health = self._placement.health
@@ -176,7 +177,7 @@ class Sampling:
 
     async def _answer_once(self, wanted: Wanted, held_s: float, suspect: bool) -> SampledReply:
         """Places the request once and returns the answer. With `suspect`, no second engine is asked. Raises
-        EngineGoneError, ApiError."""
+        _EngineGoneError, ApiError."""
         session_id = wanted.session_id
         length = len(wanted.prompt_ids)
         request_id = f"{session_id}#{next(self._request_numbers)}"
@@ -190,7 +191,7 @@ class Sampling:
                 placed.context_tokens += len(completion.token_ids)
                 if engine is placed.engine:
                     placed.cached_tokens = completion.cached_tokens
-        except EngineGoneError as gone:
+        except _EngineGoneError as gone:
             gone.held_s = held_s
             raise
         except ExtensionFailure as error:
@@ -209,7 +210,7 @@ class Sampling:
         engine = placed.engine
         try:
             completion = await self._ask(wanted, engine, request_id)
-        except EngineGoneError as gone:
+        except _EngineGoneError as gone:
             wanted.waits.add(sent_s, self._clock())
             if suspect:
                 raise
@@ -218,7 +219,7 @@ class Sampling:
         wanted.waits.add(sent_s, min(sent_s + completion.queue_s, self._clock()))
         return completion, engine
 
-    async def _ask_other(self, wanted: Wanted, gone: EngineGoneError, request_id: str) -> tuple[Completion, Engine]:
+    async def _ask_other(self, wanted: Wanted, gone: _EngineGoneError, request_id: str) -> tuple[Completion, Engine]:
         """Asks an engine that the router did not choose, to find out whether the first engine or the request is at
         fault. Raises `gone` if the router has to choose once more."""
         if not await self._is_request_suspect(gone, wanted.waits):
@@ -230,14 +231,14 @@ class Sampling:
         self._metrics.retries.inc()
         try:
             completion = await self._ask(wanted, other, f"{request_id}+")
-        except EngineGoneError as also:
+        except _EngineGoneError as also:
             await self._judge_second_failure(gone, also)
             raise gone from also
         if not gone.error.of_request:
             health.blame(gone.engine.name, str(gone.error))
         return completion, other
 
-    async def _is_request_suspect(self, gone: EngineGoneError, waits: "Waits") -> bool:
+    async def _is_request_suspect(self, gone: _EngineGoneError, waits: "Waits") -> bool:
         """Tells whether the request may be at fault, because its engine is well and another one could answer it.
 
         An engine that asks for a pause, or fails a probe, is blamed here.
@@ -264,7 +265,7 @@ class Sampling:
             health.blame(engine.name, str(error))
         return not is_failing
 
-    async def _judge_second_failure(self, gone: EngineGoneError, also: EngineGoneError) -> None:
+    async def _judge_second_failure(self, gone: _EngineGoneError, also: _EngineGoneError) -> None:
         """Decides who is at fault after a second engine failed the request. If that engine answers a probe, as the
         first one does, it is the request."""
         health = self._placement.health
@@ -277,7 +278,7 @@ class Sampling:
             gone.suspect = True
 
     async def _ask(self, wanted: Wanted, engine: Engine, request_id: str) -> Completion:
-        """Returns a sound completion of the engine. Raises EngineGoneError, or ApiError where no other engine helps."""
+        """Returns a sound completion. Raises _EngineGoneError, or ApiError where no other engine helps."""
         prompt_ids = wanted.prompt_ids
         try:
             completion = await engine.generate(
@@ -299,9 +300,9 @@ class Sampling:
         self._placement.health.answered(engine.name, prompt_ids)
         return completion
 
-    def _failed(self, engine: Engine, error: EngineError) -> EngineGoneError:
+    def _failed(self, engine: Engine, error: EngineError) -> _EngineGoneError:
         self._placement.health.failures[engine.name] += 1
-        return EngineGoneError(engine_failure(502, f"Engine {engine.name} failed: {error}"), engine, error)
+        return _EngineGoneError(engine_failure(502, f"Engine {engine.name} failed: {error}"), engine, error)
 
 
 def _check_completion(completion: Completion, prompt_tokens: int) -> None:

@@ -29,7 +29,7 @@ from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.chains.draft import Draft, Node, Renderer
 from swe_rl.gateway.chains.segment import ACTS, Lineage, Purpose, role_of_chain
 from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools, extend_hash
-from swe_rl.gateway.trace import Break, SegmentRole
+from swe_rl.gateway.trace import Break, Recorded, SegmentRole
 
 K = TypeVar("K")
 # The ids of so many chains are held in one piece. One is enough for one conversation, but sub-agents take turns.
@@ -90,21 +90,6 @@ class TurnPlan:
         0."""
         extends = self.break_kind is None and self.parent is not None
         return len(self.prompt_ids) - len(self.delta_ids) if extends else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Has the numbers of a recorded turn. `base_turn` is the turn that it extends within its chain: the first
-    `base_tokens` ids of its prompt are that turn's prompt and sampled ids."""
-
-    turn: int
-    chain: int
-    break_kind: Break | None
-    base_turn: int | None = None
-    base_tokens: int = 0
-    added_tokens: int = 0  # The prompt added so many tokens to those of the session's segments: `TurnPlan`.
-    role: SegmentRole = SegmentRole.main
-    parent_turn: int | None = None
 
 
 class Session:

@@ -1,8 +1,8 @@
 """This module has the sandbox that adds something to another one: who wraps a sandbox writes only what differs."""
 
-from collections.abc import Mapping
+from typing import Any
 
-from swe_rl.sandbox.sandbox import ExecResult, Sandbox, Snapshot, Waited, no_wait
+from swe_rl.sandbox.sandbox import ExecResult, Sandbox, Snapshot
 
 
 class WrappedSandbox:
@@ -14,18 +14,8 @@ class WrappedSandbox:
         self.workdir = sandbox.workdir
         self.door_url = sandbox.door_url
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        max_output_bytes: int | None = None,
-        waited: Waited = no_wait,
-    ) -> ExecResult:
-        return await self._sandbox.exec(
-            command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes, waited=waited
-        )
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        return await self._sandbox.exec(command, **options)
 
     async def write_file(self, path: str, content: bytes) -> None:
         await self._sandbox.write_file(path, content)

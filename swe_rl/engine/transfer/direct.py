@@ -11,10 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
-from swe_rl.engine.engine import Engine, EngineError, EngineState, WeightSyncError, worth_asking
-from swe_rl.engine.server.engine import HttpEngine, UnchangedError
+from swe_rl.engine.engine import Engine, EngineError, EngineState, UnchangedError, WeightSyncError, worth_asking
 from swe_rl.engine.transfer.sent_weights import SendsWeights, SentWeights
+
+if TYPE_CHECKING:
+    from swe_rl.engine.server.engine import HttpEngine
 
 INSTEAD = " With trainer.weight_sync=disk they go through a folder."
 # A server that died since the last update is missed only now; the second try finds its successor.
@@ -82,7 +85,7 @@ class Transfer(ABC):
 
     @abstractmethod
     async def _send_round(
-        self, receivers: Mapping[str, HttpEngine], version: int
+        self, receivers: Mapping[str, "HttpEngine"], version: int
     ) -> tuple[Times, dict[str, EngineError]]:
         """Sends all tensors once. Returns the times, and who failed and why. Raises WeightSyncError, TrainerError."""
 
@@ -90,7 +93,7 @@ class Transfer(ABC):
         """Lets go of what was opened for servers, some of which failed."""
         return
 
-    async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
+    async def _receivers(self) -> tuple[dict[str, "HttpEngine"], dict[str, EngineError]]:
         """Returns those of engines that are up or come up again, by the engine's name."""
         wanting = worth_asking(self._engines)
         ends = await asyncio.gather(*(engine.receiver() for engine in wanting), return_exceptions=True)
@@ -103,14 +106,14 @@ class Transfer(ABC):
             elif isinstance(end, BaseException):
                 raise end
             else:
-                assert isinstance(end, HttpEngine), "only servers take weights from a trainer's memory"
-                receivers[engine.name] = end
+                # Only servers take weights from a trainer's memory.
+                receivers[engine.name] = cast("HttpEngine", end)
         if not receivers and not failures:
             failures = {engine.name: EngineError("it is gone") for engine in wanting}
         return receivers, failures
 
 
-def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
+def failures_of(receivers: Mapping[str, "HttpEngine"], ends: Sequence[object]) -> dict[str, EngineError]:
     """Returns failures by engine, without those that only followed another's."""
     failures: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):

@@ -9,18 +9,21 @@ Invariants:
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from swe_rl.engine.engine import EngineError
-from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import ask_http
 from swe_rl.engine.transfer.belt import Belt
 from swe_rl.engine.transfer.direct import Times, Transfer, failures_of
 from swe_rl.engine.transfer.sent_weights import BUFFERS, SentWeights, Staging, update_info
 
+if TYPE_CHECKING:
+    from swe_rl.engine.server.engine import HttpEngine
+
 
 class StagedTransfer(Transfer):
     async def _send_round(
-        self, receivers: Mapping[str, HttpEngine], version: int
+        self, receivers: Mapping[str, "HttpEngine"], version: int
     ) -> tuple[Times, dict[str, EngineError]]:
         staging = await asyncio.to_thread(self._sender.open_staging, self._twice)
         if staging.problem:
@@ -57,7 +60,7 @@ class StagedTransfer(Transfer):
         )
 
 
-async def _take_staged(name: str, http: HttpEngine, staging: Staging, belt: Belt, version: int, times: Times) -> None:
+async def _take_staged(name: str, http: "HttpEngine", staging: Staging, belt: Belt, version: int, times: Times) -> None:
     """Does one server's part of a round. Raises EngineError."""
     began_s = time.monotonic()
     load_s = 0.0

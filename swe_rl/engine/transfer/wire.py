@@ -9,17 +9,19 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from swe_rl.engine.engine import Engine, EngineError, WeightSyncError
+from swe_rl.engine.engine import Engine, EngineError, UnchangedError, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
-from swe_rl.engine.server.engine import HttpEngine, UnchangedError
 from swe_rl.engine.server.features import minor_version
 from swe_rl.engine.server.weights import ask_http
 from swe_rl.engine.transfer.direct import INSTEAD, Times, Transfer, failures_of
 from swe_rl.engine.transfer.sent_weights import PACKED, Announced, SendsWeights, SentWeights, tensors_info
 from swe_rl.facts.weight_sync import NCCL
+
+if TYPE_CHECKING:
+    from swe_rl.engine.server.engine import HttpEngine
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _OTHER = "another engine"
@@ -46,7 +48,7 @@ class WireTransfer(Transfer):
         self._announced: Sequence[Announced] = ()
 
     async def _send_round(
-        self, receivers: Mapping[str, HttpEngine], version: int
+        self, receivers: Mapping[str, "HttpEngine"], version: int
     ) -> tuple[Times, dict[str, EngineError]]:
         if self._wired != tuple(receivers.values()):
             if failures := await self._open(receivers):
@@ -79,7 +81,7 @@ class WireTransfer(Transfer):
             return SentWeights(problem="a server was not ready")
         return await asyncio.to_thread(self._sender.transfer_weights, self._twice)
 
-    async def _open(self, receivers: Mapping[str, HttpEngine]) -> dict[str, EngineError]:
+    async def _open(self, receivers: Mapping[str, "HttpEngine"]) -> dict[str, EngineError]:
         """Opens the wire: all ends meet at rank 0 of the trainer."""
         answers = await asyncio.gather(
             *(_world_size(http.client) for http in receivers.values()), return_exceptions=True
@@ -111,7 +113,7 @@ class WireTransfer(Transfer):
         self._wired = ()
 
 
-async def _take_round(http: HttpEngine, exchange: _Exchange, kind: str) -> None:
+async def _take_round(http: "HttpEngine", exchange: _Exchange, kind: str) -> None:
     """Does one server's part of a round. Raises EngineError."""
     began_s = time.monotonic()
     try:
@@ -143,12 +145,12 @@ async def _meet_servers(servers: asyncio.Barrier) -> None:
         raise UnchangedError(f"{_OTHER} could not be paused") from error
 
 
-async def _add_link(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
+async def _add_link(http: "HttpEngine", kind: str, where: Mapping[str, object], world: int) -> None:
     packed = PACKED if kind == NCCL and _packed_at_init(http) else {}
     await ask_http(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
 
 
-def _packed_at_init(http: HttpEngine) -> bool:
+def _packed_at_init(http: "HttpEngine") -> bool:
     return minor_version(http.features.version) >= _PACKED_AT_INIT
 
 

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from swe_rl.engine.engine import (
     Completion,
@@ -32,7 +32,7 @@ from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders
 from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
-from swe_rl.engine.vllm.starter import Maker, ServerStarter
+from swe_rl.engine.vllm.starter import ServerStarter
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,16 @@ _DEATH_S = 2.0  # So much passes at most between the first failure and the end o
 
 class WeightsGoneError(EngineError):
     """No further restart helps."""
+
+
+class Maker(Protocol):
+    """Makes the servers and clients of a supervised engine: nothing is started, every call makes a new one."""
+
+    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
+        """Returns a server. With `by_number` a MIG slice is called by its number. Raises DeviceError."""
+        ...
+
+    def client(self, url: str) -> HttpEngine: ...
 
 
 class VllmEngine(Engine):
@@ -71,7 +81,7 @@ class VllmEngine(Engine):
         self._say = say
         self._weights = weights
         self._teller = LossTeller(name, say, record or (lambda *_: None))
-        self._starter = ServerStarter(maker, name, say)
+        self._starter = ServerStarter(maker.server, name, say)
         self._http: HttpEngine | None = None
         self._paused = False
         # Requests wait for `_up`: it is set while the server serves, and at the end of all restarts, with `_failure`.

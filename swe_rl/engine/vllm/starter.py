@@ -7,31 +7,22 @@ Invariants:
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
-from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.vllm.log import Cause
 from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
 
 # Between our look for a free port and the server's listening another process may take it; three times is no accident.
 _PORT_TRIES = 3
-
-
-class Maker(Protocol):
-    """Makes the servers and clients of a supervised engine: nothing is started, every call makes a new one."""
-
-    def server(self, model_path: str, eager: bool, by_number: bool) -> VllmServer:
-        """Returns a server. With `by_number` a MIG slice is called by its number. Raises DeviceError."""
-        ...
-
-    def client(self, url: str) -> HttpEngine: ...
+# It makes a server that is not started, of the model's path, whether it runs without compiled kernels, and whether a
+# MIG slice is called by its number. Raises DeviceError.
+MakeServer = Callable[[str, bool, bool], VllmServer]
 
 
 class ServerStarter:
     """Starts servers. `say` is told what is started in another way, and why."""
 
-    def __init__(self, maker: Maker, name: str, say: Callable[[str], None]) -> None:
-        self._maker = maker
+    def __init__(self, make_server: MakeServer, name: str, say: Callable[[str], None]) -> None:
+        self._make_server = make_server
         self._name = name
         self._say = say
         self._eager = False
@@ -44,7 +35,7 @@ class ServerStarter:
         attempt = 0
         while True:
             attempt += 1
-            self.server = server = self._maker.server(model_path, self._eager, self._by_number)
+            self.server = server = self._make_server(model_path, self._eager, self._by_number)
             try:
                 return server, await server.start()
             except ServerDiedError as error:

@@ -13,9 +13,7 @@ import numpy as np
 from swe_rl.algo.row import Routes
 from swe_rl.engine.engine import Completion
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.chains.recall import completion_of
-from swe_rl.gateway.session import Recorded
-from swe_rl.gateway.trace import Trace, known_routes
+from swe_rl.gateway.trace import Recorded, Trace, known_routes
 from swe_rl.model.experts import unknown_route
 
 
@@ -33,7 +31,7 @@ class SampledReply:
 
 def recalled_reply(trace: Trace) -> SampledReply:
     """Returns the reply of a turn that an earlier process recorded."""
-    return SampledReply(completion_of(trace), trace.engine, trace.held_s, recalled=True)
+    return SampledReply(_completion_of(trace), trace.engine, trace.held_s, recalled=True)
 
 
 def make_trace(session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: SampledReply) -> Trace:
@@ -75,3 +73,21 @@ def _new_routes(completion: Completion, known: int) -> Routes | None:
         return routes[-missing:].copy()
     padded: Any = np.pad(routes, ((missing, 0), (0, 0), (0, 0)), constant_values=unknown_route(routes.dtype))
     return padded  # type: ignore[no-any-return]
+
+
+def _completion_of(trace: Trace) -> Completion:
+    """Returns the reply of a recorded turn as its engine gave it."""
+    versions = tuple(trace.weight_versions.tolist())
+    return Completion(
+        token_ids=tuple(trace.sampled_ids.tolist()),
+        logprobs=tuple(trace.logprobs.tolist()),
+        finish_reason=trace.finish_reason,  # type: ignore[arg-type]
+        weight_version=versions[-1] if versions else 0,
+        cached_tokens=trace.cached_tokens,
+        queue_s=max(0.0, trace.queue_s - trace.held_s),
+        prefill_s=trace.prefill_s,
+        decode_s=trace.decode_s,
+        token_versions=versions,
+        routes=trace.routes,
+        routes_from=known_routes(trace.base_tokens) if trace.routes is not None else 0,
+    )

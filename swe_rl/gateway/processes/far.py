@@ -39,8 +39,7 @@ from swe_rl.gateway.errors import (
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
 from swe_rl.gateway.sampling import Sampling, Wanted
-from swe_rl.gateway.session import Recorded
-from swe_rl.gateway.trace import Break, SegmentRole, TraceStoreError
+from swe_rl.gateway.trace import Break, Recorded, SegmentRole, TraceStoreError
 from swe_rl.gateway.waits import Waits
 
 _log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ from swe_rl.gateway.live import LiveSession, LiveSessions
 from swe_rl.gateway.processes.address import SharedAddress
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
-from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
-from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.gateway.session import SessionSettings, TurnPlan
+from swe_rl.gateway.trace import Recorded, TraceStoreError
 from swe_rl.gateway.waits import Waits
 from swe_rl.model.make_renderer import parser_of, renderer_of
 
