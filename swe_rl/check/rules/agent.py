@@ -18,7 +18,7 @@ from swe_rl.extension.find import is_foreign
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PlayedPair:
     """An environment that brings an agent of its own (`env/played.py`). Both have the same `name`."""
 
     name: str
@@ -29,7 +29,7 @@ class Pair:
     dataset: str  # An example of env.dataset.
 
 
-VERIFIERS = Pair(
+VERIFIERS = PlayedPair(
     name="verifiers",
     env="swe_rl.env.verifiers.VerifiersEnv",
     agent="swe_rl.agent.verifiers.VerifiersAgent",
@@ -37,7 +37,7 @@ VERIFIERS = Pair(
     plays="the rollouts of a verifiers environment",
     dataset="PACKAGE",
 )
-OPENENV = Pair(
+OPENENV = PlayedPair(
     name="openenv",
     env="swe_rl.env.openenv.env.OpenEnvEnv",
     agent="swe_rl.agent.openenv.agent.OpenEnvAgent",
