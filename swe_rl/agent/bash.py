@@ -10,35 +10,18 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from swe_rl.agent.agent import Exit, Turn
-from swe_rl.agent.client import ChatClient, ChatReply
+from swe_rl.agent.client import ChatReply
 from swe_rl.agent.command import parse_command
-from swe_rl.agent.compaction import Compaction
 from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.observation import format_observation
 from swe_rl.agent.prompts import FORMAT_REMINDER, system_prompt
-from swe_rl.config.schema import AgentConfig
 
 
 class BashAgent(TalkingAgent):
     name = "bash"
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        command_timeout_s: float,
-        client: ChatClient,
-        compaction: Compaction | None = None,
-    ) -> None:
-        super().__init__(
-            config,
-            system_prompt(config.system_prompt),
-            max_turns=max_turns,
-            command_timeout_s=command_timeout_s,
-            client=client,
-            compaction=compaction,
-        )
+    def _prepare(self) -> None:
+        self._prompt = system_prompt(self._config.system_prompt)
 
     def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
         return partial(self._turn, talk)

@@ -208,10 +208,11 @@ class Conversation:
         return None
 
 
-class TalkingAgent(ABC):
-    """Begins with a system message and the task, and acts turn by turn.
+class ConversingAgent(ABC):
+    """An agent that asks the gateway itself, in this process.
 
-    It keeps no state between runs: one object serves any number of trajectories at a time.
+    It keeps no state between runs: one object serves any number of trajectories at a time. Raises UserError for a
+    prompt or tools that the agent does not have.
     """
 
     needs_door = False
@@ -219,24 +220,35 @@ class TalkingAgent(ABC):
     def __init__(
         self,
         config: AgentConfig,
-        prompt: str,
         *,
         max_turns: int,
         command_timeout_s: float,
         client: ChatClient,
-        tools: Sequence[Mapping[str, Any]] = (),
         compaction: Compaction | None = None,
     ) -> None:
         self._config = config
-        self._prompt = prompt
         self._max_turns = max_turns
         self._command_timeout_s = command_timeout_s
         self._client = client
-        self._tools = tools
         self._compaction = compaction
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Makes what all attempts share of `self._config`: the prompt and the tools. Raises UserError."""
+
+    def _begin(self, work: Assignment, tools: Sequence[Mapping[str, Any]]) -> Conversation:
+        return Conversation(self._client, work, self._command_timeout_s, tools, compaction=self._compaction)
+
+
+class TalkingAgent(ConversingAgent):
+    """Begins with a system message and the task, and acts turn by turn."""
+
+    _prompt: str  # This is the system message.
+    _tools: Sequence[Mapping[str, Any]] = ()
 
     async def run(self, work: Assignment) -> AgentResult:
-        talk = Conversation(self._client, work, self._command_timeout_s, self._tools, compaction=self._compaction)
+        talk = self._begin(work, self._tools)
         talk.say("system", self._prompt)
         talk.say("user", work.task.prompt)
         return await talk.go_on(self._max_turns, self._acting(talk))

@@ -15,7 +15,7 @@ from swe_rl.config.schema import Config
 from swe_rl.errors import SweRlError
 from swe_rl.extension.code import on_path
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import LONGEST_S, ExtensionFailure, describe_failure, limit_time, make_extension
+from swe_rl.extension.make import LONGEST_S, NOBODY, ExtensionFailure, describe_failure, limit_time, make_extension
 
 
 class Rule(Protocol):
@@ -69,16 +69,10 @@ def of_somebody(config: Config) -> Iterator[Finding]:
     """Yields what the chosen rule says, or what is wrong with it. It yields nothing where the rule is ours."""
     try:
         with on_path(config.job.code):
-            rule, maker = make_extension(
-                ExtensionKind.rule, config.rule, {}, {"default": "swe_rl.check.foreign.no_rule"}
-            )
+            rule, maker = make_extension(ExtensionKind.rule, config.rule, {}, NOBODY)
             said = ForeignRule(rule, maker).findings(config) if maker else []
     except SweRlError as problem:
         value = config.rule._target_ or config.rule.name
         yield error("own_rule", "rule._target_", str(problem), "mend it, or choose rule=default", value=value)
         return
     yield from said
-
-
-def no_rule() -> None:
-    """Stands for `rule=default`: only our own rules."""

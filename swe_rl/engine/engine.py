@@ -100,6 +100,10 @@ class ContextOverflowError(EngineError):
     """The prompt leaves no room for a single sampled token within the engine's `max_model_len`."""
 
 
+class UnchangedError(EngineError):
+    """An update was given up before the server took anything."""
+
+
 class WeightSyncError(EngineError):
     """Some engines did not take new weights; `failures` says why, by engine."""
 

@@ -19,8 +19,10 @@ from swe_rl.config.choices import EngineKind, RolloutMode
 from swe_rl.config.schema import Config
 from swe_rl.engine.engine import Engine, EngineError, EngineState, WeightSyncError, worth_asking
 from swe_rl.engine.server.weights import EMBEDDING, HEAD
-from swe_rl.engine.transfer.direct import Reading, StagedTransfer, Transfer
+from swe_rl.engine.transfer.direct import Reading, Transfer
 from swe_rl.engine.transfer.sent_weights import SendsWeights
+from swe_rl.engine.transfer.staged import StagedTransfer
+from swe_rl.engine.transfer.wire import WireTransfer
 from swe_rl.facts.sizes import shares_gpus
 from swe_rl.facts.weight_sync import GLOO, IPC, transfer_kind
 
@@ -47,7 +49,7 @@ def make_transfer(
     if kind == IPC:
         made: Transfer = StagedTransfer(engines, sender, twice)
     else:
-        made = Transfer(engines, sender, kind, twice)
+        made = WireTransfer(engines, sender, kind, twice)
     streams = config.rollout.mode is RolloutMode.stream
     # An engine may be newer than others: each token has its version.
     if streams:

@@ -6,11 +6,15 @@ Invariants:
 
 import difflib
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from swe_rl.env.bugs.workspace import commit_tree
+from swe_rl.dataset.instance import Instance
+from swe_rl.env.bugs.workspace import commit_tree, require_commit
+from swe_rl.files.disk import disk_error
 from swe_rl.files.lines import lines_of
+from swe_rl.files.names import folder_name
 from swe_rl.sandbox.lease import made_aside
 
 Files = Mapping[str, str]  # It maps a path below the folder, with slashes, to the file's text.
@@ -33,6 +37,36 @@ def folder_of(files: Files, destination: Path) -> Path:
             aside.mkdir()
             _write_repository(files, aside)
     return destination
+
+
+class WorkspaceFolders:
+    """Makes the folders that sandboxes start from, each once, also if several threads ask for it at the same time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+
+    def find(self, instance: Instance, make: Callable[[Path], None]) -> Path:
+        """Returns the instance's folder. If it is missing, `make` makes it. Raises DiskError, and errors of `make`."""
+        folder = self._root / folder_name(f"{instance.instance_id}-{instance.base_commit[:12]}")
+        with self._lock:
+            if not folder.is_dir():
+                try:
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    make(folder)
+                except OSError as error:
+                    raise disk_error(folder, error, key="paths.cache") from error
+        return folder
+
+
+def make_recorded(instance: Instance, files: Files, destination: Path) -> None:
+    """Makes the folder of these files aside, then renames it.
+
+    Raises InstanceError where git does not agree with the instance on the commit, OSError.
+    """
+    with made_aside(destination) as aside:
+        aside.mkdir()
+        require_commit(instance, _write_repository(files, aside), "run job=prepare again")
 
 
 def patch_between(before: Files, after: Files) -> str:

@@ -6,16 +6,15 @@ Invariants:
 - Errors of ours keep their type.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import refuse_duplicates
 from swe_rl.env.env import Env, Grade
 from swe_rl.env.grading.foreign import GRACE_S, await_grade
-from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import LONGEST_S, describe_failure, limit_time
+from swe_rl.extension.make import LONGEST_S, failing_as
 from swe_rl.sandbox.sandbox import SandboxError, SandboxProvider, Workspace
 
 
@@ -29,12 +28,8 @@ class ForeignEnv:
         self._grace_s = grace_s
 
     def instances(self, split: str) -> Sequence[Instance]:
-        try:
+        with failing_as(InstanceError, self._maker, f"instances({split!r})"):
             instances = list(self._env.instances(split))
-        except SweRlError:
-            raise
-        except Exception as error:
-            raise InstanceError(describe_failure(self._maker, f"instances({split!r})", error)) from error
         if not instances or not all(isinstance(instance, Instance) for instance in instances):
             raise InstanceError(
                 f"{self._maker}: its method instances({split!r}) must return swe_rl.api.Instance objects, at least one"
@@ -50,24 +45,15 @@ class ForeignEnv:
         return self._optional("left_out", split, {})  # type: ignore[no-any-return]
 
     def workspace(self, instance: Instance) -> Workspace:
-        try:
+        with failing_as(_of_attempt(instance), self._maker, "workspace"):
             workspace = self._env.workspace(instance)
-        except SweRlError:
-            raise
-        except Exception as error:
-            self._broken("workspace", instance, error)
-        if not isinstance(workspace, Workspace):
-            self._broken("workspace", instance, TypeError(f"it returned {workspace!r:.80}, no swe_rl.api.Workspace"))
+            if not isinstance(workspace, Workspace):
+                raise TypeError(f"it returned {workspace!r:.80}, no swe_rl.api.Workspace")
         return workspace
 
     def prompt(self, instance: Instance) -> str:
-        try:
-            with limit_time(LONGEST_S):
-                return str(self._env.prompt(instance))
-        except SweRlError:
-            raise
-        except Exception as error:
-            self._broken("prompt", instance, error)
+        with failing_as(_of_attempt(instance), self._maker, "prompt", LONGEST_S):
+            return str(self._env.prompt(instance))
 
     async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
         """Returns the verdict of the user's environment. Raises GradeError."""
@@ -82,13 +68,10 @@ class ForeignEnv:
         function = getattr(self._env, method, None)
         if function is None:
             return otherwise
-        try:
+        with failing_as(InstanceError, self._maker, f"{method}({split!r})"):
             return function(split)
-        except SweRlError:
-            raise
-        except Exception as error:
-            raise InstanceError(describe_failure(self._maker, f"{method}({split!r})", error)) from error
 
-    def _broken(self, method: str, instance: Instance, error: Exception) -> NoReturn:
-        """Raises SandboxError, which makes the failure one of this attempt alone."""
-        raise SandboxError(f"{instance.instance_id}: {describe_failure(self._maker, method, error)}") from error
+
+def _of_attempt(instance: Instance) -> Callable[[str], SandboxError]:
+    """Makes a failure one of this attempt alone, which a SandboxError is."""
+    return lambda said: SandboxError(f"{instance.instance_id}: {said}")

@@ -61,86 +61,134 @@ said; printf :
 exit 0
 """
 
-# This part puts the agent's working tree into the index. The `.git` of a nested repository is moved away, because git
-# would not look into the repository otherwise.
-FROM_TREE = r"""
-# What a checkout of the base commit writes, where attributes of this commit make it other than the commit has it.
+# The five parts below put the agent's working tree into the index, one after another. A list of paths is a file in
+# `$own` with a NUL behind each path.
+
+# By its attributes a repository may let a checkout write other bytes than a commit has: CRLF in the place of LF
+# (`eol=crlf`), or an object's name in the place of `$Id$` (`ident`). This part finds the files of the base commit to
+# which that happens (`before`), and writes each as a checkout does (`base/`), and as the commit has it (`raw/`). The
+# working tree is an empty folder here, so that git reads the attributes of the commit, not those of the agent.
+_CHECK_OUT_CONVERTED = r"""
 mkdir "$own/empty"; here=$PWD; cd "$own/empty"
-converted() { git ls-files -z -- ':(top,attr:eol=crlf)' ':(top,attr:ident)'; }
-GIT_WORK_TREE=$PWD converted > "$own/before"
+list_converted() { git ls-files -z -- ':(top,attr:eol=crlf)' ':(top,attr:ident)'; }
+check_out() {
+  attributes "$1"
+  GIT_WORK_TREE=$PWD git checkout-index -z --stdin --prefix="$own/$2/" < "$own/before" || failed
+}
+GIT_WORK_TREE=$PWD list_converted > "$own/before"
 if [ -s "$own/before" ]; then
-  attributes ''
-  GIT_WORK_TREE=$PWD git checkout-index -z --stdin --prefix="$own/base/" < "$own/before" || failed
-  attributes '* -text -ident'
-  GIT_WORK_TREE=$PWD git checkout-index -z --stdin --prefix="$own/raw/" < "$own/before" || failed
+  check_out '' base
+  check_out '* -text -ident' raw
   attributes '* -text'
 fi
 cd "$here"
+"""
+
+# git does not look into a repository inside of another one. So the `.git` of each is moved away, except those of
+# submodules, which the base commit knows as such.
+_OPEN_NESTED_REPOSITORIES = r"""
 git ls-files -s -z | sed -z -n 's/^160000 [^\t]*\t//p' > "$own/submodules"
 find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' n; do
   d=${n%%/.git}; d=${d#./}
   grep -Fxzq -- "$d" "$own/submodules" || mv "$n" "$own/nested.$((i=i+1))"
 done
-find . -path ./.git -prune -o -type f -size +%(max_kib)dk -printf '%%P\0' > "$own/large"
+"""
+
+# A new file that is too large is ignored: its path becomes a pattern, with a `?` for what no pattern can have. If a
+# file of the base commit is too large by now, the index keeps what the commit has.
+_PASS_OVER_LARGE_FILES = r"""
+find_larger() { find . -path ./.git -prune -o -type f -size "+$1k" -printf '%%P\0'; }
+find_larger %(max_kib)d > "$own/large"
 sed -z 's/[][*?\\ ]/\\&/g; s@^@/@' < "$own/large" | tr '\r\n\0' '??\n' > "$GIT_DIR/info/exclude"
-find . -path ./.git -prune -o -type f -size +%(max_tracked_kib)dk -printf '%%P\0' |
+find_larger %(max_tracked_kib)d |
   xargs -0 -r git --literal-pathspecs ls-files -z -- | git update-index -z --skip-worktree --stdin
+"""
+
+# All changes are added at once. One file that is not in the encoding of its attribute keeps git from adding any: then
+# sixteen are added at a time, and the files of sixteen that git refuses one by one. After `most_refused` files none is
+# tried alone any more, because a tree of such files would take too long.
+_ADD_CHANGES = r"""
 git ls-files -z --others --directory --no-empty-directory --exclude-standard > "$own/new"
-# One file that is not in the encoding of its attribute keeps git from all: then sixteen at once, and one by one.
 batch=() refused=0
 add() { git --literal-pathspecs add --all -- "$@" || { failed; false; }; }
+add_one() {
+  [ $refused -lt %(most_refused)d ] && add "$1" && return
+  refused=$((refused+1)); printf '%%s\0' "$1" >> "$own/refused"
+}
 add_batch() {
-  [ ${#batch[@]} -eq 0 ] || add "${batch[@]}" || for name in "${batch[@]}"; do
-    [ $refused -lt %(most_refused)d ] && add "$name" || { refused=$((refused+1)); printf '%%s\0' "$name"; }
-  done >> "$own/refused"
+  [ ${#batch[@]} -eq 0 ] || add "${batch[@]}" || for name in "${batch[@]}"; do add_one "$name"; done
   batch=()
 }
 git add --all --ignore-errors . || {
-  failed; git ls-files -z --modified --deleted --others --exclude-standard | sort -zu > "$own/changed"
-  while IFS= read -r -d '' n; do batch+=("$n"); [ ${#batch[@]} -lt 16 ] || add_batch; done < "$own/changed"; add_batch
+  failed
+  git ls-files -z --modified --deleted --others --exclude-standard | sort -zu > "$own/changed"
+  while IFS= read -r -d '' n; do
+    batch+=("$n")
+    [ ${#batch[@]} -lt 16 ] || add_batch
+  done < "$own/changed"
+  add_batch
 }
 git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s | forget
-# A checkout makes CRLF of the LF of some files, or writes an object's name into them. That is undone as git does it.
-# Where the commit has a CR as well, git would undo more than a checkout did, so the file's bytes count. A patch in text
-# would be applied to other bytes where the agent changed the attributes, or left other bytes than a checkout makes of
-# what git took: then the patch is in binary.
-converted | sort -zu - "$own/before" > "$own/converted"
-if [ -s "$own/converted" ]; then
+"""
+
+# What a checkout converted is no change of the agent's. So the index gets each such file as git itself takes it
+# (--renormalize), which undoes the conversion. `settle` puts right where git would undo too much or too little:
+# - A file that is just as a checkout writes it is unchanged: its entry is that of the commit.
+# - Where the commit itself has a CR, git would undo more than a checkout did, so the file's bytes count.
+# - Where the agent changed attributes (`rules`), a patch in text would be applied to other bytes, or leave others than
+#   a checkout makes of what git took: the file's bytes count, and the patch is in binary (`exact`). The rules for a new
+#   file are the old or the new ones, whichever git applies first, so that all new files are looked at.
+# - In a tree that a checkout made (`as_checked_out`), other line ends alone are a change of the agent's, too. A tree
+#   that no checkout made has none of its bytes.
+_UNDO_CONVERSIONS = r"""
+list_converted | sort -zu - "$own/before" > "$own/converted"
+renormalize() {
   attributes ''
   git ls-files -z -- ':(attr:eol=crlf)' ':(attr:ident)' |
     xargs -0 -r git --literal-pathspecs add --renormalize -- || failed
-  rules=$(git diff --cached --name-only "$base^{tree}" -- ':(top,glob)**/.gitattributes')
-  sums() { (cd "$1" && xargs -0 -r sha1sum -z -- < "$own/before" | sort -z) > "$own/$2"; }
-  names() { sed -z 's/^[^ ]* .//' | sort -z; }
+}
+# By sums: the files of `before` as a checkout writes them, as the commit has them, and as they are here.
+sums() { (cd "$1" && xargs -0 -r sha1sum -z -- < "$own/before" | sort -z) > "$own/$2"; }
+names() { sed -z 's/^[^ ]* .//' | sort -z; }
+compare_trees() {
   mkdir -p "$own/base" "$own/raw"; sums "$own/base" of_base; sums "$own/raw" of_raw; sums "$here" of_here
   comm -z -23 "$own/of_base" "$own/of_raw" | names > "$own/other_than_raw"
   comm -z -12 "$own/of_base" "$own/of_here" | names > "$own/untouched"
-  [ -z "$rules" ] || xargs -0 -r git ls-tree -r -z "$base" -- < "$own/untouched" | git update-index -z --index-info
-  changed() { xargs -0 -r git --literal-pathspecs diff --cached --name-only --diff-filter=AM -z "$base^{tree}" --; }
-  changed < "$own/converted" > "$own/candidates"
-  # The rules for a new file are the old or the new ones, whichever git applies first.
-  [ -z "$rules" ] || git diff --cached --name-only --diff-filter=A -z "$base^{tree}" >> "$own/candidates"
-  # In a tree that a checkout made, other line ends alone are a change of the agent's, too. Trees that no checkout made
-  # have none of its bytes.
   comm -z -12 "$own/other_than_raw" "$own/untouched" > "$own/as_checked_out"
-  [ ! -s "$own/as_checked_out" ] || comm -z -23 "$own/other_than_raw" "$own/untouched" >> "$own/candidates"
-  sort -zu "$own/candidates" | while IFS= read -r -d '' n; do
-    [ -f "$n" ] && [ ! -L "$n" ] || continue
-    if [ -f "$own/base/$n" ]; then cp "$own/base/$n" "$own/old"; else git cat-file blob "$base:$n" > "$own/old"; fi
-    has_cr=no; ! git cat-file blob "$base:$n" | grep -q $'\r' || has_cr=yes
-    if cmp -s "$own/old" "$n" && git cat-file -e "$base:$n"; then
-      git --literal-pathspecs ls-tree -z "$base" -- "$n" | git update-index -z --index-info
-      continue
-    fi
-    if [ $has_cr$rules = no ] && git cat-file --filters ":$n" | cmp -s - "$n"; then continue; fi
-    ident=$(git check-attr ident -- "$n" | sed 's/.*: //')
-    [ $has_cr = yes ] && [ -z "$rules" ] && [ "$ident" != set ] || printf '%%s\0' "$n" >> "$own/exact"
-    entry=$(git --literal-pathspecs ls-files -s -z -- "$n" | tr '\0' '\n' | head -c 6)
-    git update-index --cacheinfo "$entry,$(git hash-object -w --no-filters -- "$n"),$n"
-  done
+}
+changed() { xargs -0 -r git --literal-pathspecs diff --cached --name-only --diff-filter=AM -z "$base^{tree}" --; }
+list_candidates() {
+  changed < "$own/converted"
+  [ -z "$rules" ] || git diff --cached --name-only --diff-filter=A -z "$base^{tree}"
+  [ ! -s "$own/as_checked_out" ] || comm -z -23 "$own/other_than_raw" "$own/untouched"
+}
+settle() {
+  [ -f "$n" ] && [ ! -L "$n" ] || return
+  if [ -f "$own/base/$n" ]; then cp "$own/base/$n" "$own/old"; else git cat-file blob "$base:$n" > "$own/old"; fi
+  has_cr=no; ! git cat-file blob "$base:$n" | grep -q $'\r' || has_cr=yes
+  if cmp -s "$own/old" "$n" && git cat-file -e "$base:$n"; then
+    git --literal-pathspecs ls-tree -z "$base" -- "$n" | git update-index -z --index-info
+    return
+  fi
+  # What git took is right, if a checkout makes the very file of it.
+  if [ $has_cr = no ] && [ -z "$rules" ] && git cat-file --filters ":$n" | cmp -s - "$n"; then return; fi
+  ident=$(git check-attr ident -- "$n" | sed 's/.*: //')
+  [ $has_cr = yes ] && [ -z "$rules" ] && [ "$ident" != set ] || printf '%%s\0' "$n" >> "$own/exact"
+  mode=$(git --literal-pathspecs ls-files -s -z -- "$n" | tr '\0' '\n' | head -c 6)
+  git update-index --cacheinfo "$mode,$(git hash-object -w --no-filters -- "$n"),$n"
+}
+if [ -s "$own/converted" ]; then
+  renormalize
+  rules=$(git diff --cached --name-only "$base^{tree}" -- ':(top,glob)**/.gitattributes')
+  compare_trees
+  [ -z "$rules" ] || xargs -0 -r git ls-tree -r -z "$base" -- < "$own/untouched" | git update-index -z --index-info
+  list_candidates > "$own/candidates"
+  sort -zu "$own/candidates" | while IFS= read -r -d '' n; do settle; done
   attributes '* -text'
 fi
 """
+
+FROM_TREE = _CHECK_OUT_CONVERTED + _OPEN_NESTED_REPOSITORIES + _PASS_OVER_LARGE_FILES + _ADD_CHANGES + _UNDO_CONVERSIONS
 
 # This part puts a patch that the agent handed in into the index.
 FROM_FILE = r"""

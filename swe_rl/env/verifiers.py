@@ -15,10 +15,9 @@ import importlib
 import importlib.util
 import inspect
 import json
-import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,15 +25,10 @@ from typing import Any
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance, InstanceError
-from swe_rl.env.env import Grade, GradeError
-from swe_rl.env.folder import commit_of, folder_of
-from swe_rl.env.swe.splits import choose_evaluated, choose_instances
+from swe_rl.env.played import PlayedEnv
 from swe_rl.env.verifiers_tasksets import LoadedTaskset, load_taskset
 from swe_rl.errors import UserError, one_line
-from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
-_FILES = {"README": "The sandbox of a verifiers environment. Nothing uses it.\n"}
-_SPLIT = re.compile(r"(train|eval)(?:\[(\d*):(\d*)\])?")
 # A context variable keeps the faults of rollouts apart that are scored at the same time.
 _FAULTS: ContextVar[list[str] | None] = ContextVar("faults", default=None)
 # An environment is loaded once in a process, also if several threads ask for it.
@@ -186,85 +180,34 @@ def _watch_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return watched
 
 
-class VerifiersEnv:
+class VerifiersEnv(PlayedEnv):
     """Offers the rows of a verifiers environment as instances.
 
     `args` is what the environment's `load_environment` takes. `env.dataset` is the name of its package.
     """
 
     name = "verifiers"
-    needs_container = False
+    files = {"README": "The sandbox of a verifiers environment. Nothing uses it.\n"}
+    played = "a rollout"
 
     def __init__(self, config: EnvConfig, cache: Path, args: dict[str, Any] | None = None) -> None:
-        self._config = config
-        self._cache = cache / "verifiers"
+        super().__init__(config, cache)
         self._arguments = args or {}
-        self._commit = ""
-
-    def instances(self, split: str) -> Sequence[Instance]:
-        """Returns the rows of the data set.
-
-        Raises InstanceError, and UserError for an environment that cannot be loaded.
-        """
-        trained = split == self._config.split
-        choose, other = (
-            (choose_instances, self._config.eval_split) if trained else (choose_evaluated, self._config.split)
-        )
-        return choose(self._config, self._of_split(split), lambda: self._ids_of(other))
-
-    def _of_split(self, split: str) -> list[Instance]:
-        parts = _SPLIT.fullmatch(split)
-        if parts is None:
-            raise InstanceError(f"env=verifiers has the splits train and eval, or a slice as train[:100]; not {split}")
-        rows = load_package(self._config.dataset, self._arguments).rows(parts[1])
-        first, end, _ = slice(*(int(text) if text else None for text in parts.group(2, 3))).indices(len(rows))
-        self._commit = self._commit or commit_of(_FILES)
-        return [self._instance(parts[1], index, rows[index]) for index in range(first, end)]
-
-    def _ids_of(self, split: str) -> frozenset[str]:
-        """Returns the ids of another split, and none where the environment has no such split."""
-        try:
-            return frozenset(instance.instance_id for instance in self._of_split(split))
-        except InstanceError:
-            return frozenset()
 
     def split_instances(self, split: str) -> int | None:
-        return len(load_package(self._config.dataset, self._arguments).rows(split.partition("[")[0]))
+        return len(self._rows(split.partition("[")[0]))
 
-    def workspace(self, instance: Instance) -> Workspace:
-        """Returns an empty folder. The first call blocks (git). Raises OSError."""
-        return Workspace(path=folder_of(_FILES, self._cache / instance.base_commit))
+    def _make_instances(self, split: str, chosen: slice) -> list[Instance]:
+        rows = self._rows(split)
+        name = f"{self._config.dataset.replace('/', '_')}-{split}"
+        repo = f"verifiers/{self._config.dataset}"
+        return [
+            self._instance(f"{name}-{index}", repo, _last_question(rows[index].get("prompt")))
+            for index in range(len(rows))[chosen]
+        ]
 
-    def prompt(self, instance: Instance) -> str:
-        return instance.problem_statement
-
-    async def grade(self, instance: Instance, patch: str, sandboxes: SandboxProvider, timeout_s: float) -> Grade:
-        """Returns the verdict that `agent=verifiers` handed in as `patch`: the score of its rollout.
-
-        Raises GradeError.
-        """
-        del sandboxes, timeout_s
-        try:
-            record = json.loads(patch)
-            score = float(record["reward"])
-            passed = bool(record["passed"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise GradeError(
-                f"{instance.instance_id}: there is no score of a rollout; agent=verifiers hands one in"
-            ) from error
-        return Grade(resolved=passed, patch_applied=True, score=score, log_tail=patch)
-
-    def _instance(self, split: str, index: int, row: Mapping[str, Any]) -> Instance:
-        return Instance(
-            instance_id=f"{self._config.dataset.replace('/', '_')}-{split}-{index}",
-            repo=f"verifiers/{self._config.dataset}",
-            base_commit=self._commit,
-            problem_statement=_last_question(row.get("prompt")),
-            patch="",
-            test_patch="",
-            fail_to_pass=(),
-            pass_to_pass=(),
-        )
+    def _rows(self, split: str) -> Any:
+        return load_package(self._config.dataset, self._arguments).rows(split)
 
 
 def _last_question(prompt: Any) -> str:

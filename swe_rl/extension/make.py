@@ -12,7 +12,7 @@ import inspect
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -26,6 +26,8 @@ from swe_rl.extension.kinds import CONTRACTS, group_of
 
 # An import or a construction may take this long, because importing torch from a shared disk takes a minute.
 LONGEST_S = 120.0
+# This is the table of a kind whose option `default` means that nobody's own code is used.
+NOBODY = {"default": "swe_rl.extension.make.make_nothing"}
 
 
 class ExtensionError(UserError):
@@ -65,6 +67,10 @@ def make_extension(
     module, _, name = ours[group.name].rpartition(".")
     factory = getattr(importlib.import_module(module), name)
     return factory(**_asked_for(factory, given)), None
+
+
+def make_nothing() -> None:
+    """Stands for the option `default` of a kind of which swe_rl has no object: its own code decides."""
 
 
 def require_importable(config: Config) -> None:
@@ -217,6 +223,23 @@ def limit_time(limit_s: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left_s, every_s)
         signal.signal(signal.SIGALRM, before if before is not None else signal.SIG_DFL)
+
+
+@contextmanager
+def failing_as(
+    make_error: Callable[[str], Exception], chosen: Foreign, method: str, limit_s: float | None = None
+) -> Iterator[None]:
+    """Turns what a method of somebody's own class raises in the block into an error of the calling package.
+
+    An error of swe_rl's own keeps its type. With `limit_s` the block is ended as `limit_time` does it.
+    """
+    try:
+        with limit_time(limit_s) if limit_s is not None else nullcontext():
+            yield
+    except SweRlError:
+        raise
+    except Exception as error:
+        raise make_error(describe_failure(chosen, method, error)) from error
 
 
 def describe_failure(chosen: Foreign, method: str, error: BaseException) -> str:

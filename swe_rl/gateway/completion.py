@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from swe_rl.engine.engine import Completion, SamplingParams
 from swe_rl.gateway import reply
 from swe_rl.gateway.chains.draft import Draft
+from swe_rl.gateway.chains.sampled_reply import recalled_reply
 from swe_rl.gateway.chains.segment import ACTS, Purpose
 from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, internal_failure
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer, Opening
 from swe_rl.gateway.request import ChatRequest, too_deep
-from swe_rl.gateway.sampling import recalled_reply
-from swe_rl.gateway.session import Recorded, Session, TurnPlan
+from swe_rl.gateway.session import Session, TurnPlan
 from swe_rl.gateway.token_request import TokenRequest
-from swe_rl.gateway.trace import known_routes
+from swe_rl.gateway.trace import Recorded, known_routes
 from swe_rl.model.chat import ChatRenderer, PromptTooLongError
 from swe_rl.model.tool_parser import ParsedReply, ToolParser
 
@@ -90,7 +90,7 @@ class Completer:
         """Answers a chat request. `opened` is set before the reply is sampled. Cancelling the call aborts the engine's
         request. Raises ApiError, TraceStoreError."""
         started_s = self._clock()
-        limit, key = self._limit(live)
+        limit, key = token_limit(live, self._max_model_len)
         try:
             rendered = await self._rendered(live.state, request, limit - 1)
             plan = live.state.plan(*rendered, purpose_of(live, request))
@@ -185,38 +185,21 @@ class Completer:
         very_long = draft.has_new_chars(_VERY_LONG_CHARS)
         return await asyncio.get_running_loop().run_in_executor(self._very_long if very_long else None, work)
 
-    def _limit(self, live: LiveSession) -> tuple[int, str]:
-        """Returns the limit of prompt and reply together, in tokens, and the key that sets it."""
-        pinned = live.settings
-        if pinned is not None and pinned.max_trajectory_tokens < self._max_model_len:
-            return pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
-        return self._max_model_len, "engine.max_model_len"
-
     async def _params(self, live: LiveSession, plan: TurnPlan, request: ChatRequest) -> SamplingParams:
         """Returns the sampling of a turn, once there is room for it. Raises ApiError if the session may have none."""
-        pinned = live.settings
-        limit, key = self._limit(live)
-        if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
-            raise call_limit(pinned.max_calls)
+        check_calls(live, plan)
+        limit, key = token_limit(live, self._max_model_len)
         tokens = len(plan.prompt_ids)
         opening = None
-        if pinned is not None and plan.first:
-            opening = pinned.max_prompt_tokens
+        if live.settings is not None and plan.first:
+            opening = live.settings.max_prompt_tokens
         if opening is not None and tokens > opening:
             raise context_overflow(tokens, opening, "rollout.max_prompt_tokens")
         room = limit - tokens
         if room <= 0:
             raise context_overflow(tokens, limit, key)
-        wanted = min(room, request.max_tokens or room)
-        stops = self._renderer.stop_token_ids
-        if pinned is None:
-            return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, stops, request.seed)
-        if pinned.seed is None:
-            seed = None
-        else:
-            seed = turn_seed(pinned.seed, plan.number)
-        wanted = await room_in_total(live, plan.added_tokens, min(wanted, pinned.max_turn_tokens))
-        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p)
+        wanted = await room_in_total(live, plan.added_tokens, wanted_tokens(live, request, room))
+        return sampling_params(live, plan, request, wanted, self._renderer.stop_token_ids)
 
     async def _recorded(
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, completion: Completion
@@ -255,6 +238,45 @@ def purpose_of(live: LiveSession, request: ChatRequest) -> Purpose:
     if live.settings is not None and live.settings.compacts:
         return request.purpose
     return ACTS
+
+
+def token_limit(live: LiveSession, max_model_len: int) -> tuple[int, str]:
+    """Returns the limit of prompt and reply together, in tokens, and the key that sets it."""
+    pinned = live.settings
+    if pinned is not None and pinned.max_trajectory_tokens < max_model_len:
+        return pinned.max_trajectory_tokens, "rollout.max_trajectory_tokens"
+    return max_model_len, "engine.max_model_len"
+
+
+def check_calls(live: LiveSession, plan: TurnPlan) -> None:
+    """Raises ApiError if the session has had all its calls."""
+    pinned = live.settings
+    if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
+        raise call_limit(pinned.max_calls)
+
+
+def wanted_tokens(live: LiveSession, request: ChatRequest, room: int) -> int:
+    """Returns how many of `room` tokens a turn may sample: as many as the session and the client allow."""
+    wanted = min(room, request.max_tokens or room)
+    if live.settings is None:
+        return wanted
+    return min(wanted, live.settings.max_turn_tokens)
+
+
+def sampling_params(
+    live: LiveSession, plan: TurnPlan, request: ChatRequest, max_tokens: int, stops: tuple[int, ...] = ()
+) -> SamplingParams:
+    """Returns the sampling of a turn: as the session pins it, or else as the client asks."""
+    pinned = live.settings
+    if pinned is None:
+        return SamplingParams(max_tokens, request.temperature, request.top_p, request.top_k, stops, request.seed)
+    if pinned.seed is None:
+        seed = None
+    else:
+        seed = turn_seed(pinned.seed, plan.number)
+    return SamplingParams(
+        max_tokens, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p
+    )
 
 
 async def room_in_total(live: LiveSession, new_tokens: int, wanted: int) -> int:

@@ -33,8 +33,8 @@ from swe_rl.gateway.errors import (
     unavailable_error,
 )
 from swe_rl.gateway.forwarding.counted import CountedCalls
-from swe_rl.gateway.session import Recorded, Session, SessionSettings
-from swe_rl.gateway.trace import Break
+from swe_rl.gateway.session import Session, SessionSettings
+from swe_rl.gateway.trace import Break, Recorded
 from swe_rl.gateway.waits import Waits
 from swe_rl.model.chat import ChatRenderer
 

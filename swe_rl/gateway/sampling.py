@@ -14,11 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from swe_rl.algo.row import Routes
 from swe_rl.engine.engine import (
     Completion,
     ContextOverflowError,
@@ -29,14 +26,13 @@ from swe_rl.engine.engine import (
 )
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.extension.make import ExtensionFailure
-from swe_rl.gateway.chains.recall import completion_of
+from swe_rl.gateway.chains.sampled_reply import SampledReply, make_trace
 from swe_rl.gateway.engine_health import wrong_completion
 from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, unavailable_error
 from swe_rl.gateway.placement import PlacedRequest, Placement
-from swe_rl.gateway.session import Recorded, TurnPlan
+from swe_rl.gateway.session import TurnPlan
 from swe_rl.gateway.store.traces import TraceStore
-from swe_rl.gateway.trace import Trace, known_routes
-from swe_rl.model.experts import unknown_route
+from swe_rl.gateway.trace import Recorded
 
 if TYPE_CHECKING:  # These are types of its arguments alone.
     from swe_rl.gateway.live import LiveSession
@@ -54,7 +50,7 @@ _LONGEST_PAUSE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-class EngineGoneError(Exception):
+class _EngineGoneError(Exception):
     """The engine failed before it answered. `answer` is what the client is told when no other engine takes over.
 
     `held_s` says how long the router had held the request by then. With `lost`, the engine's server went away under it.
@@ -69,23 +65,6 @@ class EngineGoneError(Exception):
         self.held_s = 0.0
         self.lost = False
         self.suspect = False
-
-
-@dataclass(frozen=True, slots=True)
-class SampledReply:
-    """Holds an engine's answer. `held_s` says how long the router held the request. `call` is the call's number if
-    another process recorded it."""
-
-    completion: Completion
-    engine: str
-    held_s: float
-    call: int = 0
-    recalled: bool = False  # An earlier process sampled it.
-
-
-def recalled_reply(trace: Trace) -> SampledReply:
-    """Returns the reply of a turn that an earlier process recorded."""
-    return SampledReply(completion_of(trace), trace.engine, trace.held_s, recalled=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,18 +132,18 @@ class Sampling:
         for again in range(_ENGINE_TRIES):
             try:
                 return await self._answer_once(wanted, held_s, suspect)
-            except EngineGoneError as gone:
+            except _EngineGoneError as gone:
                 self._metrics.retries.inc()
                 held_s = gone.held_s
                 num_lost += gone.lost
                 suspect = suspect or gone.suspect
                 if again == _ENGINE_TRIES - 1 or num_lost == _MOST_LOST:
-                    self._give_up(gone, suspect)
+                    self._blame_last(gone, suspect)
                     raise gone.answer from gone.__cause__
                 await self._pause(gone.error, again, wanted.waits)
         raise AssertionError("the loop returns or raises")
 
-    def _give_up(self, gone: EngineGoneError, suspect: bool) -> None:
+    def _blame_last(self, gone: _EngineGoneError, suspect: bool) -> None:
         """Blames the engine, unless the request may be at fault: so the gateway's state shows what the engine does,
         also if there is no other engine."""
         health = self._placement.health
@@ -185,7 +164,7 @@ class Sampling:
         self, session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: SampledReply, call_s: float
     ) -> None:
         """Hands the trace to the store and counts the call's tokens and time. Raises TraceStoreError."""
-        await self._store.append_async(_make_trace(session_id, prompt_ids, turn, sampled))
+        await self._store.append_async(make_trace(session_id, prompt_ids, turn, sampled))
         if sampled.recalled:
             return
         completion = sampled.completion
@@ -198,7 +177,7 @@ class Sampling:
 
     async def _answer_once(self, wanted: Wanted, held_s: float, suspect: bool) -> SampledReply:
         """Places the request once and returns the answer. With `suspect`, no second engine is asked. Raises
-        EngineGoneError, ApiError."""
+        _EngineGoneError, ApiError."""
         session_id = wanted.session_id
         length = len(wanted.prompt_ids)
         request_id = f"{session_id}#{next(self._request_numbers)}"
@@ -208,11 +187,11 @@ class Sampling:
             async with self._placement.place(session_id, request_id, length, wanted.group_id, wanted.number) as placed:
                 end_wait()
                 held_s += self._clock() - started_s
-                completion, engine = await self._asked(wanted, placed, request_id, suspect)
+                completion, engine = await self._ask_placed(wanted, placed, request_id, suspect)
                 placed.context_tokens += len(completion.token_ids)
                 if engine is placed.engine:
                     placed.cached_tokens = completion.cached_tokens
-        except EngineGoneError as gone:
+        except _EngineGoneError as gone:
             gone.held_s = held_s
             raise
         except ExtensionFailure as error:
@@ -222,7 +201,7 @@ class Sampling:
             end_wait()
         return SampledReply(completion, engine.name, held_s)
 
-    async def _asked(
+    async def _ask_placed(
         self, wanted: Wanted, placed: PlacedRequest, request_id: str, suspect: bool
     ) -> tuple[Completion, Engine]:
         """Returns the completion and the engine that answered. Time in an engine's queue, and time with an engine that
@@ -231,52 +210,62 @@ class Sampling:
         engine = placed.engine
         try:
             completion = await self._ask(wanted, engine, request_id)
-        except EngineGoneError as gone:
+        except _EngineGoneError as gone:
             wanted.waits.add(sent_s, self._clock())
             if suspect:
                 raise
-            completion, engine = await self._asked_elsewhere(wanted, gone, request_id)
+            completion, engine = await self._ask_other(wanted, gone, request_id)
             sent_s = self._clock() - completion.decode_s - completion.prefill_s - completion.queue_s
         wanted.waits.add(sent_s, min(sent_s + completion.queue_s, self._clock()))
         return completion, engine
 
-    async def _asked_elsewhere(
-        self, wanted: Wanted, gone: EngineGoneError, request_id: str
-    ) -> tuple[Completion, Engine]:
+    async def _ask_other(self, wanted: Wanted, gone: _EngineGoneError, request_id: str) -> tuple[Completion, Engine]:
         """Asks an engine that the router did not choose, to find out whether the first engine or the request is at
         fault. Raises `gone` if the router has to choose once more."""
+        if not await self._is_request_suspect(gone, wanted.waits):
+            raise gone
         health = self._placement.health
-        engine = gone.engine
-        error = gone.error
-        if engine.state is not EngineState.up:
-            gone.lost = True
-            raise gone
-        if error.retry_after_s is not None:
-            health.blame(engine.name, str(error), error.retry_after_s)
-            raise gone
-        if health.is_blamed(engine.name) or health.other_open(engine.name) is None:
-            raise gone
-        end_wait = wanted.waits.begin()
-        try:
-            if not error.of_request and await health.fails_probe(engine.name):
-                health.blame(engine.name, str(error))
-                raise gone
-        finally:
-            end_wait()
-        other = health.other_open(engine.name)
+        other = health.other_open(gone.engine.name)
         if other is None:
             raise gone
         self._metrics.retries.inc()
         try:
             completion = await self._ask(wanted, other, f"{request_id}+")
-        except EngineGoneError as also:
-            await self._blame_request(gone, also)
+        except _EngineGoneError as also:
+            await self._judge_second_failure(gone, also)
             raise gone from also
-        if not error.of_request:
-            health.blame(engine.name, str(error))
+        if not gone.error.of_request:
+            health.blame(gone.engine.name, str(gone.error))
         return completion, other
 
-    async def _blame_request(self, gone: EngineGoneError, also: EngineGoneError) -> None:
+    async def _is_request_suspect(self, gone: _EngineGoneError, waits: "Waits") -> bool:
+        """Tells whether the request may be at fault, because its engine is well and another one could answer it.
+
+        An engine that asks for a pause, or fails a probe, is blamed here.
+        """
+        health = self._placement.health
+        engine = gone.engine
+        error = gone.error
+        if engine.state is not EngineState.up:
+            gone.lost = True
+            return False
+        if error.retry_after_s is not None:
+            health.blame(engine.name, str(error), error.retry_after_s)
+            return False
+        if health.is_blamed(engine.name) or health.other_open(engine.name) is None:
+            return False
+        if error.of_request:
+            return True
+        end_wait = waits.begin()
+        try:
+            is_failing = await health.fails_probe(engine.name)
+        finally:
+            end_wait()
+        if is_failing:
+            health.blame(engine.name, str(error))
+        return not is_failing
+
+    async def _judge_second_failure(self, gone: _EngineGoneError, also: _EngineGoneError) -> None:
         """Decides who is at fault after a second engine failed the request. If that engine answers a probe, as the
         first one does, it is the request."""
         health = self._placement.health
@@ -289,6 +278,7 @@ class Sampling:
             gone.suspect = True
 
     async def _ask(self, wanted: Wanted, engine: Engine, request_id: str) -> Completion:
+        """Returns a sound completion. Raises _EngineGoneError, or ApiError where no other engine helps."""
         prompt_ids = wanted.prompt_ids
         try:
             completion = await engine.generate(
@@ -310,49 +300,9 @@ class Sampling:
         self._placement.health.answered(engine.name, prompt_ids)
         return completion
 
-    def _failed(self, engine: Engine, error: EngineError) -> EngineGoneError:
+    def _failed(self, engine: Engine, error: EngineError) -> _EngineGoneError:
         self._placement.health.failures[engine.name] += 1
-        return EngineGoneError(engine_failure(502, f"Engine {engine.name} failed: {error}"), engine, error)
-
-
-def _make_trace(session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: SampledReply) -> Trace:
-    completion = sampled.completion
-    return Trace(
-        session_id=session_id,
-        turn=turn.turn,
-        chain=turn.chain,
-        delta_ids=np.asarray(prompt_ids, np.int32)[turn.base_tokens :].copy(),
-        sampled_ids=np.array(completion.token_ids, np.int32),
-        logprobs=np.array(completion.logprobs, np.float32),
-        weight_versions=np.array(completion.weight_versions, np.int32),
-        finish_reason=completion.finish_reason,
-        break_kind=turn.break_kind,
-        created_s=time.time(),
-        queue_s=sampled.held_s + completion.queue_s,
-        prefill_s=completion.prefill_s,
-        decode_s=completion.decode_s,
-        cached_tokens=completion.cached_tokens,
-        engine=sampled.engine,
-        held_s=sampled.held_s,
-        base_turn=turn.base_turn,
-        base_tokens=turn.base_tokens,
-        role=turn.role,
-        parent_turn=turn.parent_turn,
-        routes=_new_routes(completion, known_routes(turn.base_tokens)),
-    )
-
-
-def _new_routes(completion: Completion, known: int) -> Routes | None:
-    """Returns the routes after the first `known` tokens. If another call extended the chain meanwhile, so that all
-    tokens are new, the routes that the engine was not asked for are marked as unknown."""
-    routes = completion.routes
-    missing = completion.routes_from - known
-    if routes is None or missing <= 0:
-        if routes is None:
-            return None
-        return routes[-missing:].copy()
-    padded: Any = np.pad(routes, ((missing, 0), (0, 0), (0, 0)), constant_values=unknown_route(routes.dtype))
-    return padded  # type: ignore[no-any-return]
+        return _EngineGoneError(engine_failure(502, f"Engine {engine.name} failed: {error}"), engine, error)
 
 
 def _check_completion(completion: Completion, prompt_tokens: int) -> None:

@@ -23,13 +23,15 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.chains.draft import Draft, Node, Renderer
 from swe_rl.gateway.chains.segment import ACTS, Lineage, Purpose, role_of_chain
 from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools, extend_hash
-from swe_rl.gateway.trace import Break, SegmentRole
+from swe_rl.gateway.trace import Break, Recorded, SegmentRole
 
+K = TypeVar("K")
 # The ids of so many chains are held in one piece. One is enough for one conversation, but sub-agents take turns.
 _KEPT = 4
 
@@ -66,44 +68,28 @@ class TurnPlan:
     # The prompt adds so many tokens to those of the session's segments, as far as is known. If it takes the place of a
     # reply, the number is that reply's, below 0.
     added_tokens: int
-    _parent: Node | None = field(repr=False)
     # These ids are new in the prompt, after the turn `base_turn`.
     delta_ids: "array[int]" = field(repr=False)
-    _conversation: RequestMessages | None = field(repr=False)
-    _length: int = 0  # The parent's conversation has so many messages.
+    draft: Draft | None = field(repr=False)  # The client brought token ids if it is None.
     # This reply was there when the request was sent anew.
-    _retried: Node | None = field(repr=False, default=None)
-    _source: Node | None = field(repr=False, default=None)
-    # The chat template changed earlier turns.
-    _rewritten: bool = False
-    _purpose: Purpose = ACTS
+    retried: Node | None = field(repr=False, default=None)
+    purpose: Purpose = ACTS
+
+    @property
+    def parent(self) -> Node | None:
+        """Returns the reply whose prompt and sampled ids this prompt begins with, or None."""
+        return None if self.draft is None else self.draft.parent
 
     @property
     def base_turn(self) -> int | None:
-        """Returns the turn of this session whose prompt and sampled ids this prompt begins with, or None."""
-        return self._parent.turn if self._parent is not None else None
+        return None if self.parent is None else self.parent.turn
 
     @property
     def base_tokens(self) -> int:
         """Counts the prompt and sampled ids of the base turn if this plan extends its chain, as far as is known; else
         0."""
-        extends = self.break_kind is None and self.base_turn is not None
+        extends = self.break_kind is None and self.parent is not None
         return len(self.prompt_ids) - len(self.delta_ids) if extends else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Has the numbers of a recorded turn. `base_turn` is the turn that it extends within its chain: the first
-    `base_tokens` ids of its prompt are that turn's prompt and sampled ids."""
-
-    turn: int
-    chain: int
-    break_kind: Break | None
-    base_turn: int | None = None
-    base_tokens: int = 0
-    added_tokens: int = 0  # The prompt added so many tokens to those of the session's segments: `TurnPlan`.
-    role: SegmentRole = SegmentRole.main
-    parent_turn: int | None = None
 
 
 class Session:
@@ -115,15 +101,15 @@ class Session:
         self._chain = first_chain
         self._next_number = first_turn
         self._freed_numbers = list[int]()
-        # Has a reply by the hash of its request and itself.
+        # Maps the hash of a whole conversation to the reply at its end.
         self._replies: dict[Fingerprint, Node] = {}
-        # Has a request's newest completion by the request's hash.
+        # Maps the hash of a request's conversation to the newest reply to it.
         self._requests: dict[Fingerprint, Node] = {}
-        self._tips: dict[int, Node] = {}  # Has for each chain the only reply that extends it.
+        self._tips: dict[int, Node] = {}  # Maps a chain to its newest reply: only this one can be extended within it.
         self._newest: Node | None = None
-        # Has the prompt and sampled ids of tips. The one that was used least lately comes first.
+        # The prompt and sampled ids of a few tips are held in one piece. The one used least lately comes first.
         self._ids: OrderedDict[Node, TokenIds] = OrderedDict()
-        # Has the hash of every prefix of every recorded conversation.
+        # These are the hashes of all prefixes of all recorded conversations.
         self._seen: set[Fingerprint] = set()
         # Counts by a request's hash the plans that did not end yet.
         self._flying: Counter[Fingerprint] = Counter()
@@ -146,7 +132,7 @@ class Session:
         """Plans a turn from token ids that a client brings: nothing is rendered, and no turn of messages continues
         it."""
         number = self._take_number()
-        return TurnPlan(TokenIds(prompt_ids), None, number, self._fresh, len(prompt_ids), None, array("i"), None)
+        return TurnPlan(TokenIds(prompt_ids), None, number, self._fresh, len(prompt_ids), array("i"), None)
 
     def record_apart(self) -> Recorded:
         """Records a turn of `plan_apart`, as a chain of its own."""
@@ -161,85 +147,100 @@ class Session:
         return self.plan(draft, draft.render(self._renderer))
 
     def draft(self, conversation: RequestMessages) -> Draft:
+        """Looks a request up: finds the reply that it goes on from, and which of its messages are new."""
         again = self._requests.get(conversation.hashes[-1])
         parent, length = self._deepest(conversation.hashes)
         if again is not None and not self._goes_on_elsewhere(again, parent):
-            return Draft((), len(conversation.hashes) - 1, again.parent, again, again.source, conversation)
-        return Draft(conversation.since(length), length, parent, None, parent, conversation)
+            whole = len(conversation.hashes) - 1
+            return Draft(conversation, (), whole, parent=again.parent, again=again, source=again.source)
+        new = conversation.since(length)
+        return Draft(conversation, new, length, parent=parent, again=None, source=parent)
 
     def tokens_before(self, draft: Draft) -> int:
         """Counts the ids that a plan of this draft would go on from."""
-        return len(self._ids_of(draft._parent))
+        return len(self._ids_of(draft.parent))
 
     def plan(self, draft: Draft, delta_ids: "array[int]", purpose: Purpose = ACTS) -> TurnPlan:
         """Plans the turn of a draft from the ids that `draft.render` returned. Every plan must end in `record` or
         `release`."""
-        number = self._take_number()
-        first = self._fresh
-        parent = draft._parent
-        conversation = draft._conversation
-        request = conversation.hashes[-1]
+        parent = draft.parent
         prompt_ids = self._ids_of(parent).extended(delta_ids)
-        retried = None if self._flying[request] else draft._again
+        request = draft.conversation.hashes[-1]
+        # While another call asks the same, this one is no retry of it.
+        retried = None if self._flying[request] else draft.again
         self._flying[request] += 1
-        kind = self._break(parent, conversation, retried, draft._rewritten, purpose)
+        kind = self._break(draft, retried, purpose)
         added_tokens = self._added_tokens(kind, parent, len(prompt_ids), len(delta_ids))
         if kind is None and parent is not None:
             if self._extending[parent]:
-                added_tokens = len(prompt_ids)  # The other call extends the chain, so this one will begin its own.
+                # The other call extends the chain, so this one will begin its own.
+                added_tokens = len(prompt_ids)
             self._extending[parent] += 1
         return TurnPlan(
             prompt_ids=prompt_ids,
             break_kind=kind,
-            number=number,
-            first=first,
+            number=self._take_number(),
+            first=self._fresh,
             added_tokens=added_tokens,
-            _parent=parent,
             delta_ids=delta_ids,
-            _conversation=conversation,
-            _length=draft._length,
-            _retried=retried,
-            _source=draft._source,
-            _rewritten=draft._rewritten,
-            _purpose=purpose,
+            draft=draft,
+            retried=retried,
+            purpose=purpose,
         )
 
     def record(self, plan: TurnPlan, sampled_ids: Sequence[int], reply: Message) -> Recorded:
         """Records the turn with `reply`, the assistant message that the client gets. If it raises, the session is
         unchanged."""
-        assert plan._conversation is not None, "a plan of messages"
-        retried = plan._retried
-        purpose = plan._purpose
-        kind = self._break(plan._parent, plan._conversation, retried, plan._rewritten, purpose)
-        hashes = plan._conversation.hashes
-        node = Node(plan._parent, plan.delta_ids, array("i", sampled_ids), hashes[-1], plan._source)
+        draft = plan.draft
+        assert draft is not None, "a plan of messages"
+        hashes = draft.conversation.hashes
+        parent = draft.parent
+        kind = self._break(draft, plan.retried, plan.purpose)
+        node = Node(parent, plan.delta_ids, array("i", sampled_ids), hashes[-1], draft.source, self._turn)
         head = extend_hash(hashes[-1], reply)
-        added_tokens = self._added_tokens(kind, plan._parent, len(plan.prompt_ids), len(plan.delta_ids))
+        # From here on nothing can fail.
+        added_tokens = self._added_tokens(kind, parent, len(plan.prompt_ids), len(plan.delta_ids))
         base_turn = None
         base_tokens = 0
-        if kind is None and plan._parent is not None:
-            node.chain = plan._parent.chain
-            base_turn = plan._parent.turn
-            if base_turn is None:
-                base_tokens = 0
-            else:
-                base_tokens = len(plan.prompt_ids) - len(plan.delta_ids)
-            self._superseded.discard(plan._parent)
-            node.role = SegmentRole.summary if purpose.summarizes else plan._parent.role
+        if kind is None and parent is not None:
+            base_turn = parent.turn
+            base_tokens = len(plan.prompt_ids) - len(plan.delta_ids)
+            self._extend_chain(node, parent, plan.purpose)
         else:
-            node.chain = self._chain
-            self._chain += 1
-            self._begin_segment(node, kind, retried, purpose)
+            self._begin_chain(node, kind, plan)
         if kind is Break.duplicate and self._newest is not None:
             self._superseded.add(self._newest)
-        self._landed(plan)
+        self._land(plan)
         self._replies[head] = self._requests[node.request] = self._tips[node.chain] = self._newest = node
-        self._seen.update(hashes[max(1, plan._length) :], (head,))  # The parent's prefixes are in there.
+        # The prefixes of the parent's conversation are in there already.
+        self._seen.update(hashes[max(1, draft.length) :], (head,))
         self._hold(node, plan)
-        node.turn = self._turn
         self._lineage.note(node.turn, node.role)
         self._turn += 1
         return Recorded(node.turn, node.chain, kind, base_turn, base_tokens, added_tokens, node.role, node.parent_turn)
+
+    def _extend_chain(self, node: Node, parent: Node, purpose: Purpose) -> None:
+        """Puts a reply at the end of its parent's chain. The parent is in a row now, so nothing supersedes it."""
+        node.chain = parent.chain
+        node.role = SegmentRole.summary if purpose.summarizes else parent.role
+        self._superseded.discard(parent)
+
+    def _begin_chain(self, node: Node, kind: Break | None, plan: TurnPlan) -> None:
+        """Makes a reply the first one of a chain, with a role and the turn that the chain comes from."""
+        node.chain = self._chain
+        self._chain += 1
+        if node.source is not None:
+            node.parent_turn = node.source.turn
+        if kind is Break.duplicate and plan.retried is not None:
+            node.role = plan.retried.role
+            node.compaction = plan.retried.compaction
+            if plan.retried.parent_turn is not None:
+                node.parent_turn = plan.retried.parent_turn
+            return
+        node.role = role_of_chain(kind, plan.purpose)
+        if kind is Break.compacted:
+            node.compaction = plan.purpose.number
+            node.parent_turn = self._lineage.parent_of(plan.purpose)
 
     def _added_tokens(self, kind: Break | None, parent: Node | None, prompt_tokens: int, delta_tokens: int) -> int:
         """Counts what a prompt adds to the tokens of the session's segments. That of a retry was counted with the reply
@@ -252,38 +253,18 @@ class Session:
             return delta_tokens + len(parent.sampled_ids)
         return delta_tokens
 
-    def _begin_segment(self, node: Node, kind: Break | None, retried: Node | None, purpose: Purpose) -> None:
-        """Gives the first reply of a chain its role and the turn that it comes from."""
-        if node.source is not None:
-            node.parent_turn = node.source.turn
-        if kind is Break.duplicate and retried is not None:
-            node.role = retried.role
-            node.compaction = retried.compaction
-            if retried.parent_turn is not None:
-                node.parent_turn = retried.parent_turn
-            return
-        node.role = role_of_chain(kind, purpose)
-        if kind is Break.compacted:
-            node.compaction = purpose.number
-            node.parent_turn = self._lineage.parent_of(purpose)
-
     def release(self, plan: TurnPlan) -> None:
         """Ends a plan that came to nothing, because it failed or its client went away. The next plan gets its number,
         and so its seed."""
         heapq.heappush(self._freed_numbers, plan.number)
-        self._landed(plan)
+        self._land(plan)
 
-    def _landed(self, plan: TurnPlan) -> None:
-        if plan.break_kind is None and plan._parent is not None:
-            self._extending[plan._parent] -= 1
-            if not self._extending[plan._parent]:
-                del self._extending[plan._parent]
-        if plan._conversation is None:
-            return
-        request = plan._conversation.hashes[-1]
-        self._flying[request] -= 1
-        if not self._flying[request]:
-            del self._flying[request]
+    def _land(self, plan: TurnPlan) -> None:
+        """Counts the plan no more as in flight."""
+        if plan.break_kind is None and plan.parent is not None:
+            _count_down(self._extending, plan.parent)
+        if plan.draft is not None:
+            _count_down(self._flying, plan.draft.conversation.hashes[-1])
 
     def _ids_of(self, node: Node | None) -> TokenIds:
         if node is None:
@@ -293,8 +274,8 @@ class Session:
 
     def _hold(self, node: Node, plan: TurnPlan) -> None:
         """Holds the node's ids in place of those that it goes on from."""
-        if plan._parent is not None:
-            self._ids.pop(plan._parent, None)
+        if plan.parent is not None:
+            self._ids.pop(plan.parent, None)
         self._ids[node] = plan.prompt_ids.extended(node.sampled_ids)
         if len(self._ids) > _KEPT:
             self._ids.popitem(last=False)
@@ -313,22 +294,17 @@ class Session:
                 return node, length
         return None, 0
 
-    def _break(
-        self,
-        parent: Node | None,
-        conversation: RequestMessages,
-        retried: Node | None,
-        rewritten: bool,
-        purpose: Purpose,
-    ) -> Break | None:
+    def _break(self, draft: Draft, retried: Node | None, purpose: Purpose) -> Break | None:
         """Says why a turn does not extend its parent's chain, or None. It is asked when a turn is planned and again
         when it is recorded, as another call may have finished in between."""
+        conversation = draft.conversation
+        parent = draft.parent
         hashes = conversation.hashes
         if purpose.compacts and self._newest is not None:
             return self._break_of_compaction(retried, purpose)
         if self._newest is None or (parent is not None and self._is_tip(parent)):
             return None
-        if rewritten:
+        if draft.rewritten:
             return Break.prefix_changed
         known = self._requests.get(hashes[-1])
         if known is not None:
@@ -341,10 +317,12 @@ class Session:
             return Break.branch
         if hashes[-1] in self._seen:
             return Break.truncated
+        # So many messages are as recorded. After a whole request or reply a client may go on in another way, which is a
+        # branch. With a reply that nobody sampled here, or after half of a request, it changed what was there.
         kept = max((i for i, prefix in enumerate(hashes) if prefix in self._seen), default=0)
-        other_reply = conversation.assistant[kept]
+        brings_reply = conversation.assistant[kept]
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
-        return Break.branch if answered and not other_reply else Break.prefix_changed
+        return Break.branch if answered and not brings_reply else Break.prefix_changed
 
     def _break_of_compaction(self, retried: Node | None, purpose: Purpose) -> Break:
         """Says how a compacted segment begins: anew, or by a retry of its first call. An agent that repeats itself may
@@ -362,3 +340,10 @@ class Session:
 
     def _is_tip(self, node: Node) -> bool:
         return self._tips.get(node.chain) is node
+
+
+def _count_down(counts: Counter[K], key: K) -> None:
+    """Takes one off a count. The key goes with the last one: what a session holds must not grow with its calls."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

@@ -42,6 +42,21 @@ class SegmentRole(StrEnum):
     rewritten = "rewritten"  # earlier messages changed, and no compaction of ours changed them
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Has the numbers of a recorded turn. `base_turn` is the turn that it extends within its chain: the first
+    `base_tokens` ids of its prompt are that turn's prompt and sampled ids."""
+
+    turn: int
+    chain: int
+    break_kind: Break | None
+    base_turn: int | None = None
+    base_tokens: int = 0
+    added_tokens: int = 0  # The prompt added so many tokens to those of the session's segments: `TurnPlan`.
+    role: SegmentRole = SegmentRole.main
+    parent_turn: int | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """Holds a completion, with what its prompt adds to the turn that it goes on from. The prompt is the prompt and

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import Extensible, LoggerConfig
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import describe_failure, make_extension
+from swe_rl.extension.make import NOBODY, describe_failure, make_extension
 from swe_rl.logger.figures import numeric_figures
 from swe_rl.logger.wandb import WandbLogger
 
@@ -142,10 +142,5 @@ def make_loggers(
     `configuration` has its secrets masked. Raises UserError.
     """
     given = {"folder": folder, "run_name": run_name, "configuration": dict(configuration)}
-    ours = {"default": f"{__name__}.no_logger"}
-    made = [make_extension(ExtensionKind.logger, group, given, ours) for group in (*_shipped_loggers(config), config)]
+    made = [make_extension(ExtensionKind.logger, group, given, NOBODY) for group in (*_shipped_loggers(config), config)]
     return [ForeignLogger(logger, maker) for logger, maker in made if maker is not None]
-
-
-def no_logger() -> None:
-    """Stands for logger=default, with which no logger of the user's own is chosen."""

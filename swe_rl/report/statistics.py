@@ -206,6 +206,13 @@ def pair_runs(baseline: Sequence[Sequence[float]], candidate: Sequence[Sequence[
     )
 
 
+def known_difference(before: float | None, after: float | None) -> float | None:
+    """Returns the difference, or None if one of both is not known."""
+    if before is None or after is None:
+        return None
+    return after - before
+
+
 def percent_change(baseline: float | None, candidate: float | None) -> float | None:
     """Returns the candidate's surplus in per cent; None where a side is not known, or the baseline is zero."""
     if baseline and candidate is not None:

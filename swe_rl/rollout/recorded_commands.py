@@ -10,14 +10,14 @@ Invariants:
 import asyncio
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from swe_rl.files.disk import disk_error
-from swe_rl.sandbox.sandbox import ExecResult, Sandbox, Snapshot, Waited, no_wait
+from swe_rl.sandbox.sandbox import ExecResult, Sandbox
+from swe_rl.sandbox.wrapped import WrappedSandbox
 
 # These differ between two runs of a command that does the same.
 _PASSING = (
@@ -94,49 +94,21 @@ class CommandLog:
         return records
 
 
-class RecordedSandbox:
+class RecordedSandbox(WrappedSandbox):
     """This is a sandbox whose commands are recorded, or run again from a record. Nobody closes it but its maker."""
 
     def __init__(self, sandbox: Sandbox, log: CommandLog) -> None:
-        self._sandbox = sandbox
+        super().__init__(sandbox)
         self._log = log
-        self.sandbox_id = sandbox.sandbox_id
-        self.workdir = sandbox.workdir
-        self.door_url = sandbox.door_url
 
-    async def exec(
-        self,
-        command: str,
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        max_output_bytes: int | None = None,
-        waited: Waited = no_wait,
-    ) -> ExecResult:
-        result = await self._sandbox.exec(
-            command, timeout_s=timeout_s, env=env, max_output_bytes=max_output_bytes, waited=waited
-        )
+    async def exec(self, command: str, **options: Any) -> ExecResult:
+        result = await super().exec(command, **options)
         before = self._log.recorded(command)
         if before is not None and _says_the_same(before, result):
             self._log.go_on()
             return before
         await asyncio.to_thread(self._log.append, command, result)
         return result
-
-    async def write_file(self, path: str, content: bytes) -> None:
-        await self._sandbox.write_file(path, content)
-
-    async def read_file(self, path: str) -> bytes:
-        return await self._sandbox.read_file(path)
-
-    async def snapshot(self) -> Snapshot:
-        return await self._sandbox.snapshot()
-
-    async def reset(self, snapshot: Snapshot) -> None:
-        await self._sandbox.reset(snapshot)
-
-    async def close(self) -> None:
-        await self._sandbox.close()
 
 
 def _says_the_same(before: ExecResult, now: ExecResult) -> bool:

@@ -24,6 +24,7 @@ from swe_rl.env.env import Grade, GradeError
 from swe_rl.errors import UserError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import (
+    NOBODY,
     ExtensionFailure,
     describe_failure,
     describe_value,
@@ -119,7 +120,7 @@ class ForeignReward:
 
 def make_reward(config: RewardConfig, timeout_s: float) -> ForeignReward | None:
     """Returns the user's reward, or None if `env.reward` pays. Raises UserError."""
-    reward, maker = make_extension(ExtensionKind.reward, config, {}, {"default": "swe_rl.rollout.reward.no_reward"})
+    reward, maker = make_extension(ExtensionKind.reward, config, {}, NOBODY)
     if maker is None:
         return None
     failure = getattr(reward, "failure", 0.0)
@@ -129,7 +130,3 @@ def make_reward(config: RewardConfig, timeout_s: float) -> ForeignReward | None:
             f"(the largest size is {LARGEST_REWARD:g})"
         )
     return ForeignReward(reward, maker, timeout_s=timeout_s)
-
-
-def no_reward() -> None:
-    """Stands for reward=default, with which `env.reward` pays."""

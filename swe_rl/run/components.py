@@ -190,7 +190,7 @@ async def start_components(
             # The server is asked before an engine is started for nothing.
             await greet_server(config.sandbox)
         key = own_key(config)
-        door = await stack.enter_async_context(start_serving(config, session, model, tokenizer, token=key))
+        serving = await stack.enter_async_context(start_serving(config, session, model, tokenizer, token=key))
         scratch = scratch_root(config)
         sandboxes = servers or make_provider(config.sandbox, scratch, session.warn, run=session.folder.name)
         if sandboxes is not fleet:
@@ -206,13 +206,21 @@ async def start_components(
         if predictions is not None:
             patches = predictions.patches
         agent = make_agent(config.agent, config.rollout, client, patches=patches, api_key=key)
-        steering = _make_steering(config, session, door)
+        steering = _make_steering(config, session, serving)
         continued = None
         if can_continue(config):
-            continued = ContinuedAttempts(session.folder.under_way, door.store, session.progress.message)
-        collector = _make_collector(config, session, env, agent, door, sandboxes, steering, continued)
+            continued = ContinuedAttempts(session.folder.under_way, serving.store, session.progress.message)
+        collector = _make_collector(config, session, env, agent, serving, sandboxes, steering, continued)
         yield Components(
-            env, door.engines, door.gateway, door.store, door.renderer, collector, steering, predictions, continued
+            env,
+            serving.engines,
+            serving.gateway,
+            serving.store,
+            serving.renderer,
+            collector,
+            steering,
+            predictions,
+            continued,
         )
 
 
@@ -253,10 +261,10 @@ def _keep_log(folder: RunFolder, order: Order, log: str) -> None:
     write_text_atomic(folder.attempt_file(order.id.instance_id, order.id.sample, "grade.log"), log)
 
 
-def _make_steering(config: Config, session: RunSession, door: Serving) -> Steering | None:
+def _make_steering(config: Config, session: RunSession, serving: Serving) -> Steering | None:
     if not adapts_concurrency(config):
         return None
-    steering = Steering(bounds_of(config), door.engines, door.gateway, session.record, session.progress.message)
+    steering = Steering(bounds_of(config), serving.engines, serving.gateway, session.record, session.progress.message)
     steering.resume(session.folder)
     return steering
 
@@ -266,14 +274,14 @@ def _make_collector(
     session: RunSession,
     env: Env,
     agent: Agent,
-    door: Serving,
+    serving: Serving,
     sandboxes: SandboxProvider,
     steering: Steering | None,
     continued: ContinuedAttempts | None,
 ) -> Collector:
     # Places that are steered are made elsewhere; what else needs a number takes the most that there can be.
     rollout = replace(config.rollout, concurrency=most_at_once(config))
-    gateway = door.gateway
+    gateway = serving.gateway
     attempter = Attempter(
         env,
         agent,
@@ -286,14 +294,14 @@ def _make_collector(
         keep_log=partial(_keep_log, session.folder) if config.job.name is JobName.eval else None,
         continued=continued,
     )
-    watch = partial(require_an_engine, door.engines, config.engine.max_away_s, session.progress.message)
+    watch = partial(require_an_engine, serving.engines, config.engine.max_away_s, session.progress.message)
     collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
     if continued is not None:
         collector.hand_over = continued.hand_over
     if steering is not None:
         collector.make_places = steering.make_places
         collector.steer = steering.steer
-    for engine in door.engines:
+    for engine in serving.engines:
         if isinstance(engine, EndpointEngine):
             collector.watch = partial(engine.watch, lambda: collector.num_under_way)
     return collector

@@ -145,12 +145,13 @@ async def test_a_server_that_is_gone_is_an_error_of_infrastructure(play):
 
 
 async def test_episodes_wait_for_a_place_which_is_no_time_of_the_agents(play):
-    async with OpenEnvServer(places=1) as server:
-        played = await asyncio.gather(
+    async with OpenEnvServer(places=0) as server:
+        playing = asyncio.gather(
             *(play(server, [guess(1), guess(number)], number=number, timeout_s=5.0) for number in range(2, 6))
         )
-        assert [grade.score for _, grade, _ in played] == [1.25] * 4
-        assert server.refused_places > 0
+        await until(lambda: server.refused_places > 0)
+        server.places = 1
+        assert [grade.score for _, grade, _ in await playing] == [1.25] * 4
         server.places = 0
         with pytest.raises(AgentError, match=r"no place for an episode in 0.2 s"):
             await play(server, [guess(3)], "agent.params.place_timeout_s=0.2")

@@ -21,8 +21,8 @@ from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.transfer.direct import Transfer
 from swe_rl.engine.transfer.sent_weights import Announced, SentWeights
+from swe_rl.engine.transfer.wire import WireTransfer
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import VllmOptions
 from swe_rl.facts.weight_sync import GLOO, NCCL, transfer_kind
@@ -119,7 +119,7 @@ def bodies(fake, path):
 async def test_every_server_takes_them_paused(start):
     fakes, engines = await start(2, workers=2)
     sender = Sender()
-    transfer = Transfer(engines, sender, GLOO, {"lm_head.weight": "a"})
+    transfer = WireTransfer(engines, sender, GLOO, {"lm_head.weight": "a"})
     times = await transfer.update(3)
     opened = [("address", True), ("open", GLOO, 5), ("announce", {"lm_head.weight": "a"})]
     assert sender.asked == [*opened, ("send", {"lm_head.weight": "a"})]
@@ -141,7 +141,7 @@ async def test_a_fake_server_takes_what_the_trainers_end_sends(start, capsys):
     fakes, engines = await start(2, receives=True)
     weights = {"a": torch.arange(8.0).reshape(4, 2), "b": torch.ones(3)}
     trainer = Trainer(weights)
-    transfer = Transfer(engines, trainer, GLOO, {"second": "a"})
+    transfer = WireTransfer(engines, trainer, GLOO, {"second": "a"})
     for version in (1, 2):  # the second over the same wire
         weights["b"] += version
         times = await transfer.update(version)
@@ -156,7 +156,7 @@ async def test_a_fake_server_takes_what_the_trainers_end_sends(start, capsys):
 async def test_the_wire_is_opened_once(start):
     _, engines = await start(2)
     sender = Sender()
-    transfer = Transfer(engines, sender, GLOO, {})
+    transfer = WireTransfer(engines, sender, GLOO, {})
     await transfer.update(1)
     await transfer.update(2)
     assert [one[0] for one in sender.asked] == ["address", "open", "announce", "send", "send"]
@@ -165,7 +165,7 @@ async def test_the_wire_is_opened_once(start):
 @pytest.mark.parametrize(("version", "where"), [("0.27.1", "update"), ("0.28.0", "init"), ("0.33.0", "init")])
 async def test_nccl_is_packed_where_that_version_reads_it(start, version, where):
     (fake,), engines = await start(1, version=version)
-    await Transfer(engines, Sender(), NCCL, {}).update(1)
+    await WireTransfer(engines, Sender(), NCCL, {}).update(1)
     at_init = bodies(fake, "/init_weight_transfer_engine")[0]["init_info"]
     with_update = bodies(fake, "/update_weights")[0]["update_info"]
     assert ("packed" in at_init, "packed" in with_update) == (where == "init", where == "update")
@@ -176,7 +176,7 @@ async def test_what_is_in_flight_goes_on(start):
     _, (engine,) = await start(1, token_delay_s=0.005)
     asking = asyncio.create_task(engine.generate(PROMPT, SamplingParams(60), request_id="a"))
     await asyncio.sleep(0.1)
-    await Transfer([engine], Sender(), GLOO, {}).update(7)
+    await WireTransfer([engine], Sender(), GLOO, {}).update(7)
     done = await asyncio.wait_for(asking, 5)
     assert set(done.weight_versions) == {0, 7} and len(done.token_ids) == 60
 
@@ -186,7 +186,7 @@ async def test_a_server_that_cannot_begin_stops_the_round(start):
     fakes[1].broken_paths.add("/pause")
     sender = Sender()
     with pytest.raises(WeightSyncError, match=r"1 of 2 engines \(engine1: .*500"):
-        await Transfer(engines, sender, GLOO, {}).update(1)
+        await WireTransfer(engines, sender, GLOO, {}).update(1)
     assert not sender.sending.is_set() and "/start_weight_update" not in paths(fakes[0])
     assert engines[0].in_flight.failure is None and not fakes[0].paused and engines[0].weight_version == 0
     assert (await engines[0].generate(PROMPT, SamplingParams(2), request_id="a")).weight_version == 0
@@ -196,7 +196,7 @@ async def test_a_server_that_fails_half_way_is_lost(start):
     fakes, engines = await start(2)
     fakes[0].broken_paths.add("/update_weights")
     with pytest.raises(WeightSyncError, match="engine0") as caught:
-        await Transfer(engines, Sender(), GLOO, {}).update(1)
+        await WireTransfer(engines, Sender(), GLOO, {}).update(1)
     assert set(caught.value.failures) == {"engine0"}
     assert engines[0].in_flight.failure is not None and engines[1].in_flight.failure is None
 
@@ -205,11 +205,11 @@ async def test_a_wire_that_does_not_open_is_tried_again(start):
     (fake,), engines = await start(1)
     sender = Sender()
     sender.unreached = ["RuntimeError: nobody came"]
-    times = await Transfer(engines, sender, GLOO, {}).update(1)
+    times = await WireTransfer(engines, sender, GLOO, {}).update(1)
     assert times.rounds == 2 and [one[1] for one in sender.asked if one[0] == "open"] == [GLOO, GLOO]
     sender.unreached = ["RuntimeError: nobody came"] * 2
     with pytest.raises(WeightSyncError, match=r"(?s)nobody came.*trainer\.weight_sync=disk"):
-        await Transfer(engines, sender, GLOO, {}).update(2)
+        await WireTransfer(engines, sender, GLOO, {}).update(2)
     assert fake.paused is False and engines[0].weight_version == 1
 
 
@@ -218,14 +218,14 @@ async def test_a_trainer_that_cannot_send(start):
     sender = Sender()
     sender.problems = ["RuntimeError: connection reset"] * 2
     with pytest.raises(WeightSyncError, match="could not send: RuntimeError: connection reset"):
-        await Transfer(engines, sender, GLOO, {}).update(1)
+        await WireTransfer(engines, sender, GLOO, {}).update(1)
     assert [one[0] for one in sender.asked].count("open") == 2  # a wire that failed is none
 
 
 async def test_a_server_that_comes_back_after_a_failure_has_the_last_version_again(start):
     """Its engine would be given up with an older one, although the next try has yet to come."""
     fakes, engines = await start(2)
-    transfer = Transfer(engines, Sender(), GLOO, {})
+    transfer = WireTransfer(engines, Sender(), GLOO, {})
     await transfer.update(3)
     fakes[0].broken_paths.add("/update_weights")
     with pytest.raises(WeightSyncError):
@@ -274,7 +274,7 @@ async def test_where_groups_flow_a_server_that_comes_back_has_the_version_that_i
 async def test_an_engine_without_a_server_is_named():
     engine = ScriptedEngine(lambda *_: (1,))
     with pytest.raises(WeightSyncError, match="scripted.*no server that takes weights"):
-        await Transfer([engine], Sender(), GLOO, {}).update(1)
+        await WireTransfer([engine], Sender(), GLOO, {}).update(1)
 
 
 def test_who_sends_how():

@@ -13,7 +13,7 @@ from swe_rl.engine.engine import EngineError, SamplingParams, WeightSyncError
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.features import Needs
-from swe_rl.engine.transfer.direct import Belt, StagedTransfer
+from swe_rl.engine.transfer.belt import Belt
 from swe_rl.engine.transfer.sent_weights import (
     ALIGN,
     BUFFERS,
@@ -23,6 +23,7 @@ from swe_rl.engine.transfer.sent_weights import (
     buckets_of,
     buffer_bytes,
 )
+from swe_rl.engine.transfer.staged import StagedTransfer
 from swe_rl.engine.update import EngineTurns
 from swe_rl.trainer.send.wire import StagingEnd
 from tests.support.fake_vllm.server import FakeSettings, FakeVllm
@@ -127,20 +128,20 @@ async def test_a_belt_never_overwrites_what_somebody_has_not_taken():
 
     async def fill():
         for number in range(8):
-            assert await belt.room(number)
+            assert await belt.wait_for_room(number)
             buffer[number % 2] = number
-            await belt.put(number)
-        await belt.left()
-        await belt.clear()
+            await belt.note_filled(number)
+        await belt.wait_until_left()
+        await belt.note_cleared()
 
     async def take(name, slow):
         for number in range(8):
-            await belt.filled(number)
+            await belt.wait_until_filled(number)
             await asyncio.sleep(slow)
             found[name].append(buffer[number % 2])
-            await belt.taken(name, number)
+            await belt.note_taken(name, number)
         await belt.leave(name)
-        await belt.cleared()
+        await belt.wait_until_cleared()
 
     await asyncio.wait_for(asyncio.gather(fill(), take("a", 0.0), take("b", 0.003)), 5)
     assert found == {"a": list(range(8)), "b": list(range(8))}
@@ -148,19 +149,19 @@ async def test_a_belt_never_overwrites_what_somebody_has_not_taken():
 
 async def test_a_belt_that_everybody_left_or_that_failed():
     belt = Belt(["a"], 2)
-    waiting = asyncio.create_task(belt.room(5))
+    waiting = asyncio.create_task(belt.wait_for_room(5))
     await asyncio.sleep(0)
     await belt.leave("a")
     await belt.leave("a")
     assert await asyncio.wait_for(waiting, 1) is False
     belt = Belt(["a"], 2)
-    waiting = asyncio.create_task(belt.filled(0))
+    waiting = asyncio.create_task(belt.wait_until_filled(0))
     await asyncio.sleep(0)
-    await belt.fail("rank 2 is gone")
+    await belt.note_failure("rank 2 is gone")
     with pytest.raises(EngineError, match="rank 2 is gone"):
         await asyncio.wait_for(waiting, 1)
     with pytest.raises(EngineError, match="rank 2 is gone"):
-        await belt.cleared()
+        await belt.wait_until_cleared()
 
 
 async def test_every_server_finds_every_tensor(start):

@@ -7,7 +7,7 @@ import pytest
 from swe_rl.check.check import check_config
 from swe_rl.config.choices import WeightSync
 from swe_rl.config.compose import compose
-from swe_rl.engine.transfer.direct import StagedTransfer
+from swe_rl.engine.transfer.staged import StagedTransfer
 from swe_rl.engine.update import make_transfer
 from swe_rl.engine.vllm.arguments import ServerChoice, server_arguments
 from swe_rl.facts import weight_sync

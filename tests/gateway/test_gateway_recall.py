@@ -2,7 +2,7 @@
 
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.chains.recall import Recall
-from swe_rl.gateway.sampling import recalled_reply
+from swe_rl.gateway.chains.sampled_reply import recalled_reply
 from swe_rl.gateway.trace import Trace
 
 

@@ -40,8 +40,8 @@ class Client:
         self.asked += 1
         reply = reply or said(f"reply {self.asked}")
         recorded = self.session.record(plan, sampled, reply)
-        if plan._parent is not None:
-            self.gone_on_from.add(plan._parent.turn)
+        if plan.parent is not None:
+            self.gone_on_from.add(plan.parent.turn)
         self.turns.append((recorded, tuple(plan.prompt_ids), tuple(sampled)))
         return reply, recorded
 

@@ -14,12 +14,12 @@ from swe_rl.agent.conversation import Conversation
 from swe_rl.algo.loss import row_weights
 from swe_rl.config.choices import CompactionKind, LossAggregation
 from swe_rl.engine.engine import Completion
+from swe_rl.gateway.chains.sampled_reply import SampledReply, make_trace
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.dialects.chat import ChatCompletions
 from swe_rl.gateway.errors import ApiError
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.request import Arrived
-from swe_rl.gateway.sampling import SampledReply, _make_trace
 from swe_rl.gateway.session import Session, SessionSettings
 from swe_rl.gateway.trace import Break, SegmentRole, Trace, superseded_turns, unused_summaries
 from swe_rl.model.chat import ChatRenderer
@@ -83,7 +83,7 @@ class Script:
         return SampledReply(Completion(ids, tuple(-0.5 for _ in ids), reason, 0), "scripted", 0.0)
 
     async def record(self, live, plan, turn, sampled, started_s):
-        self.traces.append(_make_trace(live.session_id, plan.prompt_ids, turn, sampled))
+        self.traces.append(make_trace(live.session_id, plan.prompt_ids, turn, sampled))
         self.prompts.append(np.asarray(plan.prompt_ids, np.int32).tolist())
 
 

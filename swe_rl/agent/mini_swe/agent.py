@@ -9,13 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit
-from swe_rl.agent.client import ChatClient
-from swe_rl.agent.compaction import Compaction
-from swe_rl.agent.conversation import Conversation
+from swe_rl.agent.conversation import Conversation, ConversingAgent
 from swe_rl.agent.mini_swe.dialects import CallsDialect, FencedDialect, OurDialect, load_library, packaged_templates
 from swe_rl.agent.mini_swe.parts import CommandDialect, GatewayModel, SandboxEnvironment, Shared, Stopped, ThreadBridge
 from swe_rl.agent.prompts import system_prompt
-from swe_rl.config.schema import AgentConfig
 
 # With this agent.system_prompt the library's SWE-bench runs are repeated.
 PACKAGED_PROMPT = "mini_swe"
@@ -32,36 +29,22 @@ _EXIT = {theirs: ours for ours, theirs in EXIT_STATUS.items()}
 _KEPT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id")
 
 
-class MiniSweAgent:
+class MiniSweAgent(ConversingAgent):
     """Runs the library's loop. It keeps no state between runs. Raises MiniSweMissingError, or UserError for an unknown
     prompt."""
 
     name = "mini_swe"
-    needs_door = False
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        command_timeout_s: float,
-        client: ChatClient,
-        compaction: Compaction | None = None,
-    ) -> None:
+    def _prepare(self) -> None:
         load_library()
-        self._config = config
-        self._max_turns = max_turns
-        self._command_timeout_s = command_timeout_s
-        self._client = client
-        self._compaction = compaction
-        packaged = config.system_prompt == PACKAGED_PROMPT
-        self._templates = packaged_templates(config.tools) if packaged else None
-        self._system_prompt = "" if packaged else system_prompt(config.system_prompt)
+        packaged = self._config.system_prompt == PACKAGED_PROMPT
+        self._templates = packaged_templates(self._config.tools) if packaged else None
+        self._system_prompt = "" if packaged else system_prompt(self._config.system_prompt)
 
     async def run(self, work: Assignment) -> AgentResult:
         bridge = ThreadBridge()
         dialect = self._dialect()
-        talk = Conversation(self._client, work, self._command_timeout_s, dialect.tools, compaction=self._compaction)
+        talk = self._begin(work, dialect.tools)
         loop = self._loop(Shared(talk, bridge), dialect, work.turns_of(self._max_turns))
         try:
             ended: dict[str, Any] = await bridge.run(

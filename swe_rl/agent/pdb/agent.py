@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from swe_rl.agent.agent import Exit, Turn
-from swe_rl.agent.client import CalledTool, ChatClient, ChatReply
+from swe_rl.agent.client import CalledTool, ChatReply
 from swe_rl.agent.command import parse_command
-from swe_rl.agent.compaction import Compaction
 from swe_rl.agent.conversation import Conversation, TalkingAgent
 from swe_rl.agent.pdb.actions import Workbench
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB, TOOLS, ToolArgumentError, tools_of
 from swe_rl.agent.prompts import FORMAT_REMINDER, SYSTEM_PROMPTS, reminder_after
-from swe_rl.config.schema import AgentConfig
 from swe_rl.errors import UserError
 
 # The constants below are the words that the debugging agent gives its model, by `agent.system_prompt` and
@@ -77,28 +75,14 @@ class PdbAgent(TalkingAgent):
 
     name = "pdb"
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        *,
-        max_turns: int,
-        command_timeout_s: float,
-        client: ChatClient,
-        compaction: Compaction | None = None,
-    ) -> None:
-        self._by_name = tools_of(config.tools)
-        prompt = debugging_prompt(config.system_prompt, config.tools)
+    def _prepare(self) -> None:
+        self._by_name = tools_of(self._config.tools)
+        prompt = debugging_prompt(self._config.system_prompt, self._config.tools)
+        self._prompt = prompt.text
         self._by_blocks = prompt.by_blocks
         self._blocks = tuple(name for name in ("bash", "pdb") if name in self._by_name)
-        super().__init__(
-            config,
-            prompt.text,
-            max_turns=max_turns,
-            command_timeout_s=command_timeout_s,
-            client=client,
-            tools=() if prompt.by_blocks else tuple(tool.schema() for tool in self._by_name.values()),
-            compaction=compaction,
-        )
+        if not prompt.by_blocks:
+            self._tools = tuple(tool.schema() for tool in self._by_name.values())
 
     def _acting(self, talk: Conversation) -> Callable[[ChatReply, Turn], Awaitable[Exit | None]]:
         return partial(self._turn, talk, Workbench(talk, self._config))

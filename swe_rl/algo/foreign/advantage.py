@@ -17,13 +17,12 @@ from swe_rl.algo.own_algorithm import Advantage, RewardGroup
 from swe_rl.algo.residue import without_residue
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AdvantageConfig, AlgoConfig
-from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
 from swe_rl.extension.make import (
     LONGEST_S,
+    NOBODY,
     ExtensionFailure,
-    describe_failure,
-    limit_time,
+    failing_as,
     make_extension,
     require_numbers,
 )
@@ -38,13 +37,8 @@ class ForeignAdvantage:
 
     def advantages(self, groups: Sequence[RewardGroup]) -> list[list[float]]:
         """Returns one advantage a member of each group. Raises ExtensionFailure."""
-        try:
-            with limit_time(self._limit_s):
-                answer = list(self._advantage.advantages(groups))
-        except SweRlError:
-            raise
-        except Exception as error:
-            raise ExtensionFailure(describe_failure(self._maker, "advantages", error)) from error
+        with failing_as(ExtensionFailure, self._maker, "advantages", self._limit_s):
+            answer = list(self._advantage.advantages(groups))
         if len(answer) != len(groups):
             raise ExtensionFailure(
                 f"{self._maker}: its method advantages must return a list for each of {len(groups)} groups, not "
@@ -104,12 +98,7 @@ def _power_of_two(reward: float) -> float:
 
 def make_advantage(config: AdvantageConfig, algo: AlgoConfig) -> ForeignAdvantage | None:
     """Returns the user's advantage, or None if `algo.advantage` decides. Raises UserError."""
-    ours = {"default": "swe_rl.algo.foreign.advantage.no_advantage"}
-    advantage, maker = make_extension(ExtensionKind.advantage, config, {"config": algo}, ours)
+    advantage, maker = make_extension(ExtensionKind.advantage, config, {"config": algo}, NOBODY)
     if maker is None:
         return None
     return ForeignAdvantage(advantage, maker)
-
-
-def no_advantage() -> None:
-    """Stands for advantage=default, with which `algo.advantage` decides."""

@@ -13,9 +13,8 @@ from torch import Tensor
 from swe_rl.algo.own_algorithm import Loss, LossTokens
 from swe_rl.config.choices import ExtensionKind
 from swe_rl.config.schema import AlgoConfig, LossConfig
-from swe_rl.errors import SweRlError
 from swe_rl.extension.find import Foreign
-from swe_rl.extension.make import ExtensionFailure, describe_failure, make_extension
+from swe_rl.extension.make import NOBODY, ExtensionFailure, failing_as, make_extension
 
 
 class ForeignLoss:
@@ -46,12 +45,8 @@ class ForeignLoss:
         return self._answer("sequence_terms", tokens)
 
     def _answer(self, method: str, tokens: LossTokens) -> Tensor:
-        try:
+        with failing_as(ExtensionFailure, self._maker, method):
             answer = getattr(self._loss, method)(tokens)
-        except SweRlError:
-            raise
-        except Exception as error:
-            raise ExtensionFailure(describe_failure(self._maker, method, error)) from error
         wanted = tuple(tokens.logprobs.shape)
         if not isinstance(answer, Tensor) or tuple(answer.shape) != wanted:
             if isinstance(answer, Tensor):
@@ -68,13 +63,7 @@ class ForeignLoss:
 
 def make_loss(config: LossConfig, algo: AlgoConfig) -> ForeignLoss | None:
     """Returns the user's loss, or None if `algo.policy_loss` decides. Raises UserError."""
-    loss, maker = make_extension(
-        ExtensionKind.loss, config, {"config": algo}, {"default": "swe_rl.algo.foreign.loss.no_loss"}
-    )
+    loss, maker = make_extension(ExtensionKind.loss, config, {"config": algo}, NOBODY)
     if maker is None:
         return None
     return ForeignLoss(loss, maker)
-
-
-def no_loss() -> None:
-    """Stands for loss=default, with which `algo.policy_loss` decides."""

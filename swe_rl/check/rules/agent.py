@@ -5,6 +5,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between
 from swe_rl.config.choices import Capture, CompactionKind, ExtensionKind, SandboxKind
@@ -15,10 +16,36 @@ from swe_rl.dataset.predictions import KEY as PREDICTIONS
 from swe_rl.dataset.predictions import PredictionsError, parse_predictions
 from swe_rl.extension.find import is_foreign
 
-VERIFIERS_ENV = "swe_rl.env.verifiers.VerifiersEnv"
-VERIFIERS_AGENT = "swe_rl.agent.verifiers.VerifiersAgent"
-OPENENV_ENV = "swe_rl.env.openenv.env.OpenEnvEnv"
-OPENENV_AGENT = "swe_rl.agent.openenv.agent.OpenEnvAgent"
+
+@dataclass(frozen=True, slots=True)
+class PlayedPair:
+    """An environment that brings an agent of its own (`env/played.py`). Both have the same `name`."""
+
+    name: str
+    env: str  # The class of the environment.
+    agent: str  # The class of the agent.
+    env_words: str  # Why no other agent will do.
+    plays: str  # What the agent plays.
+    dataset: str  # An example of env.dataset.
+
+
+VERIFIERS = PlayedPair(
+    name="verifiers",
+    env="swe_rl.env.verifiers.VerifiersEnv",
+    agent="swe_rl.agent.verifiers.VerifiersAgent",
+    env_words="env=verifiers leads the conversation itself and scores it, and only agent=verifiers lets it",
+    plays="the rollouts of a verifiers environment",
+    dataset="PACKAGE",
+)
+OPENENV = PlayedPair(
+    name="openenv",
+    env="swe_rl.env.openenv.env.OpenEnvEnv",
+    agent="swe_rl.agent.openenv.agent.OpenEnvAgent",
+    env_words="episodes of an OpenEnv server have no repository to work in, and only agent=openenv plays them",
+    plays="the episodes of an OpenEnv server",
+    dataset="http://127.0.0.1:8000",
+)
+PAIRS = (VERIFIERS, OPENENV)
 AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
@@ -252,31 +279,20 @@ def compaction_agent(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @rule_between(Part.data, Part.rollouts)
-def verifiers_pair(config: Config, _: Host) -> Iterator[Finding]:
-    env = config.env._target_ == VERIFIERS_ENV
-    agent = config.agent._target_ == VERIFIERS_AGENT
-    if env and not agent:
-        words = "env=verifiers leads the conversation itself and scores it, and only agent=verifiers lets it"
-        yield error("verifiers_pair", "agent.name", words, "agent=verifiers")
-    if agent and not env:
-        words = "plays the rollouts of a verifiers environment, and env is another one"
-        yield error("verifiers_pair", "agent.name", words, "env=verifiers env.dataset=PACKAGE")
-
-
-@rule_between(Part.data, Part.rollouts)
-def openenv_pair(config: Config, _: Host) -> Iterator[Finding]:
-    env = config.env._target_ == OPENENV_ENV
-    agent = config.agent._target_ == OPENENV_AGENT
-    if env and not agent:
-        words = "episodes of an OpenEnv server have no repository to work in, and only agent=openenv plays them"
-        yield error("openenv_pair", "agent.name", words, "agent=openenv")
-    if agent and not env:
-        words = "plays the episodes of an OpenEnv server, and env is another one"
-        yield error("openenv_pair", "agent.name", words, "env=openenv env.dataset=http://127.0.0.1:8000")
+def agent_of_environment(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds an environment that brings an agent of its own, and not this agent; or the agent without it."""
+    for pair in PAIRS:
+        is_env = config.env._target_ == pair.env
+        is_agent = config.agent._target_ == pair.agent
+        if is_env and not is_agent:
+            yield error(f"{pair.name}_pair", "agent.name", pair.env_words, f"agent={pair.name}")
+        if is_agent and not is_env:
+            words = f"plays {pair.plays}, and env is another one"
+            yield error(f"{pair.name}_pair", "agent.name", words, f"env={pair.name} env.dataset={pair.dataset}")
 
 
 @rule_about(Part.rollouts)
 def verifiers_capture(config: Config, _: Host) -> Iterator[Finding]:
-    if config.agent._target_ == VERIFIERS_AGENT and config.rollout.capture is Capture.retokenize:
+    if config.agent._target_ == VERIFIERS.agent and config.rollout.capture is Capture.retokenize:
         words = "agent=verifiers leaves the conversation to its environment, which may change it: only traces are exact"
         yield error("agent_capture", "rollout.capture", words, "rollout.capture=traced")

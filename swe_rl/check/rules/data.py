@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between, warning
-from swe_rl.check.rules.agent import AGENT_TOOLS, OPENENV_ENV, VERIFIERS_ENV
+from swe_rl.check.rules.agent import AGENT_TOOLS, OPENENV, VERIFIERS
 from swe_rl.config.choices import OWN_ROWS, ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.dataset_files import no_such_instances
 from swe_rl.config.folders import PACKAGE
@@ -354,7 +354,7 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
 
     Nothing is said where the job runs on another machine, because what is installed there is not known.
     """
-    if config.env._target_ != VERIFIERS_ENV or host.elsewhere or host.submitted:
+    if config.env._target_ != VERIFIERS.env or host.elsewhere or host.submitted:
         return
     if config.env.dataset == "none":
         words = "env=verifiers needs the name of an environment's package"
@@ -369,7 +369,7 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
 
 @rule_about(Part.data)
 def openenv_address(config: Config, _: Host) -> Iterator[Finding]:
-    if config.env._target_ != OPENENV_ENV:
+    if config.env._target_ != OPENENV.env:
         return
     allow_remote = config.env.params.get("allow_remote") is True
     problem = find_address_problem(config.env.dataset, allow_remote=allow_remote)

@@ -31,6 +31,7 @@ from swe_rl.engine.engine import (
     EngineState,
     EngineStats,
     SamplingParams,
+    UnchangedError,
     continue_params,
     join_completions,
 )
@@ -56,10 +57,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MIXED_TRIES = 8  # A request whose replies mix versions is tried this often: somebody else updates its server.
-
-
-class UnchangedError(EngineError):
-    """An update was given up before the server took anything."""
 
 
 class HttpEngine(Engine):

@@ -1,46 +1,28 @@
-"""Brings new weights to all engines at once, from the trainer's memory, over a wire or through shared memory.
+"""Brings new weights to all engines at once, from the trainer's memory: what its two ways share (`wire`, `staged`).
 
 Invariants:
 - Tensors travel when every server is paused and waits for them; an update counts when every server has all of them.
-- The wire is opened anew whenever a server is another one than before.
 - An update that failed is tried once more, with the servers that are up by then.
 - A server that is started anew between two updates gets the weights through a folder, under the version that they have.
-- While servers load one bucket the ranks put the next one together. No server can hold a rank in a collective.
-- A server that fails leaves the others to take all buckets: they have the new weights, and it is tried again.
-- The shared memory is there for the length of a round, and gone before a server's cache gets its own back.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
-from swe_rl.engine.engine import Engine, EngineError, EngineState, WeightSyncError, worth_asking
-from swe_rl.engine.server.client import HttpClient
-from swe_rl.engine.server.engine import HttpEngine, UnchangedError
-from swe_rl.engine.server.features import minor_version
-from swe_rl.engine.server.weights import ask_http
-from swe_rl.engine.transfer.sent_weights import (
-    BUFFERS,
-    PACKED,
-    Announced,
-    SendsWeights,
-    SentWeights,
-    Staging,
-    tensors_info,
-    update_info,
-)
-from swe_rl.facts.weight_sync import IPC, NCCL
+from swe_rl.engine.engine import Engine, EngineError, EngineState, UnchangedError, WeightSyncError, worth_asking
+from swe_rl.engine.transfer.sent_weights import SendsWeights, SentWeights
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_OTHER = "another engine"
-_INSTEAD = " With trainer.weight_sync=disk they go through a folder."
-_SENDER_S = 15.0  # The sender has this long to end after a server failed.
-_PACKED_AT_INIT = (0, 28)  # This vLLM is the first that is told so when the wire is opened, not with every update.
-# Inside of it the sender's weights stay as they are; it yields their version. None: all servers have the weights.
+if TYPE_CHECKING:
+    from swe_rl.engine.server.engine import HttpEngine
+
+INSTEAD = " With trainer.weight_sync=disk they go through a folder."
+# A server that died since the last update is missed only now; the second try finds its successor.
+_TRIES = 2
+# Inside of it the sender's weights stay as they are; it yields their version.
 Reading = Callable[[], AbstractAsyncContextManager[int]]
 
 
@@ -67,36 +49,22 @@ class Times:
         self.sent_gb = sent.sent_bytes / 1e9
 
 
-@dataclass(slots=True)
-class _Attempt:
-    """One try. All servers wait for each other at `paused`, and with the sender at `ready`."""
-
-    version: int
-    update_info: Mapping[str, Any]
-    paused: asyncio.Barrier
-    ready: asyncio.Barrier
-    times: Times = field(default_factory=Times)
-
-
-class Transfer:
-    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, kind: str, twice: Mapping[str, str]) -> None:
+class Transfer(ABC):
+    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, twice: Mapping[str, str]) -> None:
         """Keeps both ends. `twice` has second names of tensors that servers want under both."""
         self._engines = engines
         self._sender = sender
-        self._kind = kind
         self._twice = twice
+        # With None, what the sender holds is what all servers have.
         self.reading: Reading | None = None
-        self._wired: tuple[HttpEngine, ...] = ()
-        self._announced: Sequence[Announced] = ()
         self._version = 0  # All servers have it, or had it.
 
     async def update(self, version: int) -> Times:
         """Gives every engine that will serve again the sender's weights. Raises WeightSyncError, TrainerError."""
-        tries = 2  # a server that died since the last update is missed only now; the second try finds its successor
-        for number in range(1, tries + 1):
+        for number in range(1, _TRIES + 1):
             receivers, failures = await self._receivers()
             if not failures:
-                times, failures = await self._try(receivers, version)
+                times, failures = await self._send_round(receivers, version)
                 if not failures:
                     times.rounds = number
                     self._version = version
@@ -106,8 +74,8 @@ class Transfer:
                     for engine in self._engines
                     if engine.name in failures
                 }
-            self._wired = ()
-        raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD) from next(iter(failures.values()))
+            self._forget_servers()
+        raise WeightSyncError.of(failures, len(self._engines), version, INSTEAD) from next(iter(failures.values()))
 
     async def restore(self, engine: Engine) -> None:
         """Gives a server that was started anew what the sender holds, through a folder. Raises EngineError."""
@@ -115,7 +83,17 @@ class Transfer:
             weights = await asyncio.to_thread(self._sender.weights)
             await engine.update_weights(weights, version)
 
-    async def _receivers(self) -> tuple[dict[str, HttpEngine], dict[str, EngineError]]:
+    @abstractmethod
+    async def _send_round(
+        self, receivers: Mapping[str, "HttpEngine"], version: int
+    ) -> tuple[Times, dict[str, EngineError]]:
+        """Sends all tensors once. Returns the times, and who failed and why. Raises WeightSyncError, TrainerError."""
+
+    def _forget_servers(self) -> None:
+        """Lets go of what was opened for servers, some of which failed."""
+        return
+
+    async def _receivers(self) -> tuple[dict[str, "HttpEngine"], dict[str, EngineError]]:
         """Returns those of engines that are up or come up again, by the engine's name."""
         wanting = worth_asking(self._engines)
         ends = await asyncio.gather(*(engine.receiver() for engine in wanting), return_exceptions=True)
@@ -128,125 +106,14 @@ class Transfer:
             elif isinstance(end, BaseException):
                 raise end
             else:
-                assert isinstance(end, HttpEngine), "only servers take weights from a trainer's memory"
-                receivers[engine.name] = end
+                # Only servers take weights from a trainer's memory.
+                receivers[engine.name] = cast("HttpEngine", end)
         if not receivers and not failures:
             failures = {engine.name: EngineError("it is gone") for engine in wanting}
         return receivers, failures
 
-    async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
-        if self._wired != tuple(receivers.values()):
-            if failures := await self._open(receivers):
-                return Times(), failures
-            self._wired = tuple(receivers.values())
-        count = len(receivers)
-        attempt = _Attempt(version, tensors_info(self._announced), asyncio.Barrier(count), asyncio.Barrier(count + 1))
-        sending = asyncio.create_task(self._send(attempt))
-        taking = [asyncio.create_task(_take_round(http, attempt, self._kind)) for http in receivers.values()]
-        sending.add_done_callback(lambda _: _give_up(sending, taking))
-        ends = await asyncio.gather(*taking, return_exceptions=True)
-        failures = failures_of(receivers, ends)
-        if failures:  # The sender would wait there for a server that does not come.
-            await attempt.ready.abort()
-        await asyncio.wait({sending}, timeout=_SENDER_S if failures else None)
-        if not sending.done():  # NCCL cannot be taken back: the trainer's ranks end with the run.
-            raise WeightSyncError.of(failures, len(self._engines), version, _INSTEAD)
-        sent = sending.result()
-        if sent.problem and not failures:
-            failures = dict.fromkeys(receivers, EngineError(f"the trainer could not send: {sent.problem}"))
-        attempt.times.take_sent(sent)
-        return attempt.times, failures
 
-    async def _send(self, attempt: _Attempt) -> SentWeights:
-        try:
-            await attempt.ready.wait()
-        except asyncio.BrokenBarrierError:
-            return SentWeights(problem="a server was not ready")
-        return await asyncio.to_thread(self._sender.transfer_weights, self._twice)
-
-    async def _open(self, receivers: Mapping[str, HttpEngine]) -> dict[str, EngineError]:
-        """Opens the wire: all ends meet at rank 0 of the trainer."""
-        answers = await asyncio.gather(
-            *(_world_size(http.client) for http in receivers.values()), return_exceptions=True
-        )
-        if failures := failures_of(receivers, answers):
-            return failures
-        sizes = [size for size in answers if isinstance(size, int)]
-        loopback = all(urlsplit(http.client.url).hostname in _LOOPBACK for http in receivers.values())
-        host, port = await asyncio.to_thread(self._sender.wire_address, loopback)
-        world = 1 + sum(sizes)
-        offsets = [1 + sum(sizes[:index]) for index in range(len(sizes))]
-        opening = asyncio.create_task(asyncio.to_thread(self._sender.open_wire, self._kind, host, port, world))
-        ends = await asyncio.gather(
-            *(
-                _add_link(http, self._kind, {"master_address": host, "master_port": port, "rank_offset": offset}, world)
-                for http, offset in zip(receivers.values(), offsets, strict=True)
-            ),
-            return_exceptions=True,
-        )
-        problem = await opening
-        failures = failures_of(receivers, ends)
-        if problem and not failures:
-            failures = dict.fromkeys(receivers, EngineError(f"the trainer did not reach it: {problem}"))
-        if not failures and not self._announced:
-            self._announced = await asyncio.to_thread(self._sender.announce_weights, self._twice)
-        return failures
-
-
-async def _take_round(http: HttpEngine, attempt: _Attempt, kind: str) -> None:
-    """Does one server's part of a round. Raises EngineError."""
-    began_s = time.monotonic()
-    try:
-        async with http.renewing(attempt.version) as client:
-            await _meet_servers(attempt.paused)
-            await ask_http(client, "/start_weight_update")
-            paused_s = time.monotonic()
-            await attempt.ready.wait()
-            packed = PACKED if kind == NCCL and not _packed_at_init(http) else {}
-            await ask_http(client, "/update_weights", {"update_info": {**attempt.update_info, **packed}})
-            taken_s = time.monotonic()
-            await ask_http(client, "/finish_weight_update")
-            loaded_s = time.monotonic()
-    except BaseException as error:  # A cancelled one counts, too: the others would wait for it at a barrier for ever.
-        await attempt.paused.abort()
-        await attempt.ready.abort()
-        if isinstance(error, asyncio.BrokenBarrierError):
-            raise EngineError(f"{_OTHER} did not begin") from error
-        raise
-    resume_s = time.monotonic() - loaded_s
-    attempt.times.take_server(pause_s=paused_s - began_s, load_s=loaded_s - taken_s, resume_s=resume_s)
-
-
-async def _meet_servers(servers: asyncio.Barrier) -> None:
-    try:
-        await servers.wait()
-    except asyncio.BrokenBarrierError as error:
-        raise UnchangedError(f"{_OTHER} could not be paused") from error
-
-
-async def _add_link(http: HttpEngine, kind: str, where: Mapping[str, object], world: int) -> None:
-    packed = PACKED if kind == NCCL and _packed_at_init(http) else {}
-    await ask_http(http.client, "/init_weight_transfer_engine", {"init_info": {**where, "world_size": world, **packed}})
-
-
-def _packed_at_init(http: HttpEngine) -> bool:
-    return minor_version(http.features.version) >= _PACKED_AT_INIT
-
-
-async def _world_size(client: HttpClient) -> int:
-    """Returns the number of workers of a server."""
-    answer = await client.get("/get_world_size")
-    return int(answer.json().get("world_size", 1)) if answer.ok else 1
-
-
-def _give_up(sending: "asyncio.Task[SentWeights]", taking: "Sequence[asyncio.Task[None]]") -> None:
-    """Cancels servers that still wait for what a sender cannot send: they learn of it late, or not at all."""
-    if sending.cancelled() or sending.exception() or sending.result().problem:
-        for task in taking:
-            asyncio.get_running_loop().call_later(_SENDER_S, task.cancel)
-
-
-def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> dict[str, EngineError]:
+def failures_of(receivers: Mapping[str, "HttpEngine"], ends: Sequence[object]) -> dict[str, EngineError]:
     """Returns failures by engine, without those that only followed another's."""
     failures: dict[str, EngineError] = {}
     for name, end in zip(receivers, ends, strict=True):
@@ -257,144 +124,3 @@ def failures_of(receivers: Mapping[str, HttpEngine], ends: Sequence[object]) -> 
         elif isinstance(end, BaseException):
             raise end
     return {name: error for name, error in failures.items() if not isinstance(error, UnchangedError)} or failures
-
-
-class Belt:
-    """Carries buckets from one who fills them to several who take them.
-
-    - Bucket k is filled when everybody who still takes has taken bucket k - `buffers`: nothing is overwritten unread.
-    - Nobody waits for one who left, nor for a filler that failed.
-    - Whoever has left waits at `cleared` until the filler has put the buffers away.
-    """
-
-    def __init__(self, takers: Iterable[str], buffers: int) -> None:
-        self._next = dict.fromkeys(takers, 0)  # This is the bucket that each takes next.
-        self._buffers = buffers
-        self._filled = 0
-        self._is_clear = False
-        self._failure: str | None = None
-        self._changed = asyncio.Condition()
-
-    async def room(self, number: int) -> bool:
-        """Waits until bucket `number` may be filled; False where nobody takes it any more."""
-        async with self._changed:
-            await self._changed.wait_for(
-                lambda: all(next_bucket > number - self._buffers for next_bucket in self._next.values())
-            )
-            return bool(self._next)
-
-    async def put(self, number: int) -> None:
-        async with self._changed:
-            self._filled = number + 1
-            self._changed.notify_all()
-
-    async def left(self) -> None:
-        """Waits until nobody takes any more."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._next)
-
-    async def clear(self) -> None:
-        """Says that the buffers are put away."""
-        async with self._changed:
-            self._is_clear = True
-            self._changed.notify_all()
-
-    async def fail(self, reason: str) -> None:
-        """Says that nothing is filled any more."""
-        async with self._changed:
-            self._failure = reason
-            self._changed.notify_all()
-
-    async def filled(self, number: int) -> None:
-        """Waits until bucket `number` can be taken. Raises EngineError where that will not be."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._filled > number or self._failure is not None)
-            self._check()
-
-    async def taken(self, name: str, number: int) -> None:
-        async with self._changed:
-            self._next[name] = number + 1
-            self._changed.notify_all()
-
-    async def leave(self, name: str) -> None:
-        """Lets a taker go, which takes no more. It may be called twice."""
-        async with self._changed:
-            self._next.pop(name, None)
-            self._changed.notify_all()
-
-    async def cleared(self) -> None:
-        """Waits until the buffers are put away. Raises EngineError where the filler failed."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._is_clear or self._failure is not None)
-            self._check()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise EngineError(f"the trainer stopped putting weights together: {self._failure}")
-
-
-class StagedTransfer(Transfer):
-    def __init__(self, engines: Sequence[Engine], sender: SendsWeights, twice: Mapping[str, str]) -> None:
-        super().__init__(engines, sender, IPC, twice)
-
-    async def _try(self, receivers: Mapping[str, HttpEngine], version: int) -> tuple[Times, dict[str, EngineError]]:
-        """Makes one try. Raises TrainerError."""
-        staging = await asyncio.to_thread(self._sender.open_staging, self._twice)
-        if staging.problem:
-            await asyncio.to_thread(self._sender.close_staging)
-            return Times(), dict.fromkeys(receivers, EngineError(f"the trainer shares no memory: {staging.problem}"))
-        belt = Belt(receivers, BUFFERS)
-        times = Times()
-        filling = asyncio.create_task(self._fill(belt, len(staging.buckets)))
-        taking = (_take_staged(name, http, staging, belt, version, times) for name, http in receivers.items())
-        ends = await asyncio.gather(*taking, return_exceptions=True)
-        sent = await filling
-        times.take_sent(sent)
-        return times, failures_of(receivers, ends)
-
-    async def _fill(self, belt: Belt, count: int) -> SentWeights:
-        """Fills buckets until all is put together, or nobody takes it any more. Raises TrainerError."""
-        parts: list[SentWeights] = []
-        try:
-            for number in range(count):
-                if not await belt.room(number):
-                    break
-                parts.append(await asyncio.to_thread(self._sender.stage, number))
-                await belt.put(number)
-            await belt.left()
-            await asyncio.to_thread(self._sender.close_staging)
-            await belt.clear()
-        except BaseException as error:
-            await belt.fail(str(error) or type(error).__name__)
-            raise
-        return SentWeights(
-            sum(part.gather_s for part in parts),
-            sum(part.wire_s for part in parts),
-            sum(part.sent_bytes for part in parts),
-        )
-
-
-async def _take_staged(name: str, http: HttpEngine, staging: Staging, belt: Belt, version: int, times: Times) -> None:
-    """Does one server's part of a round. Raises EngineError."""
-    began_s = time.monotonic()
-    load_s = 0.0
-    try:
-        async with http.renewing(version) as client:
-            await ask_http(client, "/init_weight_transfer_engine", {"init_info": {"handles": staging.handles}})
-            await ask_http(client, "/start_weight_update")
-            started_s = time.monotonic()
-            for number, bucket in enumerate(staging.buckets):
-                await belt.filled(number)
-                asked_s = time.monotonic()
-                await ask_http(client, "/update_weights", {"update_info": update_info(bucket, number)})
-                load_s += time.monotonic() - asked_s
-                await belt.taken(name, number)
-            asked_s = time.monotonic()
-            await ask_http(client, "/finish_weight_update")
-            loaded_s = time.monotonic()
-            load_s += loaded_s - asked_s
-            await belt.leave(name)
-            await belt.cleared()  # The cache wakes behind this block, into the memory that the buffers held.
-    finally:
-        await belt.leave(name)
-    times.take_server(pause_s=started_s - began_s, load_s=load_s, resume_s=time.monotonic() - loaded_s)

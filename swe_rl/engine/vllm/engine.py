@@ -8,8 +8,6 @@ Invariants:
 - New weights reach a server that dies while it takes them once it is back.
 - A server that dies between `sleep` and `may_wake` leaves its GPUs free until `may_wake`; one that is started anew
   while it waits for weights gets them by the next update, and serves nobody before.
-- A server that dies for want of a compiler is started again without compiled kernels, once, with a line that says so;
-  one that does not understand the name of a MIG slice is given the slice's number.
 - `close` ends the process and everything below it. Of a restart that failed no process is left, whatever went wrong.
 """
 
@@ -33,14 +31,12 @@ from swe_rl.engine.engine import (
 from swe_rl.engine.server.client import ServerFailingError
 from swe_rl.engine.server.engine import HttpEngine
 from swe_rl.engine.server.weights import WeightFolders
-from swe_rl.engine.vllm.log import Cause
 from swe_rl.engine.vllm.server import ServerDiedError, VllmServer
+from swe_rl.engine.vllm.starter import ServerStarter
 
 if TYPE_CHECKING:
     import torch
 
-# Between our look for a free port and the server's listening another process may take it; three times is no accident.
-_PORT_TRIES = 3
 _DEATH_S = 2.0  # So much passes at most between the first failure and the end of the process.
 
 
@@ -85,18 +81,21 @@ class VllmEngine(Engine):
         self._say = say
         self._weights = weights
         self._teller = LossTeller(name, say, record or (lambda *_: None))
-        self._eager = False
-        self._by_number = False
-        self._server: VllmServer | None = None
+        self._starter = ServerStarter(maker.server, name, say)
         self._http: HttpEngine | None = None
         self._paused = False
+        # Requests wait for `_up`: it is set while the server serves, and at the end of all restarts, with `_failure`.
         self._up = asyncio.Event()
+        self._failure: EngineError | None = None
+        # It is set while the process is known to have ended: from then on `_death` has the reason.
         self._down = asyncio.Event()
+        self._death: EngineError | None = None
+        # It is cleared while the trainer has the GPUs.
         self._may_start = asyncio.Event()
         self._may_start.set()
-        self._death: EngineError | None = None
-        self._failure: EngineError | None = None
+        # This task waits for the server's death, and starts it again.
         self._keeper: asyncio.Task[None] | None = None
+        # This task ends a server that hangs.
         self._ending: asyncio.Task[None] | None = None
         self._before = EngineStats(0, 0, 0, 0, 0)  # These are totals of earlier lives of the server.
 
@@ -118,7 +117,7 @@ class VllmEngine(Engine):
 
     @property
     def server(self) -> VllmServer | None:
-        return self._server
+        return self._starter.server
 
     async def start(self) -> None:
         """Raises UserError for a server that cannot serve this run, or EngineError; nothing is left running then."""
@@ -128,9 +127,12 @@ class VllmEngine(Engine):
                 await self._launch(self._model_path)
                 self._up.set()
             except EngineError as error:
-                if self._server is None or self.name not in self._ledger:  # its settings would let it die again
+                # A server that was never up would die of its settings again.
+                if self.server is None or self.name not in self._ledger:
                     raise
-                self._http, death = self._maker.client(self._server.url), error  # with nothing in flight
+                # Nothing is in flight at this client, which only says which weights the dead server had.
+                self._http = self._maker.client(self.server.url)
+                death = error
             self._ledger.setdefault(self.name, 0)
             self._keeper = asyncio.get_running_loop().create_task(self._keep(death))
             await self._up.wait()
@@ -145,7 +147,8 @@ class VllmEngine(Engine):
         try:
             return await http.generate(prompt_ids, params, request_id=request_id, session_id=session_id)
         except ServerFailingError as error:
-            if await self._dies():  # whose reason is known now
+            # If the server ended, its log has a better reason than the connection.
+            if await self._dies():
                 raise EngineError(str(self._death)) from error
             raise
 
@@ -196,14 +199,15 @@ class VllmEngine(Engine):
                 await http.update_weights(weights, version)
                 return
             except EngineError as error:
-                explained = self.explained(error)  # before another start begins a log of its own
+                # It is explained before another start begins a log of its own.
+                explained = self.explained(error)
                 if last or not await self._dies():
                     raise explained from error
 
     def explained(self, error: EngineError) -> EngineError:
-        if self._server is None or not isinstance(error, ServerFailingError):
+        if self.server is None or not isinstance(error, ServerFailingError):
             return error
-        return type(error)(f"{error}; {self._server.said()}")
+        return type(error)(f"{error}; {self.server.said()}")
 
     async def receiver(self) -> HttpEngine:
         """Returns the client of its server, or of the successor of one that was lost and has not ended yet."""
@@ -229,7 +233,8 @@ class VllmEngine(Engine):
         """Ends the server. It may be called twice."""
         if self._failure is None:
             self._failure = EngineError(f"Engine `{self.name}` is closed.")
-        self._up.set()  # whoever waits learns of the failure
+        # Whoever waits learns of the failure.
+        self._up.set()
         keeper = self._keeper
         self._keeper = None
         if keeper is not None:
@@ -238,13 +243,14 @@ class VllmEngine(Engine):
                 await keeper
         if self._http is not None:
             await self._http.close()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
 
     async def _serving(self) -> HttpEngine:
         if self._keeper is None and self._failure is None:
             raise EngineError(f"Engine `{self.name}` was not started; await start() first.")
-        while not self._up.is_set():  # it may have died once more before this task had its turn
+        # It may have died once more before this task had its turn.
+        while not self._up.is_set():
             await self._up.wait()
         if self._failure is not None or self._http is None:
             raise EngineError(str(self._failure)) from self._failure
@@ -263,64 +269,42 @@ class VllmEngine(Engine):
         return False
 
     async def _launch(self, model_path: str) -> None:
-        """Starts a healthy, probed server; a lost port is tried again, a missing compiler answered with eager mode."""
-        took_s = None
-        attempt = 0
-        while took_s is None:
-            attempt += 1
-            self._server = server = self._maker.server(model_path, self._eager, self._by_number)
-            try:
-                took_s = await server.start()
-            except ServerDiedError as error:
-                if not self._try_again(error, attempt):
-                    raise
+        """Starts a server that is healthy and answers a probe. Raises EngineError; nothing of it is left then."""
+        server, took_s = await self._starter.start(model_path)
         http = self._maker.client(server.url)
         try:
             await http.start()
         except BaseException as error:
-            if isinstance(error, Exception):  # what a server answers that is about to end says nothing of its features
+            # What a server answers that is about to end says nothing of its features: its end is the reason.
+            if isinstance(error, Exception):
                 with contextlib.suppress(TimeoutError):
                     error = await asyncio.wait_for(server.wait(), _DEATH_S)
             await server.stop()
             raise error
-        if self._paused:  # by somebody who does not hear of the restart
+        # Whoever paused the last server does not hear of the restart.
+        if self._paused:
             await http.pause()
-        http.on_change = self._seen
+        http.on_change = self._end_hanging
         self._http = http
         self._say(f"{self.name} is up after {took_s:.0f} s: {http.features}")
 
-    def _try_again(self, error: ServerDiedError, attempt: int) -> bool:
-        if error.cause is Cause.no_compiler and not self._eager:
-            self._go_eager(error)
-            return True
-        if error.cause is Cause.mig_name and not self._by_number:
-            self._by_number = True
-            self._say(f"{self.name}: this vLLM does not take the name of a MIG slice, so it is given a number. {error}")
-            return True
-        return error.cause is Cause.port_in_use and attempt < _PORT_TRIES
-
-    def _go_eager(self, error: ServerDiedError) -> None:
-        self._eager = True
-        self._say(
-            f"{self.name}: no compiler for vLLM's kernels here, so it runs without compiled ones (as with "
-            f"engine.enforce_eager=true), which is slower. {error}"
-        )
-
     async def _keep(self, death: EngineError | None) -> None:
         """Starts the server again whenever it dies. `death` is one from before it was up."""
-        while self._server is not None:
-            self._death = error = death or await self._server.wait()
+        while self.server is not None:
+            self._death = error = death or await self.server.wait()
             death = None
-            self._up.clear()  # before anybody is told: who asks then waits for the restart, and misses the dead server
+            # Before anybody is told: whoever asks then waits for the restart, and misses the dead server.
+            self._up.clear()
             self._lost(error)
-            await self._server.stop()  # also where the guard was killed: nothing of it may stay on the GPUs
+            # Also if its guard was killed, nothing of it may stay on the GPUs.
+            await self.server.stop()
             self._down.set()
             try:
                 await self._start_again(error)
             except EngineError as failure:
                 self._failure = failure
                 self._say(str(failure))
-                self._up.set()  # whoever waits learns of it
+                self._up.set()
                 self._tell(False)
                 return
             self._down.clear()
@@ -336,12 +320,13 @@ class VllmEngine(Engine):
         while self.restarts < self._max_restarts:
             self._ledger[self.name] = self.restarts + 1
             try:
-                await self._may_start.wait()  # until then the trainer has the GPUs
+                await self._may_start.wait()
                 await self._restart(error, lost)
                 return
-            except Exception as again:  # UserError and DiskError would come again
+            except Exception as again:
                 failure = EngineError(f"{error}; the restart failed: {again}")
                 await self._end_attempt()
+                # What is no EngineError, as UserError and DiskError, would come again.
                 if not isinstance(again, EngineError) or isinstance(again, WeightsGoneError):
                     break
                 if self.restarts < self._max_restarts:
@@ -353,8 +338,8 @@ class VllmEngine(Engine):
         self._http = None
         if http is not None:
             await http.close()
-        if self._server is not None:
-            await self._server.stop()
+        if self.server is not None:
+            await self.server.stop()
 
     def _lost(self, error: EngineError) -> None:
         assert self._http is not None
@@ -368,16 +353,18 @@ class VllmEngine(Engine):
     async def _restart(self, error: EngineError, lost: HttpEngine) -> None:
         version = lost.weight_version
         if self._http is lost:
-            self._before = self.stats()  # totals only grow, and the new server begins at 0
+            # Totals only grow, and those of the new server begin at 0.
+            self._before = self.stats()
             self._http = None
             await lost.close()
-        if isinstance(error, ServerDiedError) and error.cause is Cause.no_compiler and not self._eager:
-            self._go_eager(error)
+        if isinstance(error, ServerDiedError):
+            self._starter.learn(error)
         folder = self._weights.find(version) if self._weights is not None else None
         adapter = self._weights is not None and self._weights.adapter is not None
         await self._launch(str(folder) if folder and not adapter else self._model_path)
         assert self._http is not None
-        if lost.held:  # the next update wakes it; weights of before would be given for nothing
+        if lost.held:
+            # The next update wakes it, and brings newer weights.
             self._http.hold()
         else:
             await self._give_weights(version, folder, adapter)
@@ -394,7 +381,7 @@ class VllmEngine(Engine):
         if self._http.weight_version < version:
             raise WeightsGoneError(f"nothing has the weights of step {version} for it")
 
-    def _seen(self, up: bool) -> None:
+    def _end_hanging(self, up: bool) -> None:
         """Ends a server that hangs, or holds half of an update: `_keep` then starts it again."""
-        if not up and self.state is EngineState.up and self._server is not None:
-            self._ending = asyncio.get_running_loop().create_task(self._server.stop())
+        if not up and self.state is EngineState.up and self.server is not None:
+            self._ending = asyncio.get_running_loop().create_task(self.server.stop())

@@ -1,6 +1,5 @@
 """Offers the embedded instances, which ship with the package, or a file of instances of the same kind."""
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import narrow_instances, read_instances, select_instances
 from swe_rl.env.bugs.workspace import package_folder, prepare_workspace
 from swe_rl.env.env import Grade, Grading
+from swe_rl.env.folder import WorkspaceFolders
 from swe_rl.env.grading.make import GRADERS, VerdictCache
 from swe_rl.env.grading.twin_trial import remember_proof
 from swe_rl.env.proof.record import Standing
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import read_split
-from swe_rl.files.disk import disk_error
-from swe_rl.files.names import folder_name
 from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
 
 DATA = Path(__file__).parent / "data"
@@ -34,7 +32,7 @@ class BugsEnv(ProvenEnv):
         sandbox: SandboxKind = SandboxKind.process,
     ) -> None:
         super().__init__(config, cache, sandbox, read_split)
-        self._lock = threading.Lock()
+        self._folders = WorkspaceFolders(cache)
         self._grade = grader or (VerdictCache().grade if config.cache_verdicts else GRADERS[GradingKind.pytest])
 
     def _chosen(self, split: str) -> tuple[list[Instance], int | None]:
@@ -92,15 +90,7 @@ class BugsEnv(ProvenEnv):
 
         It blocks (git) for about 50 ms the first time, then it is free.
         """
-        folder = self._cache / folder_name(f"{instance.instance_id}-{instance.base_commit[:12]}")
-        with self._lock:
-            if not folder.is_dir():
-                try:
-                    self._cache.mkdir(parents=True, exist_ok=True)
-                    prepare_workspace(instance, folder)
-                except OSError as error:
-                    raise disk_error(folder, error, key="paths.cache") from error
-        return Workspace(path=folder)
+        return Workspace(path=self._folders.find(instance, lambda folder: prepare_workspace(instance, folder)))
 
     def prompt(self, instance: Instance) -> str:
         return instance.problem_statement

@@ -89,9 +89,13 @@ def prepare_workspace(instance: Instance, destination: Path) -> None:
         copy_package(instance.repo, aside)
         for patch in (instance.test_patch, instance.patch):
             run_git(aside, "apply", "--reverse", stdin=patch)
-        commit = commit_tree(aside)
-        if commit != instance.base_commit:
-            raise InstanceError(
-                f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; "
-                "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
-            )
+        way_out = "the packages and the instances are not of one version (python -m swe_rl job=prepare makes them anew)"
+        require_commit(instance, commit_tree(aside), way_out)
+
+
+def require_commit(instance: Instance, commit: str, way_out: str) -> None:
+    """Raises InstanceError unless the tree that was made has the instance's commit."""
+    if commit != instance.base_commit:
+        raise InstanceError(
+            f"{instance.instance_id}: the tree's commit is {commit}, the record says {instance.base_commit}; {way_out}"
+        )

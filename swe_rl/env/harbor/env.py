@@ -7,7 +7,6 @@ Invariants:
 """
 
 import random
-import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.find_rows import Split
 from swe_rl.dataset.instance import Instance, InstanceError, check_id
 from swe_rl.env.env import Grade, GradeError, InstanceLimits
+from swe_rl.env.folder import WorkspaceFolders
 from swe_rl.env.harbor.poison import poisonable
 from swe_rl.env.harbor.task import HarborTask, digest_of, read_task
 from swe_rl.env.harbor.tree import SCRIPT, check_folder, gold_script, make_folder
@@ -25,8 +25,6 @@ from swe_rl.env.proof.prove import last_words
 from swe_rl.env.swe.prepared import is_evaluated
 from swe_rl.env.swe.proven import ProvenEnv
 from swe_rl.env.swe.read import Read
-from swe_rl.files.disk import disk_error
-from swe_rl.files.names import folder_name
 from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace
 
 # The solution's script has this name in the sandbox until it has run.
@@ -41,7 +39,7 @@ class HarborEnv(ProvenEnv):
     def __init__(self, config: EnvConfig, cache: Path, sandbox: SandboxKind = SandboxKind.process) -> None:
         super().__init__(config, cache, sandbox, self._read_split, _JUDGED_BY)
         self._by_folder = sandbox is SandboxKind.process
-        self._lock = threading.Lock()
+        self._folders = WorkspaceFolders(self._cache / "harbor")
         self._tasks: dict[str, HarborTask] = {}
         # It maps a split to the names of its unusable tasks, with the reasons.
         self._unusable: dict[str, dict[str, str]] = {}
@@ -117,14 +115,7 @@ class HarborEnv(ProvenEnv):
         task = self._tasks[instance.instance_id]
         if not self._by_folder:
             return Workspace(image=task.docker_image, workdir=task.workdir)
-        folder = self._cache / "harbor" / folder_name(f"{task.name}-{instance.base_commit[:12]}")
-        with self._lock:
-            if not folder.is_dir():
-                try:
-                    folder.parent.mkdir(parents=True, exist_ok=True)
-                    make_folder(task, folder)
-                except OSError as error:
-                    raise disk_error(folder, error, key="paths.cache") from error
+        folder = self._folders.find(instance, lambda folder: make_folder(task, folder))
         return Workspace(path=folder, workdir=task.workdir, places=PLACES)
 
     def limits(self, instance: Instance) -> InstanceLimits:

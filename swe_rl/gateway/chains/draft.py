@@ -56,11 +56,11 @@ class Node:
     parent: "Node | None"
     delta_ids: "array[int]"
     sampled_ids: "array[int]"
-    request: Fingerprint
+    request: Fingerprint  # The hash of its request's conversation.
     # Its request goes on from this reply, also where the chat template wrote the turns before otherwise.
-    source: "Node | None" = None
+    source: "Node | None"
+    turn: int
     chain: int = 0
-    turn: int | None = None  # A reply that is not recorded yet has none.
     role: SegmentRole = SegmentRole.main
     parent_turn: int | None = None
     compaction: int = 0  # The compaction that began the node's segment has this number, if the node is its first.
@@ -86,32 +86,31 @@ class Node:
 class Draft:
     """Holds a request that was looked up: which of its messages are new, and which reply it goes on from."""
 
-    # Has all messages, or those after the reply that the request goes on from. `_length` messages are before them.
-    messages: Sequence[Message] = field(repr=False)
-    _length: int  # So many messages are before them.
-    _parent: Node | None = field(repr=False)
-    _again: Node | None = field(repr=False)  # The same request was answered before, by this reply.
-    _source: Node | None = field(repr=False)  # As in a node.
-    _conversation: RequestMessages = field(repr=False)
+    conversation: RequestMessages = field(repr=False)  # The whole request.
+    messages: Sequence[Message] = field(repr=False)  # Its new messages: all of them without a parent.
+    length: int  # So many messages are before them.
+    parent: Node | None = field(repr=False)  # The prompt begins with this reply's prompt and sampled ids.
+    again: Node | None = field(repr=False)  # The same request was answered before, by this reply.
+    source: Node | None = field(repr=False)  # The request goes on from this reply, as in a node.
     # The chat template changes what was there before the new messages, so the prompt begins anew.
-    _rewritten: bool = False
+    rewritten: bool = False
 
     def settled(self, renderer: Renderer) -> "Draft":
         """Returns this draft, or one that begins anew where the template changes earlier turns."""
-        if not renderer.rewrites or self._parent is None or self._again is not None:
+        if not renderer.rewrites or self.parent is None or self.again is not None:
             return self
-        messages = self._conversation.since(0)
-        before = messages[: self._length - 1]
-        reply = messages[self._length - 1]
-        if renderer.keeps(before, reply, self._parent.sampled_ids, self.messages, self._conversation.tools):
+        messages = self.conversation.since(0)
+        before = messages[: self.length - 1]
+        reply = messages[self.length - 1]
+        if renderer.keeps(before, reply, self.parent.sampled_ids, self.messages, self.conversation.tools):
             return self
-        return replace(self, messages=messages, _length=0, _parent=None, _rewritten=True)
+        return replace(self, messages=messages, length=0, parent=None, rewritten=True)
 
     def has_new_chars(self, number: int) -> bool:
         """Tells whether `render` has to encode at least about `number` characters. It stops counting there."""
-        if self._again is not None:
+        if self.again is not None:
             return False
-        tools = self._conversation.tools if self._parent is None else ()
+        tools = self.conversation.tools if self.parent is None else ()
         left = number
         values = list[Any](self.messages) + list(tools)
         while values and left > 0:
@@ -126,16 +125,16 @@ class Draft:
     def render(self, renderer: Renderer, most_tokens: int | None = None) -> "array[int]":
         """Returns the ids that the prompt adds to those that it goes on from. Raises PromptTooLongError for more than
         `most_tokens`."""
-        if self._again is not None:
-            return self._again.delta_ids
-        if self._parent is None:
-            return array("i", renderer.start(self.messages, self._conversation.tools, most_tokens))
-        return array("i", renderer.extend(self._parent.sampled_ids, self.messages, most_tokens))
+        if self.again is not None:
+            return self.again.delta_ids
+        if self.parent is None:
+            return array("i", renderer.start(self.messages, self.conversation.tools, most_tokens))
+        return array("i", renderer.extend(self.parent.sampled_ids, self.messages, most_tokens))
 
     def count(self, renderer: Renderer) -> int:
         """Counts the tokens that `render` would return."""
-        if self._again is not None:
-            return len(self._again.delta_ids)
-        if self._parent is None:
-            return renderer.count_start(self.messages, self._conversation.tools)
-        return renderer.count_extend(self._parent.sampled_ids, self.messages)
+        if self.again is not None:
+            return len(self.again.delta_ids)
+        if self.parent is None:
+            return renderer.count_start(self.messages, self.conversation.tools)
+        return renderer.count_extend(self.parent.sampled_ids, self.messages)

@@ -9,9 +9,8 @@ Invariants:
 
 from collections.abc import Sequence
 
-from swe_rl.engine.engine import Completion
 from swe_rl.engine.token_ids import TokenIds
-from swe_rl.gateway.trace import Trace, joined_ids, known_routes, trace_ancestry
+from swe_rl.gateway.trace import Trace, joined_ids, trace_ancestry
 
 
 class Recall:
@@ -43,21 +42,3 @@ class Recall:
             return False
         recorded = joined_ids(trace_ancestry(trace, self._by_turn))[: trace.prompt_tokens]
         return [*map(int, recorded)] == list(prompt_ids)
-
-
-def completion_of(trace: Trace) -> Completion:
-    """Returns the reply of a recorded turn as its engine gave it."""
-    versions = tuple(trace.weight_versions.tolist())
-    return Completion(
-        token_ids=tuple(trace.sampled_ids.tolist()),
-        logprobs=tuple(trace.logprobs.tolist()),
-        finish_reason=trace.finish_reason,  # type: ignore[arg-type]
-        weight_version=versions[-1] if versions else 0,
-        cached_tokens=trace.cached_tokens,
-        queue_s=max(0.0, trace.queue_s - trace.held_s),
-        prefill_s=trace.prefill_s,
-        decode_s=trace.decode_s,
-        token_versions=versions,
-        routes=trace.routes,
-        routes_from=known_routes(trace.base_tokens) if trace.routes is not None else 0,
-    )

@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any
 from swe_rl.engine.endpoint.engine import EndpointEngine
 from swe_rl.engine.endpoint.question import EndpointReply, Question, Usage
 from swe_rl.engine.engine import Completion, ContextOverflowError, EngineError, SamplingParams
-from swe_rl.gateway.completion import give_back_room, purpose_of, room_in_total, turn_seed
+from swe_rl.gateway.completion import (
+    check_calls,
+    give_back_room,
+    purpose_of,
+    room_in_total,
+    sampling_params,
+    token_limit,
+    wanted_tokens,
+)
 from swe_rl.gateway.conversation import extend_hash
-from swe_rl.gateway.errors import ApiError, call_limit, context_overflow, engine_failure, internal_failure
+from swe_rl.gateway.errors import ApiError, context_overflow, engine_failure, internal_failure
 from swe_rl.gateway.live import LiveSession
 from swe_rl.gateway.reply import ChatAnswer, Opening, assistant_message
 from swe_rl.gateway.request import ChatRequest
@@ -115,27 +123,14 @@ class ForwardingCompleter:
         self, live: LiveSession, plan: TurnPlan, request: ChatRequest, before_tokens: int
     ) -> SamplingParams:
         """Returns the sampling of a turn, once there is room for it. Raises ApiError if the session may have none."""
-        pinned = live.settings
-        limit = self._most_tokens
-        key = "engine.max_model_len"
-        if pinned is not None and pinned.max_trajectory_tokens < limit:
-            limit = pinned.max_trajectory_tokens
-            key = "rollout.max_trajectory_tokens"
-        if pinned is not None and pinned.max_calls is not None and plan.number >= pinned.max_calls:
-            raise call_limit(pinned.max_calls)
+        check_calls(live, plan)
+        limit, key = token_limit(live, self._most_tokens)
         room = limit - before_tokens
         if room <= 0:
             raise context_overflow(before_tokens, limit, key)
-        wanted = min(room, request.max_tokens or room)
-        if pinned is None:
-            return SamplingParams(wanted, request.temperature, request.top_p, request.top_k, seed=request.seed)
-        if pinned.seed is None:
-            seed = None
-        else:
-            seed = turn_seed(pinned.seed, plan.number)
         # The endpoint tells how long the prompt is with its reply, so that only what was there before is known here.
-        wanted = await room_in_total(live, 0, min(wanted, pinned.max_turn_tokens))
-        return SamplingParams(wanted, pinned.temperature, pinned.top_p, pinned.top_k, seed=seed, min_p=pinned.min_p)
+        wanted = await room_in_total(live, 0, wanted_tokens(live, request, room))
+        return sampling_params(live, plan, request, wanted)
 
     def _count(self, usage: Usage, took_s: float) -> None:
         self._metrics.prompt_tokens.inc(usage.prompt_tokens)

@@ -29,6 +29,7 @@ from swe_rl.engine.server.client import (
     UnreachableError,
 )
 from swe_rl.engine.token_ids import TokenIds
+from swe_rl.gateway.chains.sampled_reply import SampledReply
 from swe_rl.gateway.errors import (
     ApiError,
     engine_failure,
@@ -37,9 +38,8 @@ from swe_rl.gateway.errors import (
 )
 from swe_rl.gateway.live import SessionSummary
 from swe_rl.gateway.processes.link import Head, Link, packed_completion
-from swe_rl.gateway.sampling import SampledReply, Sampling, Wanted
-from swe_rl.gateway.session import Recorded
-from swe_rl.gateway.trace import Break, SegmentRole, TraceStoreError
+from swe_rl.gateway.sampling import Sampling, Wanted
+from swe_rl.gateway.trace import Break, Recorded, SegmentRole, TraceStoreError
 from swe_rl.gateway.waits import Waits
 
 _log = logging.getLogger(__name__)

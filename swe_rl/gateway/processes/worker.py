@@ -32,6 +32,7 @@ from swe_rl.engine.engine import EngineError, SamplingParams
 from swe_rl.engine.server.client import HttpClient
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.errors import UserError
+from swe_rl.gateway.chains.sampled_reply import SampledReply
 from swe_rl.gateway.completion import Completer
 from swe_rl.gateway.errors import ApiError, GatewayError, Handler
 from swe_rl.gateway.http import HttpDoor
@@ -39,9 +40,8 @@ from swe_rl.gateway.live import LiveSession, LiveSessions
 from swe_rl.gateway.processes.address import SharedAddress
 from swe_rl.gateway.processes.link import Head, Link, unpacked_completion
 from swe_rl.gateway.routes import Routes
-from swe_rl.gateway.sampling import SampledReply
-from swe_rl.gateway.session import Recorded, SessionSettings, TurnPlan
-from swe_rl.gateway.trace import TraceStoreError
+from swe_rl.gateway.session import SessionSettings, TurnPlan
+from swe_rl.gateway.trace import Recorded, TraceStoreError
 from swe_rl.gateway.waits import Waits
 from swe_rl.model.make_renderer import parser_of, renderer_of
 

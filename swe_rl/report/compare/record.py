@@ -16,7 +16,7 @@ from typing import Any
 from swe_rl.report.compare.compare import Arm, Comparison, MeasuredRun, Pair, StepRate, parts_of_arms
 from swe_rl.report.compare.held_out import held_out_record
 from swe_rl.report.compare.learning import learning_record
-from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, percent_change
+from swe_rl.report.statistics import LEVEL, RESAMPLES, SEED, known_difference, percent_change
 
 _NUMBERS = ("tokens_per_s", "reward_mean", "avg_response_length", "generate_s", "step_s")
 
@@ -98,7 +98,7 @@ def _paired_steps(pair: Pair) -> Iterator[dict[str, Any]]:
             "step": step,
             "baseline_tokens_per_s": before,
             "candidate_tokens_per_s": after,
-            "delta_tokens_per_s": _difference(before, after),
+            "delta_tokens_per_s": known_difference(before, after),
             "delta_percent": percent_change(before, after),
         }
 
@@ -127,9 +127,3 @@ def csv_text(made: Comparison) -> str:
                 values += [getattr(measured, name, None) for measured in rates for name in _HELD_OUT]
                 lines.writerow([arm.label, repeat, step, *("" if value is None else value for value in values)])
     return written.getvalue()
-
-
-def _difference(before: float | None, after: float | None) -> float | None:
-    if before is None or after is None:
-        return None
-    return after - before

@@ -18,7 +18,7 @@ from swe_rl.logger.folder import RunState
 from swe_rl.logger.progress_text import format_span
 from swe_rl.report.compare.compare import Arm, Comparison, Key, MeasuredRun, Pair, StepRate, pair_arms
 from swe_rl.report.compare.held_out import HeldOut, gain_line, pair_line
-from swe_rl.report.statistics import Interval, Paired, percent_change
+from swe_rl.report.statistics import Interval, Paired, known_difference, percent_change
 
 NOTHING = "N/A"
 _BETWEEN = " | "
@@ -268,13 +268,7 @@ def average_name(tokens: Paired) -> str:
 
 
 def _difference_row(name: str, before: float | None, after: float | None) -> list[str]:
-    return [name, *map(format_number, (before, after, _known_difference(before, after), percent_change(before, after)))]
-
-
-def _known_difference(before: float | None, after: float | None) -> float | None:
-    if before is None or after is None:
-        return None
-    return after - before
+    return [name, *map(format_number, (before, after, known_difference(before, after), percent_change(before, after)))]
 
 
 def _tokens_per_s(rate: StepRate | None) -> float | None:

@@ -9,7 +9,8 @@ import pytest
 from swe_rl.config.choices import GradingKind
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.dataset.instance import InstanceError
-from swe_rl.env.kodcode.env import KodcodeEnv, make_tree
+from swe_rl.env.folder import make_recorded
+from swe_rl.env.kodcode.env import KodcodeEnv
 from swe_rl.env.kodcode.read import commit_hash, to_instance, tree_of
 from swe_rl.sandbox.process.provider import ProcessProvider
 
@@ -64,7 +65,7 @@ def test_a_trainers_row_and_the_older_column():
 
 def test_the_tree_is_the_one_whose_hash_is_known_without_git(tmp_path):
     instance = to_instance(ROW, "here")
-    make_tree(instance, tmp_path / "tree", tree_of(instance))
+    make_recorded(instance, tree_of(instance), tmp_path / "tree")
     head = subprocess.run(["git", "-C", str(tmp_path / "tree"), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert (
         head.stdout.strip()
@@ -74,7 +75,7 @@ def test_the_tree_is_the_one_whose_hash_is_known_without_git(tmp_path):
     assert [path.name for path in (tmp_path / "tree").iterdir() if path.name != ".git"] == ["solution.py"]
     assert "raise NotImplementedError" in (tmp_path / "tree" / "solution.py").read_text()
     with pytest.raises(InstanceError, match="job=prepare"):
-        make_tree(replace(instance, base_commit="0" * 40), tmp_path / "other", tree_of(instance))
+        make_recorded(replace(instance, base_commit="0" * 40), tree_of(instance), tmp_path / "other")
 
 
 async def test_the_solution_resolves_and_the_stub_does_not(tmp_path):
