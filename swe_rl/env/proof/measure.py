@@ -31,6 +31,11 @@ class MeasuredFix:
     reason: str = ""  # The reason says why nothing can be judged by these tests; it is empty if they judge.
     log: str = ""
 
+    @property
+    def timed_out(self) -> bool:
+        """Tells whether there is no list because a run did not end in time."""
+        return self.reason.startswith(TIMED_OUT)
+
 
 def measure_fix(before: Sequence[SuiteRun], after: Sequence[SuiteRun]) -> MeasuredFix:
     """Returns what the runs show.
