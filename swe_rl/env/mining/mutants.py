@@ -254,7 +254,8 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
     recipe = TaskRecipe(
         project=release.candidate.project,
         release=sound.version,
-        tests=tuple(failing),
+        # Whole functions are hidden, so the list needs none of their cases.
+        tests=tuple(f"{file}::{name}" for file, names in functions.items() for name in names),
         file=path,
         line=site.line,
         family=swap.family,

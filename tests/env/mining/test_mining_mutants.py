@@ -235,6 +235,12 @@ def test_where_tests_have_short_names_the_function_is_told_or_it_is_no_task():
     assert again.instance == found.instance
 
 
+def test_a_list_names_functions_of_tests_and_none_of_their_cases():
+    cases = [f"{ALL[0]}[{number}]" for number in range(3)]
+    (found,), _ = hunt(lambda patch: cases if "max(" in patch else (), more=cases)
+    assert found.recipe.tests == ALL[:1] and bug_again(RELEASE, found.recipe).instance == found.instance
+
+
 def renamed(old, new):
     return replace(RELEASE, files={**RELEASE.files, "tests/test_summer.py": TEST_FILE.replace(old, new)})
 
