@@ -42,6 +42,8 @@ from swe_rl.env.source_build.sdist import fetch_sdist, release_time, unpack_sdis
 MAX_FAILING_TESTS = 6
 MAX_FAILING_CASES = 30
 _SIDE_RUNS = 2
+# So many bugs without one that a few tests show say that the tests of a release are too many cases, or too few.
+_MOST_IN_VAIN = 16
 # A small project has few functions. So a second bug of each is tried when each had one.
 _BUGS_OF_A_FUNCTION = 2
 # A bug may make a loop endless. A run of tests with a bug may last so much longer than one without.
@@ -148,7 +150,9 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
     longest_s = _LEAST_S + _LONGER * runs.tests_s / _SIDE_RUNS
     sound = with_early_end(sound, runs.not_passed)
     shown_by: set[tuple[str, ...]] = set()
-    for path, site in _sites(release):
+    for number_tried, (path, site) in enumerate(_sites(release)):
+        if not bugs and number_tried == _MOST_IN_VAIN:
+            break
         source = release.files[path]
         patch = patch_between({path: source}, {path: site.mutate(source)})
         try:
