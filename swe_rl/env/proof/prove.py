@@ -138,9 +138,7 @@ class Prover:
             tests = await self._measured(instance)
             if tests.reason:
                 proof = self._refuted(instance, tests.reason, [])
-                # Slow runs say more of the machine than of the instance, so without a verdict it is tried again.
-                gold = () if tests.timed_out else ("unresolved",)
-                return replace(proof, gold=gold, flaky=tests.flaky, log_tail=tests.log[-_LOG_CHARS:])
+                return replace(proof, gold=tests.verdicts, flaky=tests.flaky, log_tail=tests.log[-_LOG_CHARS:])
             row = replace(instance, fail_to_pass=tests.fail_to_pass, pass_to_pass=tests.pass_to_pass)
             run = await self._gold(row)
             proof = await self._proof(instance, run, [run.trial("")])
@@ -231,10 +229,8 @@ class Prover:
     def _refuted(self, instance: Instance, reason: str, trials: list[ProofTrial], run: _Run | None = None) -> Proof:
         tests, made_of = self.env.digests(instance)
         log = run.log[-_LOG_CHARS:] if run is not None else ""
-        failing = tuple(run.failing) if run is not None else ()
-        is_judged = run is not None and run.grade is not None and not run.grade.timed_out
-        gold = ("unresolved",) if is_judged else ()
-        details = {"gold": gold, "failing": failing, "log_tail": log, "trials": tuple(trials)}
+        gold = ("unresolved",) if run and run.grade and not run.grade.timed_out else ()
+        details = {"gold": gold, "failing": tuple(run.failing) if run else (), "log_tail": log, "trials": tuple(trials)}
         return Proof(instance.instance_id, False, reason, tests, made_of, "", **details)  # type: ignore[arg-type]
 
     def _may_mend(self, instance: Instance, run: _Run) -> bool:
@@ -344,7 +340,7 @@ def _explain_failure(run: _Run, trials: Sequence[ProofTrial]) -> str:
     if not run.grade.patch_applied:
         return f"its gold patch does not apply: {last_words(run.log)}"
     if run.grade.timed_out:
-        return f"{TIMED_OUT} with its gold patch (rollout.grade_timeout_s){tried}"
+        return f"{TIMED_OUT} with its gold patch{tried}"
     why = f"{len(run.failing)} tests fail: {_list_tests(run.failing)}"
     if run.grade.score is not None:
         why = f"{why}, and it scores {run.grade.score:g}"
