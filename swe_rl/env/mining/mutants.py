@@ -42,7 +42,7 @@ from swe_rl.env.source_build.sdist import fetch_sdist, release_time, unpack_sdis
 MAX_FAILING_TESTS = 6
 MAX_FAILING_CASES = 30
 _SIDE_RUNS = 2
-# So many bugs without one that a few tests show say that the tests of a release are too many cases, or too few.
+# Where so many bugs one after the other are no task, the next ones cost more than those of another project.
 _MOST_IN_VAIN = 16
 # A small project has few functions. So a second bug of each is tried when each had one.
 _BUGS_OF_A_FUNCTION = 2
@@ -150,9 +150,11 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
     longest_s = _LEAST_S + _LONGER * runs.tests_s / _SIDE_RUNS
     sound = with_early_end(sound, runs.not_passed)
     shown_by: set[tuple[str, ...]] = set()
-    for number_tried, (path, site) in enumerate(_sites(release)):
-        if not bugs and number_tried == _MOST_IN_VAIN:
+    in_vain = 0
+    for path, site in _sites(release):
+        if in_vain == _MOST_IN_VAIN:
             break
+        in_vain += 1
         source = release.files[path]
         patch = patch_between({path: source}, {path: site.mutate(source)})
         try:
@@ -165,6 +167,7 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
         # Tests that show an earlier bug would say the same of this one.
         bug = bug_of(release, path, site, failing) if failing not in shown_by else None
         if bug is not None:
+            in_vain = 0
             shown_by.add(failing)
             bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
         if len(bugs) >= number:

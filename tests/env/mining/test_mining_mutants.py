@@ -155,8 +155,8 @@ def test_functions_that_tests_name_come_first():
     release = replace(RELEASE, files={**RELEASE.files, "summer.py": others + CODE})
     _, asked = hunt(lambda patch: (), release=release)
     assert all("unknown" not in patch.split("@@")[-1] for patch, _ in asked[2:4])
-    assert len(asked) == 2 + 16, "a release in which nothing is found is left"
-    assert len(hunt(low_fails, release=release)[1]) == 2 + 22 + 21, "low has one place alone"
+    assert len(asked) == 2 + 16, "nothing is found"
+    assert 2 + 16 < len(hunt(low_fails, release=release)[1]) <= 2 + 2 + 16, "nothing more is found after that of low"
     assert {line for patch, _ in asked[2:4] for line in patch.split("\n") if line.startswith("-")} >= {
         "-    return min(a, b)",
         "-    return a < b",
