@@ -18,7 +18,7 @@ from swe_rl.env.source_build.repository import git_output, is_address
 
 # These are the names that pytest and most projects use; job.tests names others.
 _TEST_FOLDERS = frozenset({"test", "tests", "testing"})
-_TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
+_TEST_FILES = ("test_*.py", "*_test.py", "tests.py", "conftest.py")
 # With these options the diff holds every byte, and does not depend on git's configuration on this machine.
 _DIFF = (
     "diff",

@@ -116,8 +116,9 @@ def test_what_makes_no_task_is_said_with_the_way_out(calc, commits, tests, words
 
 
 def test_files_that_judge_are_told_by_their_names():
-    judging = ["tests/data.json", "a/test/x.txt", "test_a.py", "src/a_test.py", "conftest.py"]
-    assert all(map(is_test, judging)) and not any(map(is_test, ["a.py", "latest/a.py", "testing.py", "contest.py"]))
+    judging = ["tests/data.json", "a/test/x.txt", "test_a.py", "src/a_test.py", "conftest.py", "a/tests.py"]
+    others = ["a.py", "latest/a.py", "testing.py", "contest.py", "a/contests.py"]
+    assert all(map(is_test, judging)) and not any(map(is_test, others))
     assert is_test("checks/a.py", ["checks/*"]) and not is_test("test_a.py", ["checks/*"])
 
 

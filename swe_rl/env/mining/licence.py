@@ -12,6 +12,8 @@ from pathlib import Path
 _CLASSIFIER = re.compile(r"License :: (?:OSI Approved :: )?(?P<name>.+)")
 # A longer text in the field is the licence's whole text, of which the first line has the name.
 _NAME_CHARS = 100
+# The classifier of this licence says its owner's whole name, and `mine.licences` its short one.
+_SHORT_NAMES = {"python software foundation": "psf"}
 
 
 def licence_of(tree: Path) -> str:
@@ -48,4 +50,7 @@ def is_permitted(licence: str, permitted: Sequence[str]) -> bool:
 
 
 def _is_one_of(licence: str, permitted: Sequence[str]) -> bool:
-    return any(re.search(rf"(?<![a-z]){re.escape(word.lower())}(?![a-z])", licence.lower()) for word in permitted)
+    name = licence.lower()
+    for whole, short in _SHORT_NAMES.items():
+        name = name.replace(whole, short)
+    return any(re.search(rf"(?<![a-z]){re.escape(word.lower())}(?![a-z])", name) for word in permitted)

@@ -43,7 +43,7 @@ class LockedList:
     tasks: Sequence[LockedTask]
 
     def text(self) -> str:
-        """Returns the list as a file has it."""
+        """Returns the list as a file has it: a line for each task, so that a longer list is a short difference."""
         tasks = [
             {
                 "instance_id": task.instance_id,
@@ -55,7 +55,9 @@ class LockedList:
             for task in sorted(self.tasks, key=lambda task: task.instance_id)
         ]
         settings = {"python": self.python, "test_command": self.test_command, "heldout_share": self.heldout_share}
-        return json.dumps({"version": VERSION, **settings, "tasks": tasks}, indent=1) + "\n"
+        head = json.dumps({"version": VERSION, **settings, "tasks": []}).removesuffix("]}")
+        lines = ",\n".join(map(json.dumps, tasks))
+        return f"{head}\n{lines}\n]}}\n"
 
 
 def lock_of(target: Path) -> Path:

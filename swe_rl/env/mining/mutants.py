@@ -42,6 +42,10 @@ from swe_rl.env.source_build.sdist import fetch_sdist, release_time, unpack_sdis
 MAX_FAILING_TESTS = 6
 MAX_FAILING_CASES = 30
 _SIDE_RUNS = 2
+# Where so many bugs one after the other are no task, the next ones cost more than those of another project.
+_MOST_IN_VAIN = 16
+# A small project has few functions. So a second bug of each is tried when each had one.
+_BUGS_OF_A_FUNCTION = 2
 # A bug may make a loop endless. A run of tests with a bug may last so much longer than one without.
 _LONGER = 4.0
 _LEAST_S = 8.0
@@ -52,6 +56,7 @@ _BUILDING = frozenset({"setup.py", "noxfile.py", "tasks.py", "conftest.py", "fab
 # Files of benchmarks are called like tests, and take long.
 _BENCHMARK = re.compile(r"(?:^|_)bench(?:mark)?s?[_.]")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_QUICK = "--tb=no --continue-on-collection-errors"
 _ENDING = "Find the bug in the code and mend it. The tests that show it are not in the repository."
 
 
@@ -77,7 +82,16 @@ def whole_suite(command: str) -> str:
     A file of tests that needs what is not installed keeps the others from nothing. Tracebacks of failing tests take
     longest of a run with a bug, and say nothing here.
     """
-    return f"{command} --tb=no --continue-on-collection-errors" if command.split()[:1] == ["pytest"] else command
+    return f"{command} {_QUICK}" if command.split()[:1] == ["pytest"] else command
+
+
+def with_early_end(sound: Instance, not_passed: int) -> Instance:
+    """Returns the instance of a whole suite, which ends when more tests failed than those of any task may.
+
+    So many tests of the release do not pass without a bug, and a bug may make them fail, too.
+    """
+    most = not_passed + MAX_FAILING_CASES + 1
+    return replace(sound, eval_script=sound.eval_script.replace(_QUICK, f"{_QUICK} --maxfail={most}"))
 
 
 def newest_release(project: str) -> str:
@@ -134,18 +148,27 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
         words = f"no test passes in the release as it is: {runs.last_words}"
         return [replace(without, reason=Reason.unrunnable, detail=words)]
     longest_s = _LEAST_S + _LONGER * runs.tests_s / _SIDE_RUNS
+    sound = with_early_end(sound, runs.not_passed)
+    shown_by: set[tuple[str, ...]] = set()
+    in_vain = 0
     for path, site in _sites(release):
+        if in_vain == _MOST_IN_VAIN:
+            break
+        in_vain += 1
         source = release.files[path]
         patch = patch_between({path: source}, {path: site.mutate(source)})
         try:
-            failing = sorted(passes - await runs.passing(sound, patch, longest_s))
+            failing = tuple(sorted(passes - await runs.passing(sound, patch, longest_s)))
         except TestsTimedOutError:
             # Whether its loop is endless or the machine slow, its tests cannot judge it.
             continue
         except BudgetEndedError:
             break
-        bug = bug_of(release, path, site, failing)
+        # Tests that show an earlier bug would say the same of this one.
+        bug = bug_of(release, path, site, failing) if failing not in shown_by else None
         if bug is not None:
+            in_vain = 0
+            shown_by.add(failing)
             bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
         if len(bugs) >= number:
             break
@@ -153,7 +176,7 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
 
 
 def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
-    """Yields places for bugs in an order that follows from the release, at most one of each function.
+    """Yields places for bugs in an order that follows from the release: one of each function, then a second one.
 
     Functions that a test names come first: their bugs are shown by tests, and said by the names of these tests.
     """
@@ -166,18 +189,21 @@ def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
             sites += [(path, site) for site in find_sites(source, all_swaps())]
     random.Random(release.candidate.name).shuffle(sites)
     sites.sort(key=lambda place: place[1].function not in tested or place[1].function.startswith("__"))
-    functions: set[tuple[str, int]] = set()
     # A line of an inner function is a place of the outer one, too.
     mutated_files: set[tuple[str, str]] = set()
-    for path, site in sites:
-        mutated = site.mutate(release.files[path])
-        if (path, site.first_line) in functions or (path, mutated) in mutated_files:
-            continue
-        if not is_python(mutated) or not changes_code(release.files[path], mutated):
-            continue
-        functions.add((path, site.first_line))
-        mutated_files.add((path, mutated))
-        yield path, site
+    for _ in range(_BUGS_OF_A_FUNCTION):
+        functions: set[tuple[str, int]] = set()
+        for path, site in sites:
+            if (path, site.first_line) in functions:
+                continue
+            mutated = site.mutate(release.files[path])
+            if (path, mutated) in mutated_files:
+                continue
+            if not is_python(mutated) or not changes_code(release.files[path], mutated):
+                continue
+            functions.add((path, site.first_line))
+            mutated_files.add((path, mutated))
+            yield path, site
 
 
 def is_shipped_module(path: str, files: Collection[str]) -> bool:
@@ -235,7 +261,8 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
     recipe = TaskRecipe(
         project=release.candidate.project,
         release=sound.version,
-        tests=tuple(failing),
+        # Whole functions are hidden, so the list needs none of their cases.
+        tests=tuple(f"{file}::{name}" for file, names in functions.items() for name in names),
         file=path,
         line=site.line,
         family=swap.family,

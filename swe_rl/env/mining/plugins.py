@@ -36,13 +36,14 @@ _MODULES = {
     "click": "click",
     "dateutil": "python-dateutil",
     "hypothesis": "hypothesis",
+    "lxml": "lxml",
     "mock": "mock",
     "parameterized": "parameterized",
     "pytz": "pytz",
     "six": "six",
     "yaml": "pyyaml",
 }
-_IMPORT = re.compile(r"^(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^(?:import|from)[ \t]+(\w+)(?:\.extra\.(\w+))?", re.MULTILINE)
 _REQUIRED = re.compile(r"^Requires-Dist:[ \t]*([\w.-]+)([^\n]*)", re.MULTILINE)
 _EXTRA = re.compile(r"\bextra\s*==\s*[\"']([\w.-]+)")
 
@@ -56,7 +57,8 @@ def _imported_packages(tree: Path) -> set[str]:
     imported: set[str] = set()
     for path in tree.rglob("*.py"):
         if is_test(path.relative_to(tree).as_posix()):
-            imported |= set(_IMPORT.findall(_text_of(path)))
+            # `hypothesis.extra.pytz` needs both.
+            imported |= {module for modules in _IMPORT.findall(_text_of(path)) for module in modules}
     installed = {
         _normal_name(name)
         for name, rest in _REQUIRED.findall(_text_of(tree / "PKG-INFO"))

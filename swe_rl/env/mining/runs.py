@@ -49,6 +49,7 @@ class CountedRuns:
     timed_out: int = 0
     tests_s: float = 0.0
     last_words: str = ""  # This is the end of the last run's log.
+    not_passed: int = 0  # In the last run so many tests failed or were skipped.
 
     @property
     def spent(self) -> str:
@@ -73,4 +74,6 @@ class CountedRuns:
         if run.timed_out:
             self.timed_out += 1
             raise TestsTimedOutError(self.spent)
-        return frozenset(name for name, passed in run.passed.items() if passed)
+        passing = frozenset(name for name, passed in run.passed.items() if passed)
+        self.not_passed = len(run.passed) - len(passing)
+        return passing

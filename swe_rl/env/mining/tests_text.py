@@ -17,6 +17,8 @@ from swe_rl.env.twins.sites import Function
 # These words begin what a test expects: an assertion, an error, a method of unittest.
 _EXPECTATION = re.compile(r"\bassert|\braises\b|\bassert_\w+\(")
 _MAX_EXAMPLE_LINES = 15
+# A table of cases is one line of code, however long it is.
+_MAX_EXAMPLE_CHARS = 1500
 
 
 def described_tests(test_patch: str, tree: Path) -> dict[str, str]:
@@ -71,8 +73,9 @@ def _beginning_of(test: Function) -> str:
         kept.append(node)
         text = ast.unparse(node)
         if _EXPECTATION.search(text):
-            lines = "\n".join(map(ast.unparse, kept)).split("\n")
-            return "\n".join(lines) if len(lines) <= _MAX_EXAMPLE_LINES else ""
+            example = "\n".join(map(ast.unparse, kept))
+            is_short = example.count("\n") < _MAX_EXAMPLE_LINES and len(example) <= _MAX_EXAMPLE_CHARS
+            return example if is_short else ""
     return ""
 
 

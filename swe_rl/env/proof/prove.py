@@ -21,7 +21,7 @@ from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.env import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
 from swe_rl.env.grading.twin_trial import weak_tests
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.proof.measure import RUNS, MeasuredFix, measure_fix
+from swe_rl.env.proof.measure import RUNS, TIMED_OUT, MeasuredFix, measure_fix
 from swe_rl.env.proof.mend import GoldFailure, MendingWay, find_ways, release_ways, spread_releases, wants_network
 from swe_rl.env.proof.record import Proof, ProofTrial, Provable
 from swe_rl.env.proof.shared_runs import SharedRuns
@@ -138,7 +138,7 @@ class Prover:
             tests = await self._measured(instance)
             if tests.reason:
                 proof = self._refuted(instance, tests.reason, [])
-                return replace(proof, gold=("unresolved",), flaky=tests.flaky, log_tail=tests.log[-_LOG_CHARS:])
+                return replace(proof, gold=tests.verdicts, flaky=tests.flaky, log_tail=tests.log[-_LOG_CHARS:])
             row = replace(instance, fail_to_pass=tests.fail_to_pass, pass_to_pass=tests.pass_to_pass)
             run = await self._gold(row)
             proof = await self._proof(instance, run, [run.trial("")])
@@ -229,9 +229,8 @@ class Prover:
     def _refuted(self, instance: Instance, reason: str, trials: list[ProofTrial], run: _Run | None = None) -> Proof:
         tests, made_of = self.env.digests(instance)
         log = run.log[-_LOG_CHARS:] if run is not None else ""
-        failing = tuple(run.failing) if run is not None else ()
-        gold = ("unresolved",) if run is not None and run.grade is not None else ()
-        details = {"gold": gold, "failing": failing, "log_tail": log, "trials": tuple(trials)}
+        gold = ("unresolved",) if run and run.grade and not run.grade.timed_out else ()
+        details = {"gold": gold, "failing": tuple(run.failing) if run else (), "log_tail": log, "trials": tuple(trials)}
         return Proof(instance.instance_id, False, reason, tests, made_of, "", **details)  # type: ignore[arg-type]
 
     def _may_mend(self, instance: Instance, run: _Run) -> bool:
@@ -340,7 +339,9 @@ def _explain_failure(run: _Run, trials: Sequence[ProofTrial]) -> str:
         return f"{one_line(run.error)}{tried}"
     if not run.grade.patch_applied:
         return f"its gold patch does not apply: {last_words(run.log)}"
-    why = "did not end in time" if run.grade.timed_out else f"{len(run.failing)} tests fail: {_list_tests(run.failing)}"
+    if run.grade.timed_out:
+        return f"{TIMED_OUT} with its gold patch{tried}"
+    why = f"{len(run.failing)} tests fail: {_list_tests(run.failing)}"
     if run.grade.score is not None:
         why = f"{why}, and it scores {run.grade.score:g}"
     if _all_passed(run.log):

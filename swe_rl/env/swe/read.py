@@ -74,8 +74,21 @@ def _with_script(instance: Instance) -> Instance:
     """
     if instance.source is None or not instance.source.test_command or instance.eval_script:
         return instance
-    script = eval_script(instance, TestRecipe(test=instance.source.test_command, install=""))
+    command = _with_cheap_tracebacks(instance.source.test_command)
+    script = eval_script(instance, TestRecipe(test=command, install=""))
     return replace(instance, eval_script=script, log_parser=instance.log_parser or "parse_log_pytest")
+
+
+def _with_cheap_tracebacks(command: str) -> str:
+    """Returns a command of pytest that prints Python's own tracebacks, and any other command as it is.
+
+    Twins have to fail, and each case of a test with parameters has one. pytest's own tracebacks parse the file of tests
+    anew for each of them, which took three quarters of a grading. No reader of logs looks at them.
+    """
+    words = command.split()
+    if words[:1] != ["pytest"] or any(word.startswith("--tb") for word in words):
+        return command
+    return f"{command} --tb=native"
 
 
 def _inner_record(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,6 +35,8 @@ def test_metadata_names_the_licence(tmp_path, metadata, licence):
         ("MIT AND GPL-3.0-only", False),
         ("MIT License; GNU General Public License v3 (GPLv3)", False),
         ("GNU Lesser General Public License", False),
+        ("Python Software Foundation License", True),
+        ("PSF-2.0", True),
         ("Proprietary, permitted use", False),
         ("", False),
     ],

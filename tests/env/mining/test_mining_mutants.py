@@ -17,6 +17,7 @@ from swe_rl.env.mining.mutants import (
     is_shipped_module,
     is_test_module,
     whole_suite,
+    with_early_end,
 )
 from swe_rl.env.mining.runs import CountedRuns, RunBudget
 from swe_rl.env.patch_files import NOOP_PATCH
@@ -153,7 +154,9 @@ def test_functions_that_tests_name_come_first():
     others = "".join(f"def unknown_{number}(a, b):\n    return a < b\n\n\n" for number in range(20))
     release = replace(RELEASE, files={**RELEASE.files, "summer.py": others + CODE})
     _, asked = hunt(lambda patch: (), release=release)
-    assert all("unknown" not in patch.split("@@")[-1] for patch, _ in asked[2:4]) and len(asked) == 24
+    assert all("unknown" not in patch.split("@@")[-1] for patch, _ in asked[2:4])
+    assert len(asked) == 2 + 16, "nothing is found"
+    assert 2 + 16 < len(hunt(low_fails, release=release)[1]) <= 2 + 2 + 16, "nothing more is found after that of low"
     assert {line for patch, _ in asked[2:4] for line in patch.split("\n") if line.startswith("-")} >= {
         "-    return min(a, b)",
         "-    return a < b",
@@ -183,6 +186,30 @@ def test_only_pytest_is_told_how_to_search(command):
     assert whole_suite(command) == command + options
 
 
+@pytest.mark.parametrize("command", ["pytest -rA", "python -m unittest"])
+def test_a_run_ends_when_more_tests_failed_than_those_of_a_task(command):
+    """The release as it is has three tests that do not pass; a bug that fails 31 cases more says too little."""
+    sound = replace(SOUND, eval_script=f"cd /testbed\n{whole_suite(command)} tests/test_a.py\n")
+    early = with_early_end(sound, not_passed=3).eval_script
+    assert ("--maxfail=34 tests/test_a.py" in early) is ("pytest" in command)
+    assert early.replace(" --maxfail=34", "") == sound.eval_script
+
+
+def test_a_function_that_had_its_turn_gets_a_second_bug_after_all_others():
+    """Two functions have places for three bugs and one: the third bug of one function is not tried."""
+    code = "def low(a, b):\n    if a == b:\n        return a\n    return min(a, b)\n\n\n" + CODE.split("\n\n\n")[1]
+    release = replace(RELEASE, files={**RELEASE.files, "summer.py": code})
+    _, asked = hunt(lambda patch: (), release=release)
+    functions = ["is_less" if "is_less" in patch.split("-    ")[0] else "low" for patch, _ in asked[2:]]
+    assert functions[:2] in (["low", "is_less"], ["is_less", "low"]) and functions.count("low") == 2
+    assert len({patch for patch, _ in asked[2:]}) == len(asked) - 2
+
+
+def test_tests_that_show_a_bug_make_no_second_task():
+    found, _ = hunt(lambda patch: () if patch == NOOP_PATCH else ALL[:1])
+    assert len(found) == 1
+
+
 def test_a_bug_whose_tests_have_short_names_shows_one_of_them_or_is_no_task():
     (found,), _ = hunt(lambda patch: ALL[1:2] if "<=" in patch else ())
     assert "- less\n\nThis is one of them" in found.instance.problem_statement
@@ -207,6 +234,12 @@ def test_where_tests_have_short_names_the_function_is_told_or_it_is_no_task():
     assert "assert is_less(low(1, 2), 3)" in found.instance.problem_statement
     again = bug_again(two, found.recipe)
     assert again.instance == found.instance
+
+
+def test_a_list_names_functions_of_tests_and_none_of_their_cases():
+    cases = [f"{ALL[0]}[{number}]" for number in range(3)]
+    (found,), _ = hunt(lambda patch: cases if "max(" in patch else (), more=cases)
+    assert found.recipe.tests == ALL[:1] and bug_again(RELEASE, found.recipe).instance == found.instance
 
 
 def renamed(old, new):

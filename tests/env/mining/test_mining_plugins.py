@@ -34,10 +34,16 @@ def test_the_settings_of_a_tree_name_the_plugins(tmp_path, files, plugins):
 @pytest.mark.parametrize(
     ("metadata", "packages"),
     [
-        ("", ("click", "hypothesis", "pytest-cov", "python-dateutil")),
-        ("Requires-Dist: Python_Dateutil>=2\n", ("click", "hypothesis", "pytest-cov")),
-        ("Requires-Dist: click; extra == 'cli'\n", ("click", "hypothesis", "pytest-cov", "python-dateutil")),
-        ('Requires-Dist: hypothesis>=6 ; extra == "test"\n', ("click", "pytest-cov", "python-dateutil")),
+        ("", ("click", "hypothesis", "lxml", "pytest-cov", "python-dateutil", "pytz")),
+        ("Requires-Dist: Python_Dateutil>=2\n", ("click", "hypothesis", "lxml", "pytest-cov", "pytz")),
+        (
+            "Requires-Dist: click; extra == 'cli'\n",
+            ("click", "hypothesis", "lxml", "pytest-cov", "python-dateutil", "pytz"),
+        ),
+        (
+            'Requires-Dist: hypothesis>=6 ; extra == "test"\n',
+            ("click", "lxml", "pytest-cov", "python-dateutil", "pytz"),
+        ),
     ],
 )
 def test_what_tests_import_and_the_metadata_does_not_name_for_them_is_needed(tmp_path, metadata, packages):
@@ -45,6 +51,7 @@ def test_what_tests_import_and_the_metadata_does_not_name_for_them_is_needed(tmp
     (tmp_path / "PKG-INFO").write_text(f"Name: calc\n{metadata}")
     (tmp_path / "tox.ini").write_text(TOX.replace("--timeout=60", ""))
     (tmp_path / "calc.py").write_text("import yaml\n")
+    (tmp_path / "tests" / "test_more.py").write_text("import lxml.etree\nfrom hypothesis.extra.pytz import timezones\n")
     (tmp_path / "tests" / "conftest.py").write_text("from hypothesis import given\nimport evil_package\n")
     (tmp_path / "tests" / "test_calc.py").write_text("import click.testing\nfrom dateutil import tz\nimport clicked\n")
     assert packages_for_tests(tmp_path) == packages

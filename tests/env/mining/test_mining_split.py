@@ -92,6 +92,7 @@ def test_an_example_is_a_test_up_to_its_first_expectation():
     source = (
         'def test_a():\n    """Words."""\n    # A comment.\n    x = f(1)\n    assert x == 2\n    assert y\n\n\n'
         "class TestB:\n    def test_b(self):\n        with pytest.raises(ValueError):\n            f(0)\n\n\n"
+        f"def test_table():\n    for x in {[*range(500)]}:\n        assert f(x)\n\n\n"
         "def test_none():\n    f(1)\n\n\ndef test_long():\n" + "    f(1)\n" * 20 + "    assert f(1)\n"
     )
     assert examples_in(source) == {

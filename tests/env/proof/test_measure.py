@@ -18,7 +18,7 @@ from swe_rl.env.env import Grade, GradeError, SuiteRun
 from swe_rl.env.grading.swebench import grade_by_swebench, suite_by_swebench
 from swe_rl.env.make import make_env
 from swe_rl.env.patch import NOOP_PATCH
-from swe_rl.env.proof.measure import RUNS, measure_fix
+from swe_rl.env.proof.measure import RUNS, TIMED_OUT, measure_fix
 from swe_rl.env.proof.prove import Prover, UntriedError
 from swe_rl.env.proof.record import Proof, Standing, book_of
 from swe_rl.env.proof.shared_runs import SharedRuns
@@ -142,6 +142,25 @@ def test_it_is_run_as_often_as_asked_and_once_more_where_infrastructure_broke():
     assert prove(suite, number=5).gold == ("resolved",) * 5
     with pytest.raises(UntriedError, match="no space"):
         prove(Suite([GradeError("no space")] * 2, []))
+
+
+def test_runs_that_do_not_end_in_time_are_no_verdict_and_are_tried_again():
+    suite = Suite(["-fixed"] * RUNS, ["+fixed"] * RUNS)
+
+    async def late(instance, patch, sandboxes, timeout_s):
+        return SuiteRun({}, timed_out=True)
+
+    suite.run_tests = late
+    unmeasured = prove(suite)
+    assert not unmeasured.proven and not unmeasured.is_verdict and unmeasured.reason.startswith(TIMED_OUT)
+    graded = Suite(["-fixed"] * RUNS, ["+fixed"] * RUNS)
+
+    async def late_grade(instance, patch, sandboxes, timeout_s):
+        return replace(Grade(False, True, dict.fromkeys(instance.fail_to_pass, False)), timed_out=True)
+
+    graded.grade = late_grade
+    ungraded = prove(graded)
+    assert not ungraded.proven and not ungraded.is_verdict and ungraded.reason.startswith(TIMED_OUT)
 
 
 def test_what_cannot_be_measured_is_a_verdict_and_what_cannot_be_built_is_none():

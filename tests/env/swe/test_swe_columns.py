@@ -74,6 +74,24 @@ def test_an_issue_with_its_folder(tmp_path):
         read_split(config(file, columns), "train")
 
 
+@pytest.mark.parametrize(
+    ("command", "run"),
+    [
+        ("pytest -rA", "pytest -rA --tb=native tests/test_a.py"),
+        ("pytest -rA --tb=short", "pytest -rA --tb=short tests/test_a.py"),
+        ("make check", "make check tests/test_a.py"),
+    ],
+)
+def test_a_command_of_pytest_prints_cheap_tracebacks_for_its_twins(tmp_path, command, run):
+    diff = "diff --git a/tests/test_a.py b/tests/test_a.py\n--- a/tests/test_a.py\n+++ b/tests/test_a.py\n"
+    (tmp_path / "calc").mkdir()
+    row = ISSUE | {"test_patch": f"{diff}@@ -1 +1 @@\n-a\n+b\n"}
+    file = written(tmp_path / "rows.jsonl", [row])
+    columns = OF_ISSUES | {"tree": "=calc", "python": "=3.11", "test_command": f"={command}"}
+    [instance] = read_split(config(file, columns, grading=GradingKind.swebench), "train").instances
+    assert f"\n{run}\n" in instance.eval_script
+
+
 def test_an_issue_with_its_image(tmp_path):
     file = written(tmp_path / "rows.jsonl", [ISSUE | {"commit": "c" * 40, "box": "made/calc"}])
     columns = OF_ISSUES | {"base_commit": "commit", "image": "=registry/{box}:latest", "test_command": "=make check"}
