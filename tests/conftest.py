@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,18 @@ def keep_files_in_memory():
     memory = Path("/dev/shm")
     if "PYTEST_DEBUG_TEMPROOT" in os.environ or not os.access(memory, os.W_OK | os.X_OK):
         return
-    if os.path.ismount(memory) and shutil.disk_usage(memory).free > _MEMORY_BYTES:
+    if os.path.ismount(memory) and shutil.disk_usage(memory).free > _MEMORY_BYTES and _has_attributes(memory):
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(memory)
+
+
+def _has_attributes(folder):
+    """Overlays of sandboxes write attributes, which Linux keeps in memory from 6.6 on."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.setxattr(file.fileno(), "user.swe_rl", b"")
+        except OSError:
+            return False
+    return True
 
 
 def leave_out_samples_of_git():
