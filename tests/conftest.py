@@ -22,7 +22,7 @@ from tests.support.command import HEAVY, environ_of_session
 from tests.support.spare import ask_for_each, at_import
 
 INTERPRETER = forked._start_interpreter
-_MEMORY_BYTES = 8 << 30  # the files of a session take a tenth of it
+_MEMORY_BYTES = 8 << 30  # with less free memory, files stay on disk
 
 # A busy machine is no failure of a property, so there is no deadline. Each run by hand draws other examples, so few of
 # them in each run find in a week what many would find today. `.ci/run` draws the same ones each time: it judges what a
@@ -56,8 +56,8 @@ def keep_bytecode():
 def keep_files_in_memory():
     """Has `tmp_path` be in memory where there is much of it.
 
-    Tests make a hundred thousand small files. On a disk each of them was seen to cost 0.2 to 0.9 ms of a core and a
-    wait, in memory 0.02 ms.
+    Tests make many small files. On a disk a file and its folder were seen to cost 0.1 to 0.9 ms of a core, and a wait;
+    in memory 0.02 ms.
     """
     memory = Path("/dev/shm")
     if "PYTEST_DEBUG_TEMPROOT" in os.environ or not os.access(memory, os.W_OK | os.X_OK):

@@ -15,7 +15,7 @@ from swe_rl.env.twins.make import TwinnedTests, add_twins
 from swe_rl.env.twins.session import Counted, log_without_twins, own_line_number, wanted_twins, without_twins
 from swe_rl.env.twins.values import another_value
 
-_DRAWS = 1000  # a mixture that is twice as likely as it may be comes up 40 times, five deviations above 20
+_DRAWS = 1000  # a mixture may come up 20 times; the bound of 44 is five deviations above that
 PLUGIN = """
 outcomes = {}
 
