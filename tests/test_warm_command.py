@@ -116,3 +116,32 @@ def test_its_spares_are_seen_and_each_ends_with_it(tmp_path, environ):
     assert gone([first]), "the second one holds its socket"
     second.resume()
     assert gone([second])
+
+
+def test_processes_of_one_pytest_share_it_and_it_ends_with_the_last(tmp_path, environ):
+    """Each caller is a process of its own, as those of xdist are."""
+    ask = (
+        "import os, sys; from pathlib import Path; from tests.support.command import LIGHT, warm\n"
+        "done = warm(LIGHT).start([], Path.cwd(), dict(os.environ), 'import os; print(os.getppid())').completed(60)\n"
+        "print(done.stdout.strip(), flush=True); sys.stdin.read()"
+    )
+    environ["PYTEST_XDIST_TESTRUNUID"] = f"a test of {os.getpid()}"
+    callers = [
+        subprocess.Popen(
+            [sys.executable, "-c", ask],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    servers = {int(caller.stdout.readline()) for caller in callers}
+    assert len(servers) == 1
+    server = psutil.Process(servers.pop())
+    callers[0].communicate()
+    assert server.is_running() and server.status() != psutil.STATUS_ZOMBIE
+    callers[1].communicate()
+    assert gone([server])

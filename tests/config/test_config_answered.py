@@ -15,15 +15,16 @@ EXPERIMENTS = {
 }
 
 
-@pytest.fixture
-def own(tmp_path):
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
     """A folder with experiments, and with a job that is a plan under another name."""
+    folder = tmp_path_factory.mktemp("own")
     for group in ("experiment", "job"):
-        (tmp_path / group).mkdir()
+        (folder / group).mkdir()
     for name, text in EXPERIMENTS.items():
-        (tmp_path / "experiment" / f"{name}.yaml").write_text(text)
-    (tmp_path / "job" / "asks.yaml").write_text("defaults:\n  - plan\nstrict: true\n")
-    return tmp_path
+        (folder / "experiment" / f"{name}.yaml").write_text(text)
+    (folder / "job" / "asks.yaml").write_text("defaults:\n  - plan\nstrict: true\n")
+    return folder
 
 
 @pytest.mark.parametrize("asking", ["plan", "check", "asks"])

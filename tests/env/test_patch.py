@@ -24,6 +24,21 @@ async def sandboxes(tmp_path):
     await provider.close()
 
 
+@pytest.fixture(scope="module")
+def make_tree(tmp_path_factory):
+    """Makes a tree, or returns the one that is equal: sandboxes work in copies of it, so that tests may share it."""
+    made = {}
+
+    def make(files, attributes="", *, checked_out=True):
+        key = (tuple(files.items()), attributes, checked_out)
+        if key not in made:
+            folder = tmp_path_factory.mktemp("trees") / "tree"
+            made[key] = Tree(folder, files, attributes, checked_out=checked_out)
+        return made[key]
+
+    return make
+
+
 class Tree:
     """A repository with one commit; `files` are written as bytes, and no attribute changes them on their way in.
 
@@ -90,10 +105,10 @@ CONTENTS = {
         ("rm */mixed.txt; for f in */crlf.txt; do printf 'z\\r\\n' >> $f; done", 2 * len(RULES)),
     ],
 )
-async def test_line_ends_are_those_that_the_agent_left(sandboxes, tmp_path, command, changed):
+async def test_line_ends_are_those_that_the_agent_left(sandboxes, make_tree, command, changed):
     files = {f"{folder}/{name}": content for folder in RULES for name, content in CONTENTS.items()}
     rules = "\n".join(f"{folder}/*.txt {rule}" for folder, rule in RULES.items())
-    tree = Tree(tmp_path / "tree", files | {"other.py": b"x = 1\n"}, rules)
+    tree = make_tree(files | {"other.py": b"x = 1\n"}, rules)
     taken, state = await tree.change(sandboxes, command)
     assert taken.text.count("diff --git") == changed, taken.text
     assert await tree.with_patch(sandboxes, taken.text) == state
@@ -114,9 +129,9 @@ async def test_line_ends_are_those_that_the_agent_left(sandboxes, tmp_path, comm
         "printf 'a\\nb\\n' > new.txt",
     ],
 )
-async def test_line_ends_below_an_attribute_that_a_checkout_heeds(sandboxes, tmp_path, command, checked_out):
+async def test_line_ends_below_an_attribute_that_a_checkout_heeds(sandboxes, make_tree, command, checked_out):
     files = {"lf.txt": b"a\nb\n", "crlf.txt": b"a\r\nb\r\n"}
-    tree = Tree(tmp_path / "tree", files, "*.txt text eol=crlf", checked_out=checked_out)
+    tree = make_tree(files, "*.txt text eol=crlf", checked_out=checked_out)
     taken, state = await tree.change(sandboxes, command)
     assert await tree.with_patch(sandboxes, taken.text) == state
 
@@ -136,8 +151,8 @@ OTHERS = {"lf.txt": b"a\nb\n", "other.txt": b"c\nd\n", "crlf.txt": b"a\r\nb\r\n"
         "echo '*.txt text' > sub/.gitattributes; sed -i 's/e/e2/' sub/lf.txt",
     ],
 )
-async def test_changed_attributes_change_no_other_bytes(sandboxes, tmp_path, command):
-    tree = Tree(tmp_path / "tree", OTHERS, "*.txt text eol=crlf")
+async def test_changed_attributes_change_no_other_bytes(sandboxes, make_tree, command):
+    tree = make_tree(OTHERS, "*.txt text eol=crlf")
     taken, state = await tree.change(sandboxes, command)
     assert ".gitattributes" in taken.text
     assert await tree.with_patch(sandboxes, taken.text) == state
@@ -152,16 +167,16 @@ async def test_changed_attributes_change_no_other_bytes(sandboxes, tmp_path, com
         ("touch *.txt", []),
     ],
 )
-async def test_line_ends_alone_are_a_change(sandboxes, tmp_path, command, names):
-    tree = Tree(tmp_path / "tree", {**OTHERS, "still.txt": b"x\n"}, "*.txt text eol=crlf")
+async def test_line_ends_alone_are_a_change(sandboxes, make_tree, command, names):
+    tree = make_tree({**OTHERS, "still.txt": b"x\n"}, "*.txt text eol=crlf")
     taken, state = await tree.change(sandboxes, command)
     assert [line.split(" b/")[1] for line in taken.text.split("\n") if line.startswith("diff --git")] == names
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 
-async def test_a_file_that_becomes_what_the_commit_holds_is_no_change_for_git(sandboxes, tmp_path):
+async def test_a_file_that_becomes_what_the_commit_holds_is_no_change_for_git(sandboxes, make_tree):
     """No patch can have it: both sides of the difference are the same."""
-    tree = Tree(tmp_path / "tree", OTHERS, "*.txt text eol=crlf")
+    tree = make_tree(OTHERS, "*.txt text eol=crlf")
     taken, _ = await tree.change(sandboxes, "sed -i 's/\\r$//' lf.txt; echo x > new.md")
     assert taken.text.count("diff --git") == 1 and "b/new.md" in taken.text
 
@@ -180,17 +195,16 @@ IDENT = {"id.txt": b"a $Id$\nb\n", "other.txt": b"$Id$\n", "id.c": b"/* $Id$ */\
         ("rm .gitattributes; sed -i 's/^b/b2/' id.txt", [".gitattributes", "id.txt"]),
     ],
 )
-async def test_files_in_which_git_writes_a_name_keep_their_bytes(sandboxes, tmp_path, command, names):
-    tree = Tree(tmp_path / "tree", IDENT, "* ident")
+async def test_files_in_which_git_writes_a_name_keep_their_bytes(sandboxes, make_tree, command, names):
+    tree = make_tree(IDENT, "* ident")
     taken, state = await tree.change(sandboxes, command)
     found = [line.split(" b/")[1] for line in taken.text.split("\n") if line.startswith("diff --git")]
     assert sorted(found) == names
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 
-async def test_line_ends_of_mixed_files_and_of_new_files(sandboxes, tmp_path):
-    tree = Tree(
-        tmp_path / "tree",
+async def test_line_ends_of_mixed_files_and_of_new_files(sandboxes, make_tree):
+    tree = make_tree(
         {"notes.txt": b"a\r\nb\nc\r\n", "lf.txt": b"a\r\nb\n", 'odd [1]\\"*.txt': b"a\r\nb\n"},
         "*.txt text",
     )
@@ -202,7 +216,7 @@ async def test_line_ends_of_mixed_files_and_of_new_files(sandboxes, tmp_path):
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 
-async def test_a_patch_is_utf8_whatever_the_files_are(sandboxes, tmp_path):
+async def test_a_patch_is_utf8_whatever_the_files_are(sandboxes, make_tree):
     """Two files would hold two patches where one of them cannot hold its bytes."""
     files = {
         "latin.txt": b"caf\xe9 1\n",
@@ -210,7 +224,7 @@ async def test_a_patch_is_utf8_whatever_the_files_are(sandboxes, tmp_path):
         "late.txt": b"x" * 9000 + b"\n\0\n",
         "plain.txt": b"p\n",
     }
-    tree = Tree(tmp_path / "tree", files)
+    tree = make_tree(files)
     change = f"{LATIN}; {FIX}; echo more >> late.txt; printf '\\377\\n' > $'n\\xe4me \\xc3\\xa9.txt'"
     taken, state = await tree.change(sandboxes, change)
     assert taken.text.encode().decode() == taken.text and "\0" not in taken.text
@@ -219,14 +233,14 @@ async def test_a_patch_is_utf8_whatever_the_files_are(sandboxes, tmp_path):
     assert await tree.with_patch(sandboxes, taken.text) == state
 
 
-async def test_attributes_do_not_hide_the_code_of_a_change(sandboxes, tmp_path):
-    tree = Tree(tmp_path / "tree", {"calc.py": b"a - b\n"})
+async def test_attributes_do_not_hide_the_code_of_a_change(sandboxes, make_tree):
+    tree = make_tree({"calc.py": b"a - b\n"})
     taken, _ = await tree.change(sandboxes, f"{FIX}; echo '*.py -diff' > .gitattributes")
     assert "+a + b" in taken.text
 
 
-async def test_a_patch_that_was_handed_in_keeps_its_bytes(sandboxes, tmp_path):
-    tree = Tree(tmp_path / "tree", {"latin.txt": b"caf\xe9 1\n"})
+async def test_a_patch_that_was_handed_in_keeps_its_bytes(sandboxes, make_tree):
+    tree = make_tree({"latin.txt": b"caf\xe9 1\n"})
     sandbox = await sandboxes.create(tree.workspace, owner="agent")
     await sandbox.exec(f"{LATIN}; git diff > /tmp/p", timeout_s=30)
     state = await state_of(sandbox)
@@ -242,8 +256,8 @@ async def test_a_patch_that_was_handed_in_keeps_its_bytes(sandboxes, tmp_path):
     assert "does not apply" in broken.note and broken.text.encode()
 
 
-async def test_many_new_files_are_left_out_and_the_fix_stays(sandboxes, tmp_path):
-    tree = Tree(tmp_path / "tree", {"calc.py": b"a - b\n", "lib/known.py": b"x = 1\n", "data/a.json": b"{}\n"})
+async def test_many_new_files_are_left_out_and_the_fix_stays(sandboxes, make_tree):
+    tree = make_tree({"calc.py": b"a - b\n", "lib/known.py": b"x = 1\n", "data/a.json": b"{}\n"})
     many = "mkdir -p build/deep; for i in $(seq 300); do seq $i 1200 > build/deep/$i.txt; done"
     flat = "for i in $(seq 300); do seq $i 1100 > data/$i.json; done; echo '{1}' > data/a.json"
     taken, _ = await tree.change(sandboxes, f"{FIX}; {many}; {flat}; echo 'y = 1' > lib/new.py")
@@ -252,24 +266,24 @@ async def test_many_new_files_are_left_out_and_the_fix_stays(sandboxes, tmp_path
     assert len(taken.text) < MAX_PATCH_BYTES and "'build/'" in taken.note and "new files" in taken.note
 
 
-async def test_a_change_of_the_base_s_own_files_that_is_too_large_is_named(sandboxes, tmp_path):
-    tree = Tree(tmp_path / "tree", {f"{name}.txt": b"\n" for name in "abc"})
+async def test_a_change_of_the_base_s_own_files_that_is_too_large_is_named(sandboxes, make_tree):
+    tree = make_tree({f"{name}.txt": b"\n" for name in "abc"})
     noise = "for n in a b c; do head -c 600000 /dev/urandom | base64 -w70 > $n.txt; done; echo 1 > new.txt"
     taken, _ = await tree.change(sandboxes, noise)
     assert taken.text == "" and "larger" in taken.note
 
 
-async def test_what_tools_leave_behind_is_told_from_the_repository_s_own_files(sandboxes, tmp_path):
+async def test_what_tools_leave_behind_is_told_from_the_repository_s_own_files(sandboxes, make_tree):
     known = ("a.orig", "b.swp", "node_modules/m.js", "p.egg-info/PKG-INFO", ".venv/v.py", "t.rej")
-    tree = Tree(tmp_path / "tree", dict.fromkeys(known, b"known\n"))
+    tree = make_tree(dict.fromkeys(known, b"known\n"))
     new = "mkdir -p sub/node_modules; echo 1 > c.orig; echo 1 > sub/node_modules/n.js; echo 1 > node_modules/new.js"
     taken, _ = await tree.change(sandboxes, f"for n in {' '.join(known)}; do echo mine > $n; done; {new}")
     assert all(f"+++ b/{name}" in taken.text for name in known)
     assert taken.text.count("diff --git") == len(known)
 
 
-async def test_a_line_of_a_large_file_of_the_base(sandboxes, tmp_path):
-    tree = Tree(tmp_path / "tree", {"table.txt": b"".join(b"%d\n" % number for number in range(300_000))})
+async def test_a_line_of_a_large_file_of_the_base(sandboxes, make_tree):
+    tree = make_tree({"table.txt": b"".join(b"%d\n" % number for number in range(300_000))})
     taken, state = await tree.change(sandboxes, "sed -i 's/^777$/seven/' table.txt")
     assert "+seven" in taken.text and len(taken.text) < 1000
     assert await tree.with_patch(sandboxes, taken.text) == state

@@ -11,6 +11,7 @@ from tokenizers import pre_tokenizers
 
 from swe_rl.check.findings import Host, rules_of
 from swe_rl.check.rules import chat as chat_rules
+from swe_rl.config import known_models
 from swe_rl.config.compose import compose
 from swe_rl.gateway.conversation import RequestMessages
 from swe_rl.gateway.session import Session
@@ -329,18 +330,17 @@ def test_a_template_that_drops_reasoning_breaks_where_it_does_and_only_there():
 
 @cache
 def _config_of_a_model() -> str:
-    """The same model for every tokenizer, as a child process counts its parameters, which takes seconds."""
     return json.dumps(tiny_of_family("mistral", vocab_size=2_000).config.to_dict(), default=str)
 
 
-@pytest.fixture(scope="module")
-def counted_once(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture
+def nothing_counted(monkeypatch):
+    """Spares the child process that counts the model's parameters for seconds: formats do not depend on the number. The
+    test below has one that counts."""
+    monkeypatch.setattr(known_models, "count_parameters", lambda _: None)
 
 
-@pytest.mark.usefixtures("counted_once")
+@pytest.mark.usefixtures("nothing_counted")
 @pytest.mark.parametrize(
     ("name", "expected"), [("qwen2_5", "qwen_plain"), ("gptoss", "own"), ("alternating", "own"), ("qwen3", "qwen")]
 )

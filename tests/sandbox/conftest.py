@@ -23,16 +23,18 @@ needs_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bu
 TRIAL = isolation_module._try_launcher
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def isolation_is_tried_each_time() -> Iterator[None]:
+    """This is for tests of the trial itself. The others use what the trial of an equal provider found."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolation_module, "_try_launcher", TRIAL)
         yield
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    folder = tmp_path / "workspace"
+@pytest.fixture(scope="session")
+def committed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository that each test gets a copy of: git makes it once, with seven processes."""
+    folder = tmp_path_factory.mktemp("committed") / "workspace"
     folder.mkdir()
     (folder / "calc.py").write_text("def add(a, b):\n    return a - b\n")
     (folder / "test_calc.py").write_text("from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n")
@@ -44,7 +46,12 @@ def workspace(tmp_path: Path) -> Workspace:
     (folder / "package" / "__init__.py").write_text("")
     git = "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm first"
     subprocess.run(git, shell=True, cwd=folder, check=True)
-    return Workspace(path=folder)
+    return folder
+
+
+@pytest.fixture
+def workspace(committed_folder: Path, tmp_path: Path) -> Workspace:
+    return Workspace(path=shutil.copytree(committed_folder, tmp_path / "workspace", symlinks=True))
 
 
 ProviderFactory = Callable[..., ProcessProvider]

@@ -10,6 +10,8 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
 from swe_rl.sandbox.provider import make_provider
 
+pytestmark = pytest.mark.usefixtures("isolation_is_tried_each_time")
+
 
 @pytest.fixture
 def broken_bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.sandbox.process.isolation import choose_launcher
 
+pytestmark = pytest.mark.usefixtures("isolation_is_tried_each_time")
+
 
 def refusal(config, folder: Path) -> str:
     with pytest.raises(UserError) as caught:

@@ -26,7 +26,10 @@ from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.sandbox import SandboxError, Toolchain, Workspace
 from tests.sandbox.test_sandbox_process import _open_descriptors, folders
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap"),
+    pytest.mark.usefixtures("isolation_is_tried_each_time"),
+]
 SEEN_AS = "/opt/tools"
 TOUCHED = "2001-02-03T04:05:06"
 

@@ -13,7 +13,10 @@ from swe_rl.sandbox.process.isolation import interpreter_folders
 from swe_rl.sandbox.sandbox import Workspace
 from tests.sandbox.conftest import ProviderFactory
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap"),
+    pytest.mark.usefixtures("isolation_is_tried_each_time"),
+]
 ANSWERS = "heldout.jsonl"
 SEARCH = f"find / -path /proc -prune -o -name {ANSWERS} -print 2> /dev/null"
 

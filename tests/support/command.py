@@ -1,5 +1,6 @@
 """`python -m swe_rl` in a process of its own: from nothing, or forked from one that has its imports done."""
 
+import hashlib
 import json
 import os
 import select
@@ -32,6 +33,8 @@ HEAVY = (
     "transformers.models.auto.tokenization_auto",
     "swe_rl.config.hydra_callback",
 )
+
+_CALLERS = 64  # processes of pytest that call before the first one is answered
 
 
 class Started:
@@ -100,24 +103,41 @@ class Started:
 
 
 class Warm:
-    """Starts commands by forking a process that has `modules` imported. What it cannot copy it does not start: None."""
+    """Starts commands by forking a process that has `modules` imported. What it cannot copy it does not start: None.
+
+    All processes of one pytest share it, as its imports take five seconds of a core: whoever asks first starts it.
+    """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._lock = threading.Lock()
         environ = environ_of_session()
         self._environ = at_import(environ)
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), " " * LINE_BYTES, *modules]
-        self._server = subprocess.Popen(
-            words,
-            cwd=ROOT,
-            env={**environ, **self._environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        theirs.close()
+        session = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"of {os.getpid()}")
+        settings = json.dumps([modules, sorted(self._environ.items())])
+        address = f"\0swe_rl warm {session} {hashlib.sha256(settings.encode()).hexdigest()[:16]}"
+        self._requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while self._requests.connect_ex(address):
+            self._serve(address, modules, environ)
+
+    def _serve(self, address: str, modules: tuple[str, ...], environ: dict[str, str]) -> None:
+        """Starts the process that serves at `address`, unless another one of pytest does just that."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(address)
+            except OSError:
+                time.sleep(0.01)
+                return
+            listener.listen(_CALLERS)
+            words = [sys.executable, "-m", "tests.support.warm", str(listener.fileno()), " " * LINE_BYTES, *modules]
+            self._server = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env={**environ, **self._environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                pass_fds=[listener.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def start(
         self,
@@ -142,10 +162,6 @@ class Warm:
             os.close(writing)
         return Started(pipes[2][0], pipes[0][0], pipes[1][0])
 
-    def stop(self) -> None:
-        self._requests.close()
-        self._server.wait()
-
 
 @cache
 def environ_of_session() -> dict[str, str]:
@@ -155,5 +171,5 @@ def environ_of_session() -> dict[str, str]:
 
 @cache
 def warm(modules: tuple[str, ...]) -> Warm:
-    """One of a kind for this process of pytest; it ends with its socket, that is with us."""
+    """One of a kind for this process of pytest; what it calls ends with the last of us."""
     return Warm(modules)

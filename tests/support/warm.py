@@ -1,9 +1,9 @@
 """A process that is ready to compose, and starts commands by forking: `python -m tests.support.warm MODULE...`.
 
 A command that imports torch and transformers spends three seconds of a core on that, one that composes half of one.
-Each request on the inherited socket brings a command line, a folder, an environment and three descriptors: standard
-output, standard error, and the one on which the process's number and its exit status are reported. Further ones are
-kept open, and code finds their numbers in KEPT.
+Processes of pytest call on the inherited socket. Each request of theirs brings a command line, a folder, an environment
+and three descriptors: standard output, standard error, and the one on which the process's number and its exit status
+are reported. Further ones are kept open, and code finds their numbers in KEPT.
 
 Invariants:
 - One thread: a fork copies no other.
@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -26,45 +27,66 @@ from pathlib import Path
 from tests.support.spare import REQUEST_BYTES, keep_spares, take_over, write_line
 
 MOST_DESCRIPTORS = 5
+_FIRST_S = 60.0  # whoever started this process calls at once, unless it was killed
 LINE_BYTES = 16_384  # of the padding argument that the forked process writes its own line over
 
 
-def serve(requests: socket.socket) -> dict:
+def serve(listener: socket.socket) -> dict:
     """Returns in forked processes only."""
     heard, noted = socket.socketpair()
-    for end in (heard, noted, requests):  # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too
+    for end in (heard, noted, listener):  # `recv_fds` of Python 3.11 drops its flags, MSG_DONTWAIT too
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(noted.fileno(), warn_on_full_buffer=False)
     reports: dict[int, int] = {}
+    callers: list[socket.socket] = []
+    patience_s = _FIRST_S
     while True:
-        _wait(requests, heard)
+        ready = _wait(listener, callers, heard, patience_s)
         _reap(reports)
-        try:
-            text, descriptors, _, _ = socket.recv_fds(requests, REQUEST_BYTES, MOST_DESCRIPTORS)
-        except BlockingIOError:
-            continue
-        if not text:
+        if callers:
+            patience_s = 0.0
+        else:
             sys.exit(0)  # whoever asks is gone
-        number = os.fork()
-        if not number:
-            for end in (requests, heard, noted):
-                end.close()
-            for report in [*reports.values(), descriptors[2]]:
-                os.close(report)
-            return json.loads(text) | {"streams": descriptors[:2], "kept": descriptors[3:]}
-        os.write(descriptors[2], f"{number}\n".encode())
-        reports[number] = descriptors[2]
-        for descriptor in (*descriptors[:2], *descriptors[3:]):
-            os.close(descriptor)
+        for caller in ready:
+            try:
+                text, descriptors, _, _ = socket.recv_fds(caller, REQUEST_BYTES, MOST_DESCRIPTORS)
+            except BlockingIOError:
+                continue
+            except ConnectionResetError:  # it was killed
+                text, descriptors = b"", []
+            if not text:
+                callers.remove(caller)
+                caller.close()
+                continue
+            number = os.fork()
+            if not number:
+                for end in (listener, *callers, heard, noted):
+                    end.close()
+                for report in [*reports.values(), descriptors[2]]:
+                    os.close(report)
+                return json.loads(text) | {"streams": descriptors[:2], "kept": descriptors[3:]}
+            with contextlib.suppress(BrokenPipeError):  # others ask after one that was killed, too
+                os.write(descriptors[2], f"{number}\n".encode())
+            reports[number] = descriptors[2]
+            for descriptor in (*descriptors[:2], *descriptors[3:]):
+                os.close(descriptor)
 
 
-def _wait(requests: socket.socket, heard: socket.socket) -> None:
-    import select
+def _wait(
+    listener: socket.socket, callers: list[socket.socket], heard: socket.socket, patience_s: float
+) -> list[socket.socket]:
+    """Returns the callers that have something to say, or are gone. Adds who calls now.
 
-    ready, _, _ = select.select([requests, heard], [], [])
+    `patience_s`: how long to wait for a caller where there is none."""
+    ready, _, _ = select.select([listener, *callers, heard], [], [], None if callers else patience_s)
     if heard in ready:
         heard.recv(4096)
+    if listener in ready:
+        caller, _ = listener.accept()
+        caller.setblocking(False)
+        callers.append(caller)
+    return [one for one in ready if one in callers]
 
 
 def _reap(reports: dict[int, int]) -> None:
@@ -112,14 +134,14 @@ def _compose_ready() -> None:
 
 
 def main() -> None:
-    requests = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[3:]:
         importlib.import_module(name)
     _compose_ready()
     assert threading.active_count() == 1 == len(list(Path("/proc/self/task").iterdir())), "a fork copies no thread"
     gc.collect()
     gc.freeze()
-    request = serve(requests)
+    request = serve(listener)
     become(request)
     if request["code"]:
         exec(compile(request["code"], "<string>", "exec"), {"__name__": "__main__", "KEPT": request["kept"]})

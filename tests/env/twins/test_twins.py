@@ -15,6 +15,7 @@ from swe_rl.env.twins.make import TwinnedTests, add_twins
 from swe_rl.env.twins.session import Counted, log_without_twins, own_line_number, wanted_twins, without_twins
 from swe_rl.env.twins.values import another_value
 
+_DRAWS = 1000  # a mixture may come up 20 times; the bound of 44 is five deviations above that
 PLUGIN = """
 outcomes = {}
 
@@ -378,11 +379,11 @@ def test_a_guess_at_all_functions_is_right_at_most_once_in_fifty_times(num_tests
     text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(num_tests))
     wanted = wanted_twins([text], Counted([f"t.py::test_{index}" for index in range(num_tests)]))
     drawn = Counter()
-    for seed in range(3000):
+    for seed in range(_DRAWS):
         names = TwinnedTests(wanted=wanted)
         functions = re.findall(r"def (\w+)", add_twins(text, random.Random(seed), names))
         drawn[tuple(name in names.twin_of for name in functions)] += 1
-    assert max(drawn.values()) <= 2.2 * 3000 / 50 and len(drawn) >= 50
+    assert max(drawn.values()) <= 2.2 * _DRAWS / 50 and len(drawn) >= 50
 
 
 @pytest.mark.parametrize(
