@@ -133,3 +133,21 @@ async def test_what_an_installation_left_running_is_ended_before_the_tests(grade
     look = "grep -lsxz left_behind /proc/[0-9]*/cmdline || echo none"
     done = await graded(SCRIPT.replace("BEFORE", left).replace("DURING", look).replace("set -ux", "set -u"))
     assert "none\n" in done.log, done.log
+
+
+async def test_times_do_not_tell_poisoned_files_from_others(tmp_path):
+    """Both are written between the stages: else code would compare a test's file with what the installation wrote."""
+    (tmp_path / "tree" / "checks").mkdir(parents=True)
+    (tmp_path / "tree" / "checks" / "ops.js").write_text("assert.equal(add(1, 2), 3);\n")
+    base = commit_tree(tmp_path / "tree")
+    instance = Instance("a__b-1", "a/b", base, "text", "", "", ("checks/ops.js::add",), ())
+    try:
+        provider = make_provider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "scratch", print)
+    except UserError as error:
+        pytest.skip(str(error))
+    script = SCRIPT.replace("BEFORE", "touch made").replace("DURING", "[ checks/ops.js -nt made ] && cat checks/ops.js")
+    row = RowScript(instance, script, Workspace(path=tmp_path / "tree"), provider, 60.0)
+    for plan in (None, TwinPlan("seed", frozenset(), Counted(instance.fail_to_pass), is_poisoned=True)):
+        log = (await row.run(None, plan)).log
+        assert "assert.equal(add(1, 2), " in log and ("2), 3)" in log) == (plan is None)
+    await provider.close()

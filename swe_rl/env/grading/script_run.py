@@ -31,7 +31,7 @@ from swe_rl.env.pinning.named_files import command_patterns, data_patterns
 from swe_rl.env.pinning.pinned import protected_paths
 from swe_rl.env.pinning.put_back import put_back, tree_lines
 from swe_rl.env.twins.make import TwinnedTests
-from swe_rl.env.twins.poisoned_files import poison_files
+from swe_rl.env.twins.poisoned_files import poison_files, write_files_anew
 from swe_rl.env.twins.results import log_without_twins, without_twins
 from swe_rl.env.twins.session import Counted, put_twins
 from swe_rl.sandbox.sandbox import ExecResult, Sandbox, SandboxProvider, Workspace, put_files, run_whole
@@ -148,7 +148,9 @@ class RowScript:
         names = TwinnedTests()
         poisoned = ""
         tests = stages.tests
-        if plan is not None:
+        if plan is None:
+            await write_files_anew(sandbox, self.instance)
+        else:
             paths = await files_of_tests(sandbox, self.instance, tests)
             rng = random.Random(plan.seed)
             names = await put_twins(sandbox, paths, rng, plan.weak, plan.counted, all_wrong=plan.is_poisoned)

@@ -41,7 +41,7 @@ _MOST_VALUES = 6  # a test and its companions expect at most so many different v
 # Hypothesis takes long to find the smallest values that fail, so one twin is enough.
 _REPEATS_ITSELF = "given("
 # A test that asks for one of these depends on its own name.
-_NAME_READERS = ("__name__", "_testMethodName", "nodeid", "request", "snapshot", "regression", "id()")
+_NAME_READERS = ("__name__", "_testMethodName", "nodeid", "request", "snapshot", "regression", ".id()")
 # This finds the first line with words of a docstring: one string, without a line that goes on in the next.
 _FIRST_DOC_LINE = re.compile(r"""[rRuU]?(?:'''|\"{3}|'|")\s*(?P<line>[^\n\\]*?)[ \t]*(?=\n|'''|\"{3}|['"]\Z)""")
 
@@ -193,7 +193,7 @@ def _draw_names(test: Function, num_others: int, rng: random.Random, names: Twin
     names.session_names[test.name] = drawn[0]
     names.real_names[drawn[0]] = test.name
     names.copy_of.update(dict.fromkeys(drawn[1:num_right], test.name))
-    names.twin_of.update(dict.fromkeys(drawn[num_right:], test.name))
+    names.twin_of.update(dict.fromkeys(drawn[max(num_right, 1) :], test.name))
     num_wrong = num_values if names.all_wrong else num_values - 1
     names.expectation_of.update({name: index % num_wrong for index, name in enumerate(drawn[num_right:])})
     names.companions[test.name] = drawn[1:]

@@ -504,3 +504,12 @@ def test_a_session_of_twins_alone_expects_no_right_value(seed, num_companions):
     assert results.tests == {} and results.passed == set(wanted) and results.unfailed == frozenset()
     chosen = names.session_names["test_a_literal"]
     assert without_twins({**outcomes, f"t.py::{chosen}": "passed"}, names).unfailed == {"test_a_literal"}
+
+
+@pytest.mark.parametrize("argument", ["", "request"])
+def test_in_a_session_of_twins_alone_each_twin_is_a_function(argument):
+    """A test that reads its own name keeps it there too."""
+    text = f"def test_unpaid({argument}):\n    assert pay() == 3\n"
+    names = TwinnedTests(wanted={"test_unpaid": 11}, all_wrong=True)
+    functions = re.findall(r"def (test_\w+)", add_twins(text, random.Random(0), names))
+    assert names.twin_of.keys() == set(functions) and ("test_unpaid" in functions) == bool(argument)
