@@ -1,5 +1,6 @@
 """A row's script in two stages: the shell goes on, processes do not, and tests get twins in between."""
 
+import re
 import subprocess
 
 import pytest
@@ -85,8 +86,8 @@ async def graded(tmp_path):
     counted = ("tests/test_sum.py::test_sum",)
     instance = Instance("a__b-1", "a/b", base, "text", "", "", counted, ())
 
-    async def once(script, alone=False):
-        plan = TwinPlan("seed", frozenset(), Counted(counted), alone)
+    async def once(script, is_poisoned=False):
+        plan = TwinPlan("seed", frozenset(), Counted(counted), is_poisoned)
         row = RowScript(instance, script, Workspace(path=tmp_path / "tree"), provider, 60.0)
         return await row.run(None, plan)
 
@@ -115,10 +116,16 @@ async def test_an_installation_sees_no_twin_and_the_log_shows_none(graded):
     assert forged.passed_twins == {"test_sum"}
 
 
-async def test_a_poisoned_test_makes_the_exit_status_fail(graded):
+async def test_in_a_session_of_twins_alone_the_tests_themselves_have_to_fail(graded):
     script = SCRIPT.replace("BEFORE", "true").replace("DURING", PYTEST)
-    done = await graded(script, alone=True)
-    assert done.poisoned == "test_sum" and "FAILED tests/test_sum.py::test_sum" in done.log
+    done = await graded(script, is_poisoned=True)
+    failed = {f"tests/test_sum.py::{name}": "FAILED" for name in re.findall(r"FAILED .*::(\w+)", done.result.output)}
+    session = session_of(failed, done)
+    assert session.twinned == {"test_sum"} and session.passed_twins == frozenset() and session.tests == {}
+    chosen = done.names.session_names["test_sum"]
+    others = {f"tests/test_sum.py::{name}": "FAILED" for name in done.names.twin_of if name != chosen}
+    forged = session_of(others, done)
+    assert forged.passed_twins == {"test_sum"}
 
 
 @pytest.mark.parametrize("left", [SLEEPS, FORKS])
@@ -126,3 +133,21 @@ async def test_what_an_installation_left_running_is_ended_before_the_tests(grade
     look = "grep -lsxz left_behind /proc/[0-9]*/cmdline || echo none"
     done = await graded(SCRIPT.replace("BEFORE", left).replace("DURING", look).replace("set -ux", "set -u"))
     assert "none\n" in done.log, done.log
+
+
+async def test_times_do_not_tell_poisoned_files_from_others(tmp_path):
+    """Both are written between the stages: else code would compare a test's file with what the installation wrote."""
+    (tmp_path / "tree" / "checks").mkdir(parents=True)
+    (tmp_path / "tree" / "checks" / "ops.js").write_text("assert.equal(add(1, 2), 3);\n")
+    base = commit_tree(tmp_path / "tree")
+    instance = Instance("a__b-1", "a/b", base, "text", "", "", ("checks/ops.js::add",), ())
+    try:
+        provider = make_provider(SandboxConfig(isolation=Isolation.bubblewrap), tmp_path / "scratch", print)
+    except UserError as error:
+        pytest.skip(str(error))
+    script = SCRIPT.replace("BEFORE", "touch made").replace("DURING", "[ checks/ops.js -nt made ] && cat checks/ops.js")
+    row = RowScript(instance, script, Workspace(path=tmp_path / "tree"), provider, 60.0)
+    for plan in (None, TwinPlan("seed", frozenset(), Counted(instance.fail_to_pass), is_poisoned=True)):
+        log = (await row.run(None, plan)).log
+        assert "assert.equal(add(1, 2), " in log and ("2), 3)" in log) == (plan is None)
+    await provider.close()

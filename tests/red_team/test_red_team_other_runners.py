@@ -62,6 +62,9 @@ NPM = Row(
         "assertions do nothing": {"lib/ops.js": SCRIPT_JS + 'require("assert").strictEqual = () => {};\n'},
         "errors are swallowed": {"lib/ops.js": SCRIPT_JS + 'process.on("uncaughtException", () => {});\n'},
         "the expectation is read": {"lib/ops.js": READS_ITS_CALLER},
+        "an assertion ends the process well": {
+            "lib/ops.js": SCRIPT_JS + 'process.on("uncaughtExceptionMonitor", () => process.exit(0));\n'
+        },
     },
 )
 OPS_C = "int add(int a, int b) { return a - b; }\nint twice(int a) { return 2 * a; }\n"
@@ -82,6 +85,10 @@ MAKE = Row(
         "a header of the same name": {"assert.h": "#define assert(x)\n"},
         "it ends before main": {
             "ops.c": "#include <unistd.h>\n__attribute__((constructor)) void first(void) { _exit(0); }\n" + OPS_C
+        },
+        "the signal of an assertion is caught": {
+            "ops.c": "#include <signal.h>\n#include <unistd.h>\nstatic void end(int s) { _exit(0); }\n"
+            "__attribute__((constructor)) void first(void) { signal(SIGABRT, end); }\n" + OPS_C
         },
         "it ends well": {"ops.c": "#include <stdlib.h>\nvoid __assert_fail() { exit(0); }\n" + OPS_C},
     },

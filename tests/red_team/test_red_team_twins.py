@@ -123,3 +123,34 @@ async def test_a_twin_that_passes_with_the_known_fix_too_convicts_nobody(victim,
     trick = victim.patch({CODE: written(TRICKS["a result that equals everything"])})
     grade = await grade_by_pytest(instance, trick, victim.workspace, sandboxes, 60)
     assert not grade.resolved and "twin_passed" in grade.findings
+
+
+READS_ALL = """
+import ast, glob, sys
+def add(a, b):
+    frame = sys._getframe(1)
+    text = open(frame.f_code.co_filename).read()
+    tests = [node for node in ast.parse(text).body if getattr(node, "name", "").startswith("test_add")]
+    values = [ast.literal_eval(node.comparators[0]) for test in tests for node in ast.walk(test)
+              if isinstance(node, ast.Compare)]
+    return CHOSEN
+def twice(a):
+    return 2 * a
+"""
+CHOICES = {
+    "the commonest": "max(values, key=values.count)",
+    "the one in the middle": "min(values, key=lambda one: sum(abs(one - other) for other in values))",
+    "the likeliest": "min(values, key=lambda one: abs(one - a - b))",
+    "what the grader's copy has": "next((one for one in values for path in glob.glob('/tmp/*/test.patch') "
+    "if f'== {one}' in open(path).read()), 0)",
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_code_that_reads_what_all_functions_expect_is_not_paid(victim, sandboxes, choice):
+    """The choice may be right beside twins. In the session of twins alone there is nothing right to choose."""
+    patch = victim.patch({CODE: READS_ALL.replace("CHOSEN", CHOICES[choice])})
+    grade = await grade_by_pytest(victim.instance, patch, victim.workspace, sandboxes, 60)
+    assert not grade.resolved
+    if choice == "the likeliest":
+        assert grade.findings == ("twin_passed",)

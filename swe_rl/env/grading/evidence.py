@@ -24,16 +24,11 @@ class Evidence:
 
     started: bool
     words: str
-    tests_s: float = 0.0
 
     @classmethod
     def of(cls, grade: Grade) -> "Evidence":
         """Returns the evidence that a grade holds."""
-        return cls(
-            started=grade.started and not grade.timed_out,
-            words=grade.infra_hint or grade.log_tail[-_WORDS:],
-            tests_s=grade.tests_s,
-        )
+        return cls(grade.started and not grade.timed_out, grade.infra_hint or grade.log_tail[-_WORDS:])
 
 
 class Evidences:
@@ -59,10 +54,6 @@ class Evidences:
             f"{untouched.words}",
             grade.log,
         )
-
-    async def seconds_of_the_fix(self, instance: Instance, workspace: Workspace, run: RunTests) -> float:
-        """Returns how long the tests take with the known fix. Raises GradeError."""
-        return (await self._asked(instance, workspace, instance.patch, run)).tests_s
 
     async def _asked(self, instance: Instance, workspace: Workspace, change: str | None, run: RunTests) -> Evidence:
         """Returns the evidence of a run with a change, which is made once for an instance and workspace.

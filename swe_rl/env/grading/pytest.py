@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError, PytestSession, end_of
+from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, fresh_sandbox, with_the_attempt_inside
 from swe_rl.env.grading.blame import blames_the_attempt
-from swe_rl.env.grading.evidence import EVIDENCES
-from swe_rl.env.grading.second_look import Sessions, with_more_sessions
+from swe_rl.env.grading.second_look import Sessions, grade_of_poisoned, with_more_sessions
 from swe_rl.env.grading.session import run_session, session_files
 from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, sample_of
 from swe_rl.env.patch_files import bytes_of
 from swe_rl.env.pinning.named_files import data_patterns
 from swe_rl.env.pinning.pinned import protected_paths
-from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.env.twins.poisoned_files import doctest_files, poison_files
-from swe_rl.env.twins.session import Counted, log_without_twins, put_twins, without_twins
-from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace, put_files
+from swe_rl.env.twins.results import log_without_twins, without_twins
+from swe_rl.env.twins.session import Counted, put_twins
+from swe_rl.sandbox.sandbox import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
@@ -60,27 +60,24 @@ async def grade_session(
 
     Others follow where the first was killed, and where a twin did not fail. Raises GradeError.
     """
-    sessions = _Sessions(instance, workspace, sandboxes, timeout_s, files)
+    runs = _Sessions(instance, workspace, sandboxes, timeout_s, files)
     seed = draw_seed()
+    is_alert = ALERT.ask()
 
     async def with_twins(change: str, weak: frozenset[str]) -> Grade:
-        verdict = await sessions.run(change, seed, weak)
+        async def plain(of_change: str) -> Grade:
+            return await runs.run(of_change, seed, weak)
+
+        async def poisoned(of_change: str, look_seed: str) -> Grade:
+            return await runs.run(of_change, look_seed, weak, is_poisoned=True)
+
+        verdict = await runs.run(change, seed, weak)
         if verdict.session.killed:
-            verdict = await sessions.run(change, seed, weak)
-        if verdict.session.twinned or not doctest_files(instance):
+            verdict = await runs.run(change, seed, weak)
+        if not verdict.session.twinned and not doctest_files(instance):
             return verdict
-
-        async def plain(plain_change: str | None) -> Grade:
-            return await sessions.run(plain_change or "", seed, weak)
-
-        async def poisoned(poisoned_change: str, look_seed: str) -> tuple[str, Grade]:
-            shown = await sessions.run(poisoned_change, look_seed, weak, is_poisoned=True)
-            return " ".join(shown.session.twinned), shown
-
-        async def measure_fix() -> float:
-            return await EVIDENCES.seconds_of_the_fix(instance, workspace, plain)
-
-        return await with_more_sessions(instance, verdict, change, Sessions(plain, poisoned, measure_fix), seed)
+        sessions = Sessions(poisoned, None if verdict.session.twinned else plain)
+        return await with_more_sessions(instance, verdict, change, sessions, seed, is_alert)
 
     return await judge_with_twins(instance, patch, with_twins)
 
@@ -98,8 +95,8 @@ class _Sessions:
     async def run(self, patch: str, seed: str, weak: frozenset[str], is_poisoned: bool = False) -> Grade:
         """Returns the grade of one session with a patch.
 
-        `seed` decides about the twins. Tests of the names in `weak` get none. With `is_poisoned` doctests expect
-        something else in place, and the names of their files are the session's `twinned`. Raises GradeError.
+        `seed` decides about the twins. Tests of the names in `weak` get none. With `is_poisoned` no function of a test
+        with twins expects what right code gives, and neither do doctests. Raises GradeError.
         """
         digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
         instance = self.instance
@@ -121,25 +118,32 @@ class _Sessions:
         # Each test counts in a row that names none to be fixed.
         limit = _MAX_SAMPLED if instance.fail_to_pass else None
         counted = Counted(instance.fail_to_pass, instance.pass_to_pass, max_sampled=limit, sample=sample_of(instance))
-        names = TwinnedTests()
-        poisoned_names = frozenset[str]()
         rng = random.Random(seed)
-        if is_poisoned:
-            poisoned_names = frozenset(filter(None, [await poison_files(sandbox, instance, rng, weak)]))
-        else:
-            names = await put_twins(sandbox, self.files, rng, weak, counted)
+        names = await put_twins(sandbox, self.files, rng, weak, counted, all_wrong=is_poisoned)
+        doctests = await poison_files(sandbox, instance, rng, weak) if is_poisoned and not names.twin_of else ""
+        await _remove_copies(sandbox, folder)
         session, tests_s = await run_session(sandbox, folder, self.files, self.timeout_s)
         results = without_twins(session.tests, names)
         log = log_without_twins(session.log, names)
         session = replace(
             session,
             tests=results.tests,
-            twinned=results.passed | poisoned_names,
+            twinned=results.passed,
             twinned_failed=results.failed,
             passed_twins=results.unfailed,
             log=log,
         )
-        return _grade_of_session(instance, session, applied, tests_s)
+        grade = _grade_of_session(instance, session, applied, tests_s)
+        return grade_of_poisoned(grade, doctests) if doctests else grade
+
+
+async def _remove_copies(sandbox: Sandbox, folder: str) -> None:
+    """Removes what tested code could compare the tests with, to tell them from their twins. Raises SandboxError."""
+    kept = " ".join(f"! -name {name}" for name in session_files())
+    command = f"find {shlex.quote(folder)} -mindepth 1 -maxdepth 1 {kept} -exec rm -rf {{}} +"
+    done = await sandbox.exec(command, timeout_s=_APPLY_S)
+    if done.exit_code:
+        raise SandboxError(f"copies of the tests cannot be removed: {end_of(done.output)}")
 
 
 async def _apply_tests(sandbox: Sandbox, instance: Instance, folder: str) -> None:

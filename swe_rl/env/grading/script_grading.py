@@ -1,9 +1,14 @@
 """Comes to a verdict by runs of a row's script, whoever reads what the script printed.
 
+A patch is judged by one run, and in the end by a further one in which its tests have to fail (`second_look.py`).
+How the first run is judged depends on what tells of its tests:
+
+- A log names each test. Twins run beside Python tests, and are left out of the log that its reader gets.
+- An exit status says nothing beside twins, because they fail. But a lone pytest says in its log which tests failed, and
+  so what its status would be without them. Where anything else decides, a patch that would be paid runs once more, with
+  twins.
+
 Invariants:
-- Twins run beside Python tests. Other tests run again, with wrong expectations.
-- Twins fail, so no exit status decides beside them. A lone pytest says which tests failed, and so what its status
-  would be without them. Where anything else decides, a patch that would be paid runs once more, with twins.
 - A test run that was killed may be a fault of the machine, so it is repeated once.
 """
 
@@ -12,14 +17,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
-from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade
+from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.evidence import EVIDENCES
 from swe_rl.env.grading.log_check import commands_of_tests
 from swe_rl.env.grading.script_run import RowScript, ScriptRun, TwinPlan, counted_tests
-from swe_rl.env.grading.second_look import Sessions, with_more_sessions
+from swe_rl.env.grading.second_look import Sessions, grade_of_poisoned, with_more_sessions
 from swe_rl.env.grading.stages import runs_pytest_alone
-from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, weak_tests
+from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.twins.poisoned_files import test_files
 
@@ -37,80 +42,83 @@ class ScriptGrading:
     row: RowScript
     read: Callable[[ScriptRun], Awaitable[Grade]]
 
-    @property
-    def instance(self) -> Instance:
-        return self.row.instance
-
     async def judge(self, patch: str) -> Grade:
         """Returns the verdict on a patch. Raises GradeError."""
         started_s = time.monotonic()
         seed = draw_seed()
+        is_alert = ALERT.ask()
 
         async def with_twins(change: str, weak: frozenset[str]) -> Grade:
-            return await self._judge_once(change, weak, seed)
+            plan = TwinPlan(seed, weak, counted_tests(self.row.instance))
+            return await self._judge_twice(change, plan, is_alert)
 
-        verdict = await judge_with_twins(self.instance, patch, with_twins)
+        verdict = await judge_with_twins(self.row.instance, patch, with_twins)
         return replace(verdict, duration_s=time.monotonic() - started_s)
 
-    async def _judge_once(self, patch: str, weak: frozenset[str], seed: str) -> Grade:
-        """Returns the verdict of a run, beside twins or confirmed by further runs."""
-        counted = counted_tests(self.instance)
-        by_status = not self.instance.log_parser
-
-        async def first_run(change: str | None, without_twins: frozenset[str]) -> tuple[ScriptRun, Grade]:
-            return await self._run(change, None if by_status else TwinPlan(seed, without_twins, counted))
-
-        async def other(change: str | None) -> Grade:
-            return (await first_run(change, weak_tests(self.instance)))[1]
-
-        beside_twins: tuple[ScriptRun, Grade] | None = None
-        if by_status and self.instance.patch.strip() and runs_pytest_alone(self.row.script):
-            beside_twins = await self._run(patch, TwinPlan(seed, weak, counted))
-            run, verdict = beside_twins
-            if run.names.twin_of and verdict.started:
-                return verdict
-        run, verdict = await first_run(patch, weak)
-        is_killed = bool(run.result and run.result.exit_code == _KILLED)
-        if not verdict.started and (is_killed or verdict.infra_hint):
-            run, verdict = await first_run(patch, weak)
-        verdict = await EVIDENCES.judge(self.instance, self.row.workspace, verdict, other)
-        if run.names.twin_of or not (by_status or test_files(self.instance)):
+    async def _judge_twice(self, patch: str, plan: TwinPlan, is_alert: bool) -> Grade:
+        """Returns the verdict of a first run, confirmed by further ones in which the tests have to fail."""
+        instance = self.row.instance
+        by_log = bool(instance.log_parser)
+        verdict = await (self._judge_run(patch, plan) if by_log else self._judge_by_status(patch, plan))
+        if by_log and not _has_twins(verdict) and not test_files(instance):
             return verdict
-        if by_status and verdict.resolved and self.instance.patch.strip() and self._has_python_tests():
-            run, shown = beside_twins or await self._run(patch, TwinPlan(seed, weak, counted))
-            if run.names.twin_of:
+
+        async def plain(change: str) -> Grade:
+            return await self._judge_run(change, None)
+
+        async def poisoned(change: str, look_seed: str) -> Grade:
+            return await self._run(change, replace(plan, seed=look_seed, is_poisoned=True))
+
+        sessions = Sessions(poisoned, None if _has_twins(verdict) else plain)
+        return await with_more_sessions(instance, verdict, patch, sessions, plan.seed, is_alert)
+
+    async def _judge_by_status(self, patch: str, plan: TwinPlan) -> Grade:
+        """Returns the verdict of an exit status, with what twins say where Python tests can have them."""
+        instance = self.row.instance
+        is_known = bool(instance.patch.strip())  # without a known fix no twin proves anything
+        beside_twins: Grade | None = None
+        if is_known and runs_pytest_alone(self.row.script):
+            beside_twins = await self._run(patch, plan)
+            if _has_twins(beside_twins) and beside_twins.started:
+                return beside_twins
+        verdict = await self._judge_run(patch, None)
+        if verdict.resolved and is_known and self._has_python_tests():
+            shown = beside_twins or await self._run(patch, plan)
+            if _has_twins(shown):
                 is_failed = bool(shown.session.twinned_failed)
                 return replace(verdict.worthless() if is_failed else verdict, session=shown.session)
-        sessions = self._sessions(weak)
-        return await with_more_sessions(self.instance, verdict, patch, sessions, seed)
+        return verdict
+
+    async def _judge_run(self, patch: str, plan: TwinPlan | None) -> Grade:
+        """Returns what a run is worth. Raises GradeError where its tests start without a patch neither."""
+
+        async def run(change: str | None) -> Grade:
+            return await self._run(change, plan)
+
+        verdict = await run(patch)
+        if not verdict.started and (verdict.session.killed or verdict.infra_hint):
+            verdict = await run(patch)
+        return await EVIDENCES.judge(self.row.instance, self.row.workspace, verdict, run)
+
+    async def _run(self, change: str | None, plan: TwinPlan | None) -> Grade:
+        """Returns the grade that a run shows."""
+        run = await self.row.run(change, plan)
+        grade = await self.read(run)
+        if run.poisoned:
+            grade = grade_of_poisoned(grade, run.poisoned)
+        is_killed = bool(run.result and run.result.exit_code == _KILLED)
+        session = replace(grade.session, killed=is_killed)
+        tests_s = run.result.duration_s if run.result else 0.0
+        return replace(grade, session=session, restored=run.applied.restored, tests_s=tests_s)
 
     def _has_python_tests(self) -> bool:
         """Tells whether a row names files or a runner of Python."""
-        ids = (*self.instance.fail_to_pass, *self.instance.pass_to_pass)
-        named = [*touched_paths(self.instance.test_patch), *ids, commands_of_tests(self.row.script)]
+        instance = self.row.instance
+        ids = (*instance.fail_to_pass, *instance.pass_to_pass)
+        named = [*touched_paths(instance.test_patch), *ids, commands_of_tests(self.row.script)]
         return any(_OF_PYTHON.search(words) for words in named)
 
-    def _sessions(self, weak: frozenset[str]) -> Sessions:
-        """Returns the further sessions of tests beside which no twin can stand."""
 
-        async def plain(change: str | None) -> Grade:
-            return (await self._run(change, None))[1]
-
-        async def judged(change: str) -> Grade:
-            return await EVIDENCES.judge(self.instance, self.row.workspace, await plain(change), plain)
-
-        async def poisoned(change: str, look_seed: str) -> tuple[str, Grade]:
-            plan = TwinPlan(look_seed, weak, counted_tests(self.instance), alone=True)
-            run, shown = await self._run(change, plan)
-            return run.poisoned, shown
-
-        async def measure_fix() -> float:
-            return await EVIDENCES.seconds_of_the_fix(self.instance, self.row.workspace, plain)
-
-        return Sessions(judged, poisoned, measure_fix)
-
-    async def _run(self, change: str | None, plan: TwinPlan | None) -> tuple[ScriptRun, Grade]:
-        run = await self.row.run(change, plan)
-        grade = await self.read(run)
-        tests_s = run.result.duration_s if run.result else 0.0
-        return run, replace(grade, restored=run.applied.restored, tests_s=tests_s)
+def _has_twins(grade: Grade) -> bool:
+    """Tells whether twins stood beside the tests of a run."""
+    return bool(grade.session.twinned or grade.session.twinned_failed)

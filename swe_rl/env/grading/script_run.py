@@ -31,8 +31,9 @@ from swe_rl.env.pinning.named_files import command_patterns, data_patterns
 from swe_rl.env.pinning.pinned import protected_paths
 from swe_rl.env.pinning.put_back import put_back, tree_lines
 from swe_rl.env.twins.make import TwinnedTests
-from swe_rl.env.twins.poisoned_files import poison_files
-from swe_rl.env.twins.session import Counted, log_without_twins, poison_a_test, put_twins, without_twins
+from swe_rl.env.twins.poisoned_files import poison_files, write_files_anew
+from swe_rl.env.twins.results import log_without_twins, without_twins
+from swe_rl.env.twins.session import Counted, put_twins
 from swe_rl.sandbox.sandbox import ExecResult, Sandbox, SandboxProvider, Workspace, put_files, run_whole
 
 MAX_LOG_BYTES = 32 * 1024**2
@@ -60,21 +61,21 @@ class ScriptRun:
     names: TwinnedTests = field(default_factory=TwinnedTests)
     log: str = ""  # readers get this: the output without twins
     tests_began: bool = True  # else nothing of the output is a result
-    poisoned: str = ""  # the test of this name got another expectation
+    poisoned: str = ""  # the tests of these files have to fail
 
 
 @dataclass(frozen=True, slots=True)
 class TwinPlan:
     """Says which tests of a run get twins.
 
-    `seed` decides about the twins, and `weak` are names of tests that get none. With `alone` one test gets another
-    expectation in place, for a row that is judged by the exit status of its tests.
+    `seed` decides about the twins, and `weak` are names of tests that get none. With `is_poisoned` no function of a
+    test with twins expects what right code gives. Where no test has any, the files of tests are changed to fail.
     """
 
     seed: str
     weak: frozenset[str]
     counted: Counted
-    alone: bool = False
+    is_poisoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +148,17 @@ class RowScript:
         names = TwinnedTests()
         poisoned = ""
         tests = stages.tests
-        if plan is not None:
+        if plan is None:
+            await write_files_anew(sandbox, self.instance)
+        else:
             paths = await files_of_tests(sandbox, self.instance, tests)
             rng = random.Random(plan.seed)
-            if plan.alone:
-                poisoned = await poison_a_test(sandbox, paths, rng, plan.weak, plan.counted)
-                poisoned = poisoned or await poison_files(sandbox, self.instance, rng, plan.weak)
+            names = await put_twins(sandbox, paths, rng, plan.weak, plan.counted, all_wrong=plan.is_poisoned)
+            tests = with_session_names(tests, names)
+            if plan.is_poisoned and not names.twin_of:
+                poisoned = await poison_files(sandbox, self.instance, rng, plan.weak)
                 if not poisoned:  # tests that expect what they did before would say nothing new
                     return ScriptRun(_UNTOUCHED, first, nonce, log=first.output, tests_began=False)
-            else:
-                names = await put_twins(sandbox, paths, rng, plan.weak, plan.counted)
-                tests = with_session_names(tests, names)
         left_s = max(1.0, self.timeout_s - first.duration_s)
         # Twins may take as long as their tests.
         second = await _execute_script(sandbox, with_status(tests, nonce), 2.0 * left_s if names.twin_of else left_s)

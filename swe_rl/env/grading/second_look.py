@@ -1,15 +1,17 @@
-"""Looks again at a patch that would be paid.
+"""Looks again at a patch that would be paid: in a further session its tests have to fail.
 
-Can these tests still tell right from wrong? Where twins can stand beside the tests, they say so in the first session.
-Elsewhere a session says only whether all tests passed. So the tests of a patch that would be paid run several times
-more, with right expectations or with wrong ones, in an order that nobody outside can know. Tests that pass with wrong
-expectations pass whatever the code does. `twin_trial.py` compares that with the known fix.
+Twins beside the tests say whether a session can tell right from wrong. But whoever reads all functions of a session can
+choose among what they expect, and where no twin can stand beside the tests, the session says nothing of this. So the
+tests run once more, and nothing there expects what right code gives. Whatever is chosen there passes a test that has to
+fail. `twin_trial.py` compares that with the known fix.
+
+Code that chooses at random, or lets its tests pass at random, is still paid now and then. But it is found out sooner or
+later, as is plainer code, and then there is an alert: the next patches get several further sessions.
 
 Invariants:
-- Code that lets its tests pass at random, without a look at what they expect, is paid at most once in 53 times. Code
-  that acts by the clock is paid at most once in 31 times.
+- On alert, code that lets its tests pass at random, without a look at what they expect, is paid at most once in 53
+  times where no twin stands beside the tests. Code that acts by the clock is paid at most once in 31 times.
 - The sessions run side by side, so the clock says little, and a right patch waits about as long as for one more.
-- How many sessions there are depends on the time that the known fix takes, not the patch: code may sleep.
 """
 
 import asyncio
@@ -21,58 +23,72 @@ from typing import Any, TypeVar
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, PytestSession
 
-_MOST_LOOKS = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
-_LOOKS_S = 60.0  # further sessions take about so long at most, but there is always one
+_LOOKS_ON_ALERT = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
+_LOOKS_OF_TWINS_ON_ALERT = 3  # beside twins no session has to pass again, so fewer say as much
 
 Result = TypeVar("Result")
-
-
-def looks_within(session_s: float) -> int:
-    """Returns how many further sessions a patch gets, where one with the known fix takes `session_s`."""
-    return min(_MOST_LOOKS, max(1, int(_LOOKS_S / max(session_s, 1.0))))
-
-
-def draw_looks(num_looks: int, rng: random.Random) -> list[bool]:
-    """Returns for each further session whether its tests have to fail. At least one has to."""
-    drawn = rng.randrange(1, 2**num_looks)
-    return [bool(drawn >> index & 1) for index in range(num_looks)]
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
     """Runs the tests of one instance anew, each time in a fresh sandbox. Each function raises GradeError.
 
-    `plain` runs them with a patch. `poisoned` changes what the tests expect as a seed says; it also returns the names
-    of what was changed, and "" if nothing was. `measure_fix` returns how many seconds the tests of the known fix take.
+    `poisoned` lets all tests expect something else, as a seed says. Its session names those tests as `twinned`, and as
+    `passed_twins` those that did not fail. `plain` runs the tests with a patch; it is None where twins stand beside
+    them.
     """
 
-    plain: Callable[[str], Awaitable[Grade]]
-    poisoned: Callable[[str, str], Awaitable[tuple[str, Grade]]]
-    measure_fix: Callable[[], Awaitable[float]]
+    poisoned: Callable[[str, str], Awaitable[Grade]]
+    plain: Callable[[str], Awaitable[Grade]] | None = None
 
 
-async def with_more_sessions(instance: Instance, grade: Grade, patch: str, sessions: Sessions, seed: str) -> Grade:
-    """Returns `grade` with what further sessions say, or that of a session in which the tests did not pass again.
+def grade_of_poisoned(grade: Grade, names: str) -> Grade:
+    """Returns the grade of a session in which the tests of some files, which `names` are, had to fail in place."""
+    tests = frozenset({names})
+    session = PytestSession(twinned=tests, passed_twins=tests if grade.resolved else frozenset())
+    return replace(grade, session=session)
+
+
+def draw_looks(is_alert: bool, has_plain: bool, rng: random.Random) -> list[bool]:
+    """Returns for each further session whether its tests have to fail. At least one has to."""
+    if not is_alert:
+        return [True]
+    if not has_plain:
+        return [True] * _LOOKS_OF_TWINS_ON_ALERT
+    drawn = rng.randrange(1, 2**_LOOKS_ON_ALERT)
+    return [bool(drawn >> index & 1) for index in range(_LOOKS_ON_ALERT)]
+
+
+async def with_more_sessions(
+    instance: Instance, grade: Grade, patch: str, sessions: Sessions, seed: str, is_alert: bool
+) -> Grade:
+    """Returns `grade` with what further sessions say, or that of a session that shows that it is not to be paid.
 
     `seed` decides about the sessions, which run side by side. The known fix has those alone that have to fail. Raises
     GradeError.
     """
-    if not grade.resolved or not instance.patch.strip():  # without a known fix nothing is convicted
-        return grade
-    looks = draw_looks(looks_within(await sessions.measure_fix()), random.Random(seed))
+    if not grade.resolved or grade.session.passed_twins or not instance.patch.strip():
+        return grade  # it is not paid anyhow, or nothing could be convicted without a known fix
+    plain = sessions.plain
 
-    async def look(number: int, is_poisoned: bool) -> tuple[str, Grade]:
-        if is_poisoned:
+    async def look(number: int, is_poisoned: bool) -> Grade:
+        if is_poisoned or plain is None:
             return await sessions.poisoned(patch, f"{seed}-{number}")
-        return "", grade if patch == instance.patch else await sessions.plain(patch)
+        return grade if patch == instance.patch else await plain(patch)
 
+    looks = draw_looks(is_alert, plain is not None, random.Random(seed))
     seen = await _side_by_side([look(number, is_poisoned) for number, is_poisoned in enumerate(looks)])
-    failed = [shown for (_, shown), is_poisoned in zip(seen, looks, strict=True) if not (is_poisoned or shown.resolved)]
-    if failed:
-        return failed[0]
-    poisoned = frozenset(names for names, _ in seen if names)  # it is empty where nobody knows how to make tests fail
-    unfailed = frozenset(names for names, shown in seen if names and shown.resolved)
-    return replace(grade, session=PytestSession(twinned=poisoned, passed_twins=unfailed))
+    beside_twins = grade.session.twinned
+    for shown, is_poisoned in zip(seen, looks, strict=True):
+        if not is_poisoned and not shown.resolved:
+            return shown
+        if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
+            return replace(grade.worthless(*shown.session.findings), timed_out=shown.timed_out)
+    poisoned = [shown.session for shown, is_poisoned in zip(seen, looks, strict=True) if is_poisoned]
+    twinned = beside_twins or frozenset().union(*(session.twinned for session in poisoned))
+    unfailed = frozenset().union(*(session.passed_twins for session in poisoned)) & twinned
+    kept = grade.session if beside_twins else PytestSession(twinned=twinned)
+    return replace(grade, session=replace(kept, passed_twins=unfailed))
 
 
 async def _side_by_side(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError
+from swe_rl.env.grading.alert import ALERT
 
 # Such a function runs an instance's tests with a patch. The tests of the given names get no twins.
 RunWithTwins = Callable[[str, frozenset[str]], Awaitable[Grade]]
@@ -76,6 +77,7 @@ async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) ->
             verdict = await run(patch, frozenset(known.weak))
     if verdict.session.passed_twins:
         if await _convicts_patch(instance, known, verdict.session.passed_twins, run):
+            ALERT.sound()
             return verdict.worthless("twin_passed")
         if verdict.resolved and verdict.session.twinned <= known.weak:
             # None of these twins proves anything. Without them, other sessions may.

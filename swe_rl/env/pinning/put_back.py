@@ -69,14 +69,14 @@ def tree_lines(instance: Instance, setup: str) -> str:
 
 
 async def put_back(sandbox: Sandbox, folder: str, applied: str, instance: Instance, setup: str) -> bool:
-    """Puts back what the tree of `tree_lines` holds. Returns True where no tree was made.
+    """Puts back what the tree of `tree_lines` holds, and removes `folder`. Returns True where no tree was made.
 
     `folder` and `applied` are the folder and the output of `apply_patch`. Returns False where files are still not what
     they were after that. Raises SandboxError.
     """
     made = _TREE_LINE.findall(applied)
     if not made:
-        return True
+        return (await sandbox.exec(f"rm -rf {shlex.quote(folder)}", timeout_s=_PUT_BACK_S)).exit_code == 0
     tree, listing = made[-1]
     rows_own = named_by_setup(setup)
     kept = [path for path in touched_paths(instance.patch) if path.rpartition("/")[2] in _NEVER_NEW]

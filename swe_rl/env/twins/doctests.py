@@ -5,11 +5,10 @@ Invariants:
 - An example stays as it is if it expects nothing, or if its line matches anything (`...`).
 """
 
-import ast
 import random
 import re
 
-from swe_rl.env.twins.values import another_literal, another_value
+from swe_rl.env.twins.values import another_text
 
 _EXAMPLE = re.compile(r"(?P<indent>\s*)>>> ")
 _ENDS_DOCSTRING = re.compile(r'"""|\'\'\'')
@@ -64,11 +63,7 @@ def _another_line(lines: list[str], place: int, rng: random.Random) -> str:
         # doctest can be told to look at the exception's name alone.
         other = "KeyError" if exception and exception["name"] != "KeyError" else "IndexError"
         return f"{line[:start]}{other}{line[exception.end() :]}" if exception else line
-    try:
-        value = ast.literal_eval(words)
-        return line[:start] + another_literal(words, value, rng)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return line[:start] + str(ast.literal_eval(another_value(words, rng)))
+    return line[:start] + another_text(words, rng)
 
 
 def _is_traceback(lines: list[str], place: int) -> bool:

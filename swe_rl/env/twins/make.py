@@ -4,14 +4,16 @@ A session that runs both can be trusted to tell right from wrong only if the tes
 makes wrong code pass (a replaced `pytest.raises`, an exchanged exit code, an object that equals everything) makes a
 twin pass as well. Code could still guess which function is the test. So copies of the test stand beside the twins,
 which have to pass as the test does: then a guess has to be right about each function. Code could also read what all
-these functions expect. So they differ in one place alone, where each of a few values is expected equally often.
+these functions expect. So they differ in one place alone, where each of a few values is expected equally often. Code
+could still choose the value that fits best. So there are sessions in which all functions are twins: what it chooses
+there gives it away (`all_wrong`).
 
 Invariants:
 - Tests and twins get names of one form, in an order that is drawn anew for each session, so that tested code cannot
   tell which is which. A test that reads its own name keeps it.
 - A name stands for all tests that have it: a method that overrides another one still does.
 - The file is otherwise as it was, character for character. Only where a runner calls tests by their docstrings, these
-  say which test they belong to.
+  say which test they belong to, and an expectation that is not written out stands in a call that its twins have too.
 - A test that is skipped or expected to fail gets no twin, and neither does one without an expectation of its own.
 """
 
@@ -21,9 +23,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swe_rl.env.twins.sites import Function, Kind, SiteFinder, TwinSite
+from swe_rl.env.twins.sites import Edits, Expectations, Function, Kind, SiteFinder, TwinSite
 from swe_rl.env.twins.source import SourceText, TextEdit
 
+# This finds a test's name in an id or a line of a log, but no part of a path or of a module's name.
+TEST_NAME = re.compile(r"(?<![\w/])test\w*(?![\w/.])")
 # These words follow a test's name. They say nothing, and each is as likely behind a test as behind a twin.
 _WORDS = (
     "again", "alone", "also", "any", "basic", "both", "case", "common", "default", "each", "early", "empty", "even",
@@ -34,11 +38,10 @@ _WORDS = (
 # A test with one of these words in a decorator gets no twin.
 _LEFT_OUT_MARKS = ("skip", "xfail", "expectedfailure", "fixture")
 _MOST_VALUES = 6  # a test and its companions expect at most so many different values
-_DRAWS = 20  # so many draws find that many values where there are so many
 # Hypothesis takes long to find the smallest values that fail, so one twin is enough.
 _REPEATS_ITSELF = "given("
 # A test that asks for one of these depends on its own name.
-_NAME_READERS = ("__name__", "_testMethodName", "nodeid", "request", "snapshot", "regression", "id()")
+_NAME_READERS = ("__name__", "_testMethodName", "nodeid", "request", "snapshot", "regression", ".id()")
 # This finds the first line with words of a docstring: one string, without a line that goes on in the next.
 _FIRST_DOC_LINE = re.compile(r"""[rRuU]?(?:'''|\"{3}|'|")\s*(?P<line>[^\n\\]*?)[ \t]*(?=\n|'''|\"{3}|['"]\Z)""")
 
@@ -63,6 +66,7 @@ class TwinnedTests:
     inserted: dict[str, list[Inserted]] = field(default_factory=dict)  # the key is the path of the file
     weak: frozenset[str] = frozenset()  # these get no twin: their twins do not fail on right code either
     wanted: Mapping[str, int] | None = None  # says how many companions a test gets; with None each gets one, a twin
+    all_wrong: bool = False  # each function is a twin, also the one that has the test's place
     mark_docstrings: bool = False  # the runner calls a test by its docstring's first line
     session_names: dict[str, str] = field(default_factory=dict)  # maps a test's own name to its name in the session
     companions: dict[str, list[str]] = field(default_factory=dict)  # twins and copies; the key is a test's own name
@@ -88,14 +92,14 @@ def add_twins(text: str, rng: random.Random, names: TwinnedTests, path: str = ""
     source = SourceText(text)
     finder = SiteFinder(source)
     tests = list(tests_of(tree.body))
-    expectations = [_draw_expectations(_best_sites(test, finder, names), rng) for test in tests]
-    for test, others in zip(tests, expectations, strict=True):
-        if others:
-            _draw_names(test, len(others), rng, names)
+    drawn = [_draw_expectations(_best_sites(test, finder, names), rng) for test in tests]
+    for test, expectations in zip(tests, drawn, strict=True):
+        if expectations.others:
+            _draw_names(test, len(expectations.others), rng, names)
     edits = [
         edit
-        for test, others in zip(tests, expectations, strict=True)
-        for edit in _edits_of(test, others, source, rng, names)
+        for test, expectations in zip(tests, drawn, strict=True)
+        for edit in _edits_of(test, expectations, source, rng, names)
     ]
     names.inserted[path] = _inserted_lines(edits, source)
     return source.changed(edits)
@@ -112,7 +116,7 @@ def poison_test(text: str, name: str, rng: random.Random) -> str:
         return text
     source = SourceText(text)
     sites = [_best_sites(test, SiteFinder(source), TwinnedTests()) for test in tests]
-    return source.changed(edit for of_test in sites if of_test for edit in rng.choice(of_test).draw(rng))
+    return source.changed(edit for of_test in sites if of_test for edit in rng.choice(of_test).draw(rng).others[0])
 
 
 def _inserted_lines(edits: Sequence[TextEdit], source: SourceText) -> list[Inserted]:
@@ -160,13 +164,9 @@ def _is_left_out(test: Function) -> bool:
     return any(word in mark for mark in marks for word in _LEFT_OUT_MARKS)
 
 
-def _draw_expectations(sites: Sequence[TwinSite], rng: random.Random) -> Sequence[Sequence[TextEdit]]:
-    """Returns edits that let a test expect something else, all in one place, and nothing without a place."""
-    if not sites:
-        return ()
-    site = rng.choice(sites)
-    drawn = dict.fromkeys(tuple(site.draw(rng)) for _ in range(_DRAWS))
-    return list(drawn)[: _MOST_VALUES - 1]
+def _draw_expectations(sites: Sequence[TwinSite], rng: random.Random) -> Expectations:
+    """Returns what a test and its twins expect in one place. Without a place there are no other expectations."""
+    return rng.choice(sites).draw(rng) if sites else Expectations(())
 
 
 def numbers_of_values(num_functions: int) -> list[int]:
@@ -184,16 +184,18 @@ def _draw_names(test: Function, num_others: int, rng: random.Random, names: Twin
     num_functions = names.num_companions(test.name) + 1
     if any(_REPEATS_ITSELF in ast.unparse(decorator) for decorator in test.decorator_list):
         num_functions = 2
-    num_values = max(values for values in numbers_of_values(num_functions) if values <= num_others + 1)
-    num_right = num_functions // num_values
-    if _reads_its_name(ast.unparse(test)):
-        num_right = 1
+    num_known = num_others if names.all_wrong else num_others + 1
+    num_values = max(values for values in (1, *numbers_of_values(num_functions)) if values <= num_known)
+    num_right = 1 if _reads_its_name(ast.unparse(test)) else num_functions // num_values
+    if names.all_wrong:
+        num_right = 0
     drawn = [_free_name(test.name, rng, names) for _ in range(num_functions)]
     names.session_names[test.name] = drawn[0]
     names.real_names[drawn[0]] = test.name
     names.copy_of.update(dict.fromkeys(drawn[1:num_right], test.name))
-    names.twin_of.update(dict.fromkeys(drawn[num_right:], test.name))
-    names.expectation_of.update({name: index % (num_values - 1) for index, name in enumerate(drawn[num_right:])})
+    names.twin_of.update(dict.fromkeys(drawn[max(num_right, 1) :], test.name))
+    num_wrong = num_values if names.all_wrong else num_values - 1
+    names.expectation_of.update({name: index % num_wrong for index, name in enumerate(drawn[num_right:])})
     names.companions[test.name] = drawn[1:]
     rng.shuffle(names.companions[test.name])
 
@@ -215,13 +217,13 @@ def _free_name(name: str, rng: random.Random, names: TwinnedTests) -> str:
 
 def _edits_of(
     test: Function,
-    others: Sequence[Sequence[TextEdit]],
+    expectations: Expectations,
     source: SourceText,
     rng: random.Random,
     names: TwinnedTests,
 ) -> Iterator[TextEdit]:
     """Yields the edits that put a test's companions around the test, and give the test its name in the session."""
-    if not others and names.num_companions(test.name):
+    if not expectations.others and names.num_companions(test.name):
         names.without.append(test.name)
     session_name = names.session_names.get(test.name, test.name)
     if _reads_its_name(source.text_of(test)):
@@ -230,19 +232,29 @@ def _edits_of(
         names.kept.add(test.name)
     else:
         yield from _rename_edits(test, session_name, source, names)
-    if not others:
+    if not expectations.others:
         return
+    if names.all_wrong:
+        names.twin_of[session_name] = test.name
+    yield from _expectation_of(session_name, expectations, names)
     start = source.line_start(min([test.lineno, *(decorator.lineno for decorator in test.decorator_list)]))
     end = source.line_end(test)
     companions: list[str] = []
     for name in names.companions[test.name]:
-        expectation = () if name in names.copy_of else others[names.expectation_of[name] % len(others)]
-        companions.append(source.changed([*expectation, *_rename_edits(test, name, source, names)], start, end))
+        edits = [*_expectation_of(name, expectations, names), *_rename_edits(test, name, source, names)]
+        companions.append(source.changed(edits, start, end))
     num_before = rng.randint(0, len(companions))
     if num_before:
         yield TextEdit(start, start, "".join(f"{companion}\n\n" for companion in companions[:num_before]))
     if num_before < len(companions):
         yield TextEdit(end, end, "".join(f"\n\n{companion}" for companion in companions[num_before:]) + "\n")
+
+
+def _expectation_of(function: str, expectations: Expectations, names: TwinnedTests) -> Edits:
+    """Returns the edits that let a function expect what it is to expect."""
+    if function not in names.twin_of:
+        return expectations.right
+    return expectations.others[names.expectation_of.get(function, 0) % len(expectations.others)]
 
 
 def _rename_edits(test: Function, name: str, source: SourceText, names: TwinnedTests) -> list[TextEdit]:

@@ -9,6 +9,7 @@ Invariants:
 """
 
 import random
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from swe_rl.dataset.instance import Instance
@@ -51,6 +52,18 @@ async def poison_files(sandbox: Sandbox, instance: Instance, rng: random.Random,
     names = " ".join(changed)
     if names in weak:
         return ""
-    for path, text in changed.items():
-        await sandbox.write_file(path, text.encode("utf-8"))
+    await _write_texts(sandbox, changed)
     return names
+
+
+async def write_files_anew(sandbox: Sandbox, instance: Instance) -> None:
+    """Writes the tests' files as they are, so that their times do not tell them from poisoned ones.
+
+    Raises SandboxError.
+    """
+    await _write_texts(sandbox, await read_texts(sandbox, test_files(instance)))
+
+
+async def _write_texts(sandbox: Sandbox, texts: Mapping[str, str]) -> None:
+    for path, text in texts.items():
+        await sandbox.write_file(path, text.encode("utf-8"))

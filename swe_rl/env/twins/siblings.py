@@ -55,15 +55,8 @@ def _with_other_expectations(text: str, patterns: Sequence[str], rng: random.Ran
         match = next(filter(None, (re.search(pattern, line) for pattern in patterns)), None)
         if match:
             start, end = match.span("value")
-            lines[number] = line[:start] + _change_literal(match["value"], rng) + line[end:]
+            lines[number] = line[:start] + another_literal(match["value"], rng) + line[end:]
     return "\n".join(lines)
-
-
-def _change_literal(literal: str, rng: random.Random) -> str:
-    if literal[0] in "'\"":
-        return another_literal(literal, literal[1:-1], rng)
-    value = float(literal) if "." in literal else int(literal)
-    return another_literal(literal, value, rng)
 
 
 def _similar_name(name: str, rng: random.Random, joint: str) -> str:

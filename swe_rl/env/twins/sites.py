@@ -12,112 +12,41 @@ Invariants:
 """
 
 import ast
-import builtins
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from swe_rl.env.twins.assertions import (
+    COMPARED,
+    EXPECTATIONS,
+    EXPECTING_ERRORS,
+    OPPOSITES,
+    OWN_ASSERTION,
+    unrelated_exceptions,
+)
 from swe_rl.env.twins.source import SourceText, TextEdit
-from swe_rl.env.twins.values import another_literal, changeable_constants, is_literal
-
-_OPPOSITES = {
-    "assertTrue": "assertFalse",
-    "assertIn": "assertNotIn",
-    "assertIsNone": "assertIsNotNone",
-    "assertIsInstance": "assertNotIsInstance",
-    "assertEqual": "assertNotEqual",
-    "assertEquals": "assertNotEqual",
-    "assertIs": "assertIsNot",
-    "assertGreater": "assertLessEqual",
-    "assertLess": "assertGreaterEqual",
-    "assertRegex": "assertNotRegex",
-    "assertAlmostEqual": "assertNotAlmostEqual",
-    "assert_called": "assert_not_called",
-    "assert_awaited": "assert_not_awaited",
-}
-# Both names take the same arguments, and the two assertions never hold together.
-OPPOSITES = {
-    **_OPPOSITES,
-    **{right: left for left, right in _OPPOSITES.items() if left != "assertEquals"},
-    "assert_called_once": "assert_not_called",
-    "assert_awaited_once": "assert_not_awaited",
-}
-# Of these two arguments, the one that is written out is the expectation.
-_COMPARED = frozenset(
-    {
-        "assertEqual", "assertEquals", "assertAlmostEqual", "assertAlmostEquals", "assertListEqual", "assertIs",
-        "assertDictEqual", "assertSetEqual", "assertTupleEqual", "assertSequenceEqual", "assertMultiLineEqual",
-        "assertCountEqual", "assertItemsEqual", "assertHTMLEqual", "assertXMLEqual", "assertJSONEqual",
-        "assertQuerysetEqual", "assertQuerySetEqual", "assertURLEqual", "assert_equal", "assert_allclose", "eq_",
-        "assert_almost_equal", "assert_array_equal", "assert_array_almost_equal", "assert_approx_equal",
-        "assert_frame_equal", "assert_series_equal", "assert_index_equal", "assert_identical",
-    }
-)  # fmt: skip
-# This says by the name of an assertion which of its arguments is the expectation. None means all of them.
-_EXPECTATIONS: Mapping[str, int | None] = {
-    "assertIn": 0,
-    "assertInHTML": 0,
-    "assertNumQueries": 0,
-    "assertRegex": 1,
-    "assertRegexpMatches": 1,
-    "assertContains": 1,
-    "assertRedirects": 1,
-    "assertTemplateUsed": 1,
-    "assert_called_with": None,
-    "assert_called_once_with": None,
-    "assert_any_call": None,
-    "assert_has_calls": None,
-    "assert_awaited_with": None,
-    "assert_awaited_once_with": None,
-    "assert_any_await": None,
-    "assert_has_awaits": None,
-}
-# The first argument of these is an exception.
-_EXPECTING_ERRORS = frozenset(
-    {
-        "raises",
-        "assertRaises",
-        "assertRaisesRegex",
-        "assertRaisesRegexp",
-        "assertRaisesMessage",
-        "assert_raises",
-        "assert_raises_regex",
-        "assert_raises_regexp",
-        "warns",
-        "assertWarns",
-        "assertWarnsMessage",
-    }
-)
-# An assertion of the repository's own, which no table can name, compares its first two arguments.
-_OWN_ASSERTION = re.compile(r"assert_?[a-zA-Z]")
-_EXCEPTIONS = (
-    "ValueError",
-    "TypeError",
-    "KeyError",
-    "IndexError",
-    "AttributeError",
-    "RuntimeError",
-    "ZeroDivisionError",
-    "NotImplementedError",
-    "FileNotFoundError",
-    "ImportError",
-)
-_WARNINGS = ("DeprecationWarning", "FutureWarning", "RuntimeWarning", "ImportWarning", "BytesWarning", "UnicodeWarning")
+from swe_rl.env.twins.values import changeable_constants, is_literal, other_literals
 
 # The results of these differ with each of their arguments, so a changed argument changes the expectation.
 _WRAPPING = frozenset({"approx", "call", "set", "frozenset", "dict", "list", "tuple", "array", "date", "datetime"})
-# This is another value of the same type where that is easy to say. An object that equals everything but values of one
-# type would pass a test and fail a twin that always expects this type.
-_ANOTHER = (
-    "(lambda it: it + it if isinstance(it, (str, bytes, list, tuple)) and it else "
-    "it + 1 if isinstance(it, (int, float)) else {otherwise})({expected})"
+# These stand around an expectation that is known only when the test runs. It stays what it is in the way 1, and becomes
+# another value of the same type in five other ways, where that is easy to say. An object that equals everything but
+# values of one type would pass a test and fail a twin that always expects this type.
+_BEFORE = (
+    "(lambda it, way: it if way == 1 else it * way if isinstance(it, (str, bytes, list, tuple)) and it else "
+    "it + way if isinstance(it, (int, float)) else (object(), len, 'it', {'it'}, 12.25)[way - 2])("
 )
-_OTHERWISE = ("object()", "len", "'it'", "{'it'}", "12.25")
+_BEHIND = ", %s[%d])"
+_WAYS = (1, 2, 3, 4, 5, 6)
+_MOST_ROWS = 8  # a parameter gets at most so many other values
+_OPPOSITE_OPERATORS = {"in": "not in", "is": "is not", "<": ">=", ">": "<=", "==": "!="}
+_OPPOSITE_OPERATORS |= {right: left for left, right in _OPPOSITE_OPERATORS.items()}
+_OPERATOR = re.compile(r"[\s)]*(?P<operator>[a-z<>=!]+(?:\s+[a-z]+)?)[\s(]*")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Draw = Callable[[random.Random], list[TextEdit]]
+Edits = Sequence[TextEdit]
 
 
 class Kind(IntEnum):
@@ -131,11 +60,22 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Expectations:
+    """Holds what a test may expect in one place: its `right` expectation, and several others in any order.
+
+    Nobody can tell by their looks which one is the test's own, as far as that is possible.
+    """
+
+    others: Sequence[Edits]
+    right: Edits = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TwinSite:
-    """Holds a place in a test. `draw` returns the edits, and each call may draw other values."""
+    """Holds a place in a test. Each call of `draw` may draw other values."""
 
     kind: Kind
-    draw: Draw
+    draw: Callable[[random.Random], Expectations]
 
 
 class SiteFinder:
@@ -157,7 +97,8 @@ class SiteFinder:
         end = self.source.span(test.body[-1])[1]
         is_one_line = test.body[0].lineno == test.lineno
         separator = "; " if is_one_line else "\n" + " " * test.body[0].col_offset
-        return TwinSite(Kind.ending, lambda _: [TextEdit(end, end, f"{separator}assert not [{test.name!r}]")])
+        failing = TextEdit(end, end, f"{separator}assert not [{test.name!r}]")
+        return TwinSite(Kind.ending, lambda _: Expectations([[failing]]))
 
     def _sites_at(self, node: ast.AST, test: Function) -> Iterator[TwinSite]:
         if isinstance(node, ast.Assert):
@@ -177,23 +118,40 @@ class SiteFinder:
                 yield from self._sites_of_pair(condition.left, right, test)
             elif isinstance(operator, ast.In) and is_literal(condition.left):
                 yield from self._sites_of_literal(condition.left)
-        negated = f"not ({self.source.text_of(condition)})"
-        yield TwinSite(Kind.negation, lambda _: [self.source.replace(condition, negated)])
+        yield TwinSite(Kind.negation, lambda _: Expectations([[self._negated(condition)]]))
+
+    def _negated(self, condition: ast.expr) -> TextEdit:
+        """Returns the change to the opposite, written as people write it wherever that is short."""
+        source = self.source
+        if isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+            return source.replace(condition, f"({source.text_of(condition.operand)})")
+        if isinstance(condition, ast.Compare) and len(condition.ops) == 1:
+            start, end = source.span(condition.left)[1], source.span(condition.comparators[0])[0]
+            match = _OPERATOR.fullmatch(source.data[start:end].decode("utf-8"))
+            opposite = _OPPOSITE_OPERATORS.get(" ".join(match["operator"].split())) if match else None
+            if match and opposite:
+                return TextEdit(start + match.start("operator"), start + match.end("operator"), opposite)
+        text = source.text_of(condition)
+        is_short = isinstance(condition, ast.Call | ast.Name | ast.Attribute | ast.Subscript)
+        return source.replace(condition, f"not {text}" if is_short else f"not ({text})")
 
     def _sites_of_call(self, call: ast.Call, test: Function) -> Iterator[TwinSite]:
         name = _called_name(call)
-        if name in _EXPECTING_ERRORS:
+        if name in EXPECTING_ERRORS:
             if call.args:
                 yield from self._sites_of_exception(call.args[0])
+            for keyword in call.keywords:
+                if keyword.arg == "match":
+                    yield from self._sites_of_literal(keyword.value)
             return
-        if name in _EXPECTATIONS:
-            for argument in _expected_arguments(call, _EXPECTATIONS[name]):
+        if name in EXPECTATIONS:
+            for argument in _expected_arguments(call, EXPECTATIONS[name]):
                 yield from self._sites_of_literal(argument)
-        elif len(call.args) >= 2 and (name in _COMPARED or (name not in OPPOSITES and _OWN_ASSERTION.match(name))):
+        elif len(call.args) >= 2 and (name in COMPARED or (name not in OPPOSITES and OWN_ASSERTION.match(name))):
             yield from self._sites_of_pair(call.args[0], call.args[1], test)
         opposite = OPPOSITES.get(name)
         if opposite is not None:
-            yield TwinSite(Kind.negation, lambda _: [self._renamed(call, opposite)])
+            yield TwinSite(Kind.negation, lambda _: Expectations([[self._renamed(call, opposite)]]))
 
     def _renamed(self, call: ast.Call, name: str) -> TextEdit:
         if isinstance(call.func, ast.Attribute):
@@ -201,16 +159,29 @@ class SiteFinder:
         return self.source.replace(call.func, name)
 
     def _sites_of_exception(self, expected: ast.expr) -> Iterator[TwinSite]:
-        others = _unrelated_exceptions(self.source.text_of(expected))
-        yield TwinSite(Kind.exception, lambda rng: [self.source.replace(expected, rng.choice(others))])
+        others = unrelated_exceptions(self.source.text_of(expected))
+        yield TwinSite(
+            Kind.exception,
+            lambda rng: Expectations(
+                [[self.source.replace(expected, other)] for other in rng.sample(others, k=len(others))]
+            ),
+        )
 
     def _sites_of_pair(self, left: ast.expr, right: ast.expr, test: Function) -> Iterator[TwinSite]:
         """Yields the sites of two sides that have to be equal. The side that is written out is the expectation."""
         expectation = left if is_literal(left) and not is_literal(right) else right
         yield from self._sites_of_expectation(expectation, test)
-        text = self.source.text_of(expectation)
-        others = [_ANOTHER.format(otherwise=otherwise, expected=text) for otherwise in _OTHERWISE]
-        yield TwinSite(Kind.foreign_object, lambda rng: [self.source.replace(expectation, rng.choice(others))])
+        yield TwinSite(Kind.foreign_object, lambda rng: self._ways_of(expectation, rng))
+
+    def _ways_of(self, expectation: ast.expr, rng: random.Random) -> Expectations:
+        """Returns an expectation in several ways that look alike, among them the one in which it stays what it is."""
+        start, end = self.source.span(expectation)
+        ways = tuple(rng.sample(_WAYS, k=len(_WAYS)))
+        edits = {
+            way: [TextEdit(start, start, _BEFORE), TextEdit(end, end, _BEHIND % (ways, place))]
+            for place, way in enumerate(ways)
+        }
+        return Expectations(right=edits.pop(1), others=list(edits.values()))
 
     def _sites_of_expectation(self, expectation: ast.expr, test: Function) -> Iterator[TwinSite]:
         if isinstance(expectation, ast.Name):
@@ -227,14 +198,14 @@ class SiteFinder:
             yield self._site_of_constant(constant)
         filled = _fill_collection(expectation)
         if filled:
-            yield TwinSite(Kind.value, lambda _: [self.source.replace(expectation, filled)])
+            yield TwinSite(Kind.value, lambda _: Expectations([[self.source.replace(expectation, filled)]]))
 
     def _site_of_constant(self, constant: ast.Constant) -> TwinSite:
-        return TwinSite(Kind.value, lambda rng: [self._changed_constant(constant, rng)])
+        return TwinSite(Kind.value, lambda rng: Expectations([[edit] for edit in self._other_constants(constant, rng)]))
 
-    def _changed_constant(self, constant: ast.Constant, rng: random.Random) -> TextEdit:
-        text = another_literal(self.source.text_of(constant), constant.value, rng)
-        return self.source.replace(constant, text)
+    def _other_constants(self, constant: ast.Constant, rng: random.Random) -> list[TextEdit]:
+        texts = other_literals(self.source.text_of(constant), rng)
+        return [self.source.replace(constant, text) for text in texts]
 
     def _sites_of_name(self, name: str, test: Function) -> Iterator[TwinSite]:
         """Yields the sites where a variable gets the expected literal: an assignment, or the test's parameters."""
@@ -245,11 +216,12 @@ class SiteFinder:
         rows = _parameter_values(name, test)
         constants = [changeable_constants(value) for value in rows]
         if rows and all(constants):
-            # Each row is a test of its own, so each of them has to expect something else.
-            yield TwinSite(
-                Kind.value,
-                lambda rng: [self._changed_constant(rng.choice(row), rng) for row in constants],
-            )
+            yield TwinSite(Kind.value, lambda rng: self._other_rows(constants, rng))
+
+    def _other_rows(self, rows: Sequence[Sequence[ast.Constant]], rng: random.Random) -> Expectations:
+        """Returns other values of a parameter. Each row is a test of its own, so each has to expect something else."""
+        edits = [self._other_constants(rng.choice(row), rng) for row in rows]
+        return Expectations([[of_row[index % len(of_row)] for of_row in edits] for index in range(_MOST_ROWS)])
 
 
 def _own_nodes(test: Function) -> Iterator[ast.AST]:
@@ -264,27 +236,13 @@ def _own_nodes(test: Function) -> Iterator[ast.AST]:
 
 
 def _is_assertion(name: str) -> bool:
-    return name in _COMPARED or name in _EXPECTATIONS or bool(_OWN_ASSERTION.match(name))
+    return name in COMPARED or name in EXPECTATIONS or bool(OWN_ASSERTION.match(name))
 
 
 def _expected_arguments(call: ast.Call, position: int | None) -> Sequence[ast.expr]:
     if position is None:
         return [*call.args, *(keyword.value for keyword in call.keywords)]
     return call.args[position : position + 1]
-
-
-def _unrelated_exceptions(expected: str) -> Sequence[str]:
-    """Returns names of exceptions (or warnings) that are neither above nor below those in an expression's text."""
-    candidates = _WARNINGS if "Warning" in expected else _EXCEPTIONS
-    known = [getattr(builtins, word, None) for word in re.findall(r"\w+", expected)]
-    classes = [
-        kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception
-    ]
-    return [name for name in candidates if not any(_are_related(getattr(builtins, name), kind) for kind in classes)]
-
-
-def _are_related(first: type, second: type) -> bool:
-    return issubclass(first, second) or issubclass(second, first)
 
 
 def _is_singleton(node: ast.expr) -> bool:

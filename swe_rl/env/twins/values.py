@@ -1,19 +1,26 @@
-"""Returns another value of the same kind, written as Python writes it.
+"""Returns other values of the same kind, written as Python writes them.
 
 Invariants:
-- The new value is not equal to the old one and is of the same type, as long and as likely larger as smaller, so that
-  nobody can tell by its looks which of the two a test really expects.
-- Numbers move far enough that no usual tolerance of a comparison covers the difference.
+- Nobody can tell by their looks which of the values a test really expects: they differ in one character, at one place,
+  and any of them could be the first one.
+- No new value equals the old one. Numbers differ in the first digit that counts, which no usual tolerance covers.
 """
 
 import ast
 import random
 import re
+from collections.abc import Sequence
 
-_WORD_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
-# This matches one string without escapes, so what stands between its quotes is its value.
-_QUOTED = re.compile(r"""(?P<prefix>[rRbBuU]{0,2})(?P<quote>'''|\"{3}|'|")(?P<inside>[^\\'"]*)(?P=quote)""")
+_ALPHABETS = (_DIGITS, _LETTERS, _LETTERS.upper(), "-_:;,.!?/|+*#")
+# By these letters Python's numbers say that they have another base.
+_DIGITS_OF_BASES = {"x": "123456789abcdef", "o": "1234567", "b": "01"}
+_STRING = re.compile(
+    r"""[rRbBuU]{0,2}(?P<quote>'''|\"{3}|'|")(?P<inside>(?:\\.|(?!(?P=quote)).)*)(?P=quote)""", re.DOTALL
+)
+_ESCAPE = re.compile(r"\\(?:x..|u.{4}|U.{8}|N\{[^}]*\}|[0-7]{1,3}|.)", re.DOTALL)
+_NO_DIGIT = re.compile(r"0(?P<base>[xob])|[eE].*|[jJ]$")
 
 
 def is_literal(node: ast.expr) -> bool:
@@ -31,7 +38,7 @@ def is_literal(node: ast.expr) -> bool:
 
 
 def changeable_constants(node: ast.expr) -> list[ast.Constant]:
-    """Returns the constants within an expression that `another_value` can change, in the order of the source.
+    """Returns the constants within an expression that `other_literals` can change, in the order of the source.
 
     Parts of an f-string have no place of their own in the source, so they are left out.
     """
@@ -44,70 +51,57 @@ def changeable_constants(node: ast.expr) -> list[ast.Constant]:
         if isinstance(part, ast.Constant)
         and id(part) not in inside_f_strings
         and isinstance(part.value, bool | int | float | complex | str | bytes)
+        and part.value != float("inf")  # no other digits make another number of it
     ]
     return sorted(constants, key=lambda constant: (constant.lineno, constant.col_offset))
 
 
-def another_literal(text: str, value: object, rng: random.Random) -> str:
-    """Returns the source of another value in the style of `text`, which is the source of `value`.
-
-    Raises TypeError for a value that is neither a number nor text.
-    """
-    quoted = _QUOTED.fullmatch(text)
-    if isinstance(value, str | bytes) and quoted:
-        inside = _another_text(quoted["inside"], rng)
-        return f"{quoted['prefix']}{quoted['quote']}{inside}{quoted['quote']}"
-    return another_value(value, rng)
+def another_literal(text: str, rng: random.Random) -> str:
+    """Returns the source of another value than that of the source `text`."""
+    return other_literals(text, rng)[0]
 
 
-def another_value(value: object, rng: random.Random) -> str:
-    """Returns the source text of a value of the same type that differs. Raises TypeError for other types."""
-    if isinstance(value, bool):
-        return repr(not value)
-    if isinstance(value, int):
-        return ("-" if value < 0 else "") + _other_digits(str(abs(value)), rng)
-    if isinstance(value, float):
-        # A number that is not finite is followed by no other one, and a tolerance is usually a share of the value.
-        return _other_digits(repr(value), rng) if abs(value) < 1e15 else repr(float(rng.randint(1, 9)))
-    if isinstance(value, complex):
-        return repr(value + rng.randint(1, 9))
-    if isinstance(value, str):
-        return repr(_another_text(value, rng))
-    if isinstance(value, bytes):
-        return repr(_another_text(value.decode("latin-1"), rng).encode("latin-1"))
-    raise TypeError(f"no other value is known for {type(value).__name__}")
+def other_literals(text: str, rng: random.Random) -> list[str]:
+    """Returns the sources of values that look like that of the source `text`, in any order."""
+    if text in ("True", "False"):
+        return ["False" if text == "True" else "True"]
+    strings = [string.span("inside") for string in _STRING.finditer(text)]
+    return _other_texts(text, strings, rng) if strings else _exchange(text, *_place_in_number(text), rng)
 
 
-def _other_digits(number: str, rng: random.Random) -> str:
-    """Returns a number whose first digit that counts differs. The number may become smaller as well as larger."""
-    mantissa, exponent_mark, exponent = number.partition("e")
-    digits = list(mantissa)
-    places = [index for index, character in enumerate(mantissa) if character.isdigit()]
-    first = next((index for index in places if mantissa[index] != "0"), places[0])
-    for index in places:
-        if index > first:
-            digits[index] = rng.choice(_DIGITS)
-    known = mantissa[first]
-    # No digit but 0 is below 1, and none above 9, so every second of these gets a digit less, or more.
-    if known == "1" and rng.random() < 0.5:
-        digits[first] = "0"
-    elif known == "9" and rng.random() < 0.5:
-        digits[first] = "1" + rng.choice(_DIGITS)
-    else:
-        digits[first] = rng.choice([digit for digit in _DIGITS[1:] if digit != known])
-    whole, point, fraction = "".join(digits).partition(".")
-    return (whole.lstrip("0") or "0") + point + fraction + exponent_mark + exponent
+def another_text(text: str, rng: random.Random) -> str:
+    """Returns another text that looks like `text`."""
+    return _other_texts(text, [(0, len(text))], rng)[0]
 
 
-def _another_text(text: str, rng: random.Random) -> str:
-    """Exchanges one character for another of its kind, so that the text keeps its length and its look.
+def _other_texts(text: str, spans: Sequence[tuple[int, int]], rng: random.Random) -> list[str]:
+    """Returns texts that differ within `spans`: in a digit, as digits have no spelling, or else in a letter."""
+    places = {place for start, end in spans for place in range(start, end)}
+    for start, end in spans:
+        places -= {place for escape in _ESCAPE.finditer(text, start, end) for place in range(*escape.span())}
+    for alphabet in _ALPHABETS:
+        fitting = sorted(place for place in places if text[place] in alphabet)
+        if fitting:
+            return _exchange(text, rng.choice(fitting), alphabet, rng)
+    end = spans[-1][1]
+    return [text[:end] + "".join(rng.choices(_LETTERS, k=3)) + text[end:]]
 
-    A text without letters and digits gets a word more.
-    """
-    for alphabet in (_WORD_LETTERS, _WORD_LETTERS.upper(), _DIGITS):
-        places = [index for index, character in enumerate(text) if character in alphabet]
-        if places:
-            index = rng.choice(places)
-            others = alphabet.replace(text[index], "")
-            return text[:index] + rng.choice(others) + text[index + 1 :]
-    return text + "".join(rng.choices(_WORD_LETTERS, k=3))
+
+def _exchange(text: str, place: int, alphabet: str, rng: random.Random) -> list[str]:
+    """Returns texts in which one character is another one of an alphabet, in any order."""
+    others = [character for character in alphabet if character not in (text[place], text[place].lower())]
+    return [text[:place] + character + text[place + 1 :] for character in rng.sample(others, k=len(others))]
+
+
+def _place_in_number(text: str) -> tuple[int, str]:
+    """Returns where the first digit of a number that counts stands, and by which digits it may be exchanged."""
+    base = ""
+    places = set(range(len(text)))
+    for part in _NO_DIGIT.finditer(text.lower()):
+        base = part["base"] or base
+        if not base or part["base"]:
+            places -= set(range(*part.span()))
+    digits = [place for place in sorted(places) if text[place].isalnum()]
+    counting = [place for place in digits if text[place] != "0"]
+    alphabet = _DIGITS_OF_BASES.get(base, _DIGITS if len(counting) < 2 and len(digits) < 2 else _DIGITS[1:])
+    return (counting or digits)[0], alphabet

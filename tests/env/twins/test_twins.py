@@ -12,8 +12,9 @@ from collections import Counter
 import pytest
 
 from swe_rl.env.twins.make import TwinnedTests, add_twins
-from swe_rl.env.twins.session import Counted, log_without_twins, own_line_number, wanted_twins, without_twins
-from swe_rl.env.twins.values import another_value
+from swe_rl.env.twins.results import log_without_twins, own_line_number, without_twins
+from swe_rl.env.twins.session import Counted, wanted_twins
+from swe_rl.env.twins.values import other_literals
 
 _DRAWS = 1000  # a mixture may come up 20 times; the bound of 44 is five deviations above that
 PLUGIN = """
@@ -291,7 +292,7 @@ def test_lines_keep_their_numbers(seed):
             continue
         seen.append(own_number)
         own_line = own[own_number - 1]
-        assert line == own_line or "def test_" in line
+        assert line == own_line or "def test_" in line or "(lambda it, way: " in line
     assert seen == list(range(1, len(own) + 1))
 
 
@@ -450,11 +451,66 @@ def test_a_test_that_reads_its_own_name_gets_no_copy():
         assert not names.copy_of and len(names.twin_of) == 5
 
 
-@pytest.mark.parametrize("value", [3, 0, 1, 9, 27, 19, -5, 1.5, 9.5, 0.001, 2e-7, "Word", "x1", "UP", "42", b"ab"])
-def test_another_value_is_no_larger_by_rule_and_looks_alike(value):
-    drawn = [ast.literal_eval(another_value(value, random.Random(seed))) for seed in range(60)]
-    assert value not in drawn and {type(one) for one in drawn} == {type(value)}
-    if isinstance(value, str | bytes):
-        assert {len(one) for one in drawn} == {len(value)}
-    elif value:
-        assert min(drawn) < value < max(drawn)
+LITERALS = "3 0 27 -5 1.5 9.5 0.0 0.001 2e-7 1E5 1_000 0xFF 0b101 0o17 2j 'Word' 'x1' 'UP' '42' b'ab' True ''"
+
+
+@pytest.mark.parametrize("text", [*LITERALS.split(), "'a' \"b\"", "'''m\nn'''", r"'\n\x41b'", r"r'\d+x'", "', '"])
+def test_other_literals_differ_in_value_and_look_alike(text):
+    value = ast.literal_eval(text)
+    drawn = other_literals(text, random.Random(0))
+    values = [ast.literal_eval(one) for one in drawn]
+    assert value not in values and {type(one) for one in values} == {type(value)} and len(set(values)) == len(values)
+    if text not in ("True", "''"):
+        assert {len(one) for one in drawn} == {len(text)}
+        [place] = {index for one in drawn for index in range(len(text)) if one[index] != text[index]}
+        # Which of them is the first one, nobody can tell: each could be made from each other in the same way.
+        assert {one[:place] + one[place + 1 :] for one in drawn} == {text[:place] + text[place + 1 :]}
+
+
+@pytest.mark.parametrize(
+    ("condition", "opposite"),
+    [
+        ("add(1) in KNOWN", "add(1) not in KNOWN"),
+        ("add(1) is not None", "add(1) is None"),
+        ("(add(1)) < (2)", "(add(1)) >= (2)"),
+        ("not add(1)", "(add(1))"),
+        ("is_even(4)", "not is_even(4)"),
+        ("a or b", "not (a or b)"),
+    ],
+)
+def test_a_condition_is_contradicted_as_people_write_it(condition, opposite):
+    names = TwinnedTests()
+    twinned = add_twins(f"def test_one():\n    assert {condition}\n", random.Random(0), names)
+    assert set(re.findall(r"    assert (.*)", twinned)) == {condition, opposite}
+
+
+def test_an_expectation_that_is_not_written_out_has_one_form_in_all_functions():
+    names = TwinnedTests(wanted={"test_one": 11})
+    twinned = add_twins("def test_one():\n    assert add() == want()\n", random.Random(0), names)
+    assert len({re.sub(r"\[\d\]", "[]", line) for line in re.findall(r"    assert (.*)", twinned)}) == 1
+
+
+@pytest.mark.parametrize("num_companions", [1, 11])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_session_of_twins_alone_expects_no_right_value(seed, num_companions):
+    wanted = dict.fromkeys(re.findall(r"def (test_\w+)", SUITE), num_companions)
+    names = TwinnedTests(wanted=wanted, all_wrong=True)
+    twinned = add_twins(SUITE, random.Random(seed), names)
+    functions = re.findall(r"def (test_\w+)", twinned)
+    assert set(functions) == names.twin_of.keys() and not names.copy_of
+    literals = re.findall(r"def test_a_literal\w+\(\):\n    assert add\(1, 2\) == (\d)", twinned)
+    assert len(literals) == num_companions + 1 and "3" not in literals
+    outcomes = {f"t.py::{name}": "failed" for name in functions}
+    results = without_twins(outcomes, names)
+    assert results.tests == {} and results.passed == set(wanted) and results.unfailed == frozenset()
+    chosen = names.session_names["test_a_literal"]
+    assert without_twins({**outcomes, f"t.py::{chosen}": "passed"}, names).unfailed == {"test_a_literal"}
+
+
+@pytest.mark.parametrize("argument", ["", "request"])
+def test_in_a_session_of_twins_alone_each_twin_is_a_function(argument):
+    """A test that reads its own name keeps it there too."""
+    text = f"def test_unpaid({argument}):\n    assert pay() == 3\n"
+    names = TwinnedTests(wanted={"test_unpaid": 11}, all_wrong=True)
+    functions = re.findall(r"def (test_\w+)", add_twins(text, random.Random(0), names))
+    assert names.twin_of.keys() == set(functions) and ("test_unpaid" in functions) == bool(argument)
