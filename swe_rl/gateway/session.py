@@ -6,7 +6,8 @@ Invariants:
 - Within a chain, `prompt[n + 1]` starts with `prompt[n] + sampled[n]`. Only the newest reply of a chain can be extended
   within it. Anything else starts a new chain, and `Break` names the reason.
 - Where the chat template would write earlier turns otherwise, the prompt is rendered whole (`Draft.settled`).
-- Several conversations of one session (a sub-agent) may take turns; each stays in its own chain.
+- Several conversations of one session (a sub-agent) may take turns; each stays in its own chain. Sub-agents of ours say
+  their numbers, and nothing that one of them asked is taken for another one's, whatever the words.
 - A request can go on from every reply. A request that is sent again once it was answered, while no other call with it
   is under way, is a retry: the reply before is superseded until something goes on from it. If calls ask the same at
   once, none supersedes another.
@@ -27,8 +28,8 @@ from dataclasses import dataclass, field
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.chains.draft import Draft, Node, Renderer
 from swe_rl.gateway.chains.segment import ACTS, Lineage, Purpose, role_of_chain
-from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools, extend_hash
-from swe_rl.gateway.trace import Break, SegmentRole
+from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools
+from swe_rl.gateway.trace import MEANT_BREAKS, Break, SegmentRole
 
 # The ids of so many chains are held in one piece. One is enough for one conversation, but sub-agents take turns.
 _KEPT = 4
@@ -48,7 +49,8 @@ class SessionSettings:
     seed: int | None = None
     max_calls: int | None = None  # The session gets so many replies; one more call is refused.
     max_total_tokens: int = 0  # All its segments together have at most so many tokens; 0 is no limit.
-    compacts: bool = False  # Its agent is ours and says which calls are summaries and compactions.
+    # Its agent is ours and says which calls are summaries, compactions and those of sub-agents.
+    has_segments: bool = False
     # Sessions of one group begin with the same prompt, so a router may put them on the engine that has it cached.
     group_id: str | None = None
 
@@ -104,6 +106,7 @@ class Recorded:
     added_tokens: int = 0  # The prompt added so many tokens to those of the session's segments: `TurnPlan`.
     role: SegmentRole = SegmentRole.main
     parent_turn: int | None = None
+    sub_agent: int = 0  # The turn is this sub-agent's; 0: the session's own agent's.
 
 
 class Session:
@@ -160,7 +163,9 @@ class Session:
         draft = self.draft(RequestMessages.of(messages, tools)).settled(self._renderer)
         return self.plan(draft, draft.render(self._renderer))
 
-    def draft(self, conversation: RequestMessages) -> Draft:
+    def draft(self, conversation: RequestMessages, agent: int = 0) -> Draft:
+        """Looks a request up that this agent sends: 0 is the session's own, others are sub-agents."""
+        conversation = conversation.of_agent(agent)
         again = self._requests.get(conversation.hashes[-1])
         parent, length = self._deepest(conversation.hashes)
         if again is not None and not self._goes_on_elsewhere(again, parent):
@@ -213,7 +218,7 @@ class Session:
         kind = self._break(plan._parent, plan._conversation, retried, plan._rewritten, purpose)
         hashes = plan._conversation.hashes
         node = Node(plan._parent, plan.delta_ids, array("i", sampled_ids), hashes[-1], plan._source)
-        head = extend_hash(hashes[-1], reply)
+        head = plan._conversation.answered(reply)
         added_tokens = self._added_tokens(kind, plan._parent, len(plan.prompt_ids), len(plan.delta_ids))
         base_turn = None
         base_tokens = 0
@@ -237,9 +242,19 @@ class Session:
         self._seen.update(hashes[max(1, plan._length) :], (head,))  # The parent's prefixes are in there.
         self._hold(node, plan)
         node.turn = self._turn
-        self._lineage.note(node.turn, node.role)
+        self._lineage.note(node.turn, node.role, purpose.agent)
         self._turn += 1
-        return Recorded(node.turn, node.chain, kind, base_turn, base_tokens, added_tokens, node.role, node.parent_turn)
+        return Recorded(
+            turn=node.turn,
+            chain=node.chain,
+            break_kind=kind,
+            base_turn=base_turn,
+            base_tokens=base_tokens,
+            added_tokens=added_tokens,
+            role=node.role,
+            parent_turn=node.parent_turn,
+            sub_agent=purpose.agent,
+        )
 
     def _added_tokens(self, kind: Break | None, parent: Node | None, prompt_tokens: int, delta_tokens: int) -> int:
         """Counts what a prompt adds to the tokens of the session's segments. That of a retry was counted with the reply
@@ -258,13 +273,13 @@ class Session:
             node.parent_turn = node.source.turn
         if kind is Break.duplicate and retried is not None:
             node.role = retried.role
-            node.compaction = retried.compaction
+            node.beginning = retried.beginning
             if retried.parent_turn is not None:
                 node.parent_turn = retried.parent_turn
             return
         node.role = role_of_chain(kind, purpose)
-        if kind is Break.compacted:
-            node.compaction = purpose.number
+        if kind in MEANT_BREAKS:
+            node.beginning = purpose.beginning
             node.parent_turn = self._lineage.parent_of(purpose)
 
     def release(self, plan: TurnPlan) -> None:
@@ -324,17 +339,18 @@ class Session:
         """Says why a turn does not extend its parent's chain, or None. It is asked when a turn is planned and again
         when it is recorded, as another call may have finished in between."""
         hashes = conversation.hashes
-        if purpose.compacts and self._newest is not None:
-            return self._break_of_compaction(retried, purpose)
+        if purpose.begins and self._newest is not None:
+            return self._break_of_beginning(retried, purpose)
         if self._newest is None or (parent is not None and self._is_tip(parent)):
             return None
         if rewritten:
             return Break.prefix_changed
         known = self._requests.get(hashes[-1])
         if known is not None:
-            # Only the newest reply of the newest chain is superseded: whoever makes rows finds it right before this
-            # one, at the end of the chain before.
-            if retried is known is self._newest and known.chain == self._chain - 1:
+            # Only the newest reply is superseded: whoever makes rows finds it right before this one, at the end of its
+            # chain. That is the newest chain, unless an agent goes on after its sub-agent.
+            newest_chain = known.chain == self._chain - 1 or self._lineage.delegated
+            if retried is known is self._newest and newest_chain:
                 return Break.duplicate
             if retried is not None and not self._is_tip(known):
                 return Break.truncated
@@ -346,14 +362,13 @@ class Session:
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
         return Break.branch if answered and not other_reply else Break.prefix_changed
 
-    def _break_of_compaction(self, retried: Node | None, purpose: Purpose) -> Break:
-        """Says how a compacted segment begins: anew, or by a retry of its first call. An agent that repeats itself may
-        be left by its next compaction with the very messages of the one before. Only the number tells the two apart."""
-        if retried is None or not retried.begins_compacted or retried is not self._newest:
-            return Break.compacted
-        if retried.compaction != purpose.number:
-            return Break.compacted
-        return Break.duplicate
+    def _break_of_beginning(self, retried: Node | None, purpose: Purpose) -> Break:
+        """Says how a segment begins that was meant: anew, or by a retry of its first call. An agent that repeats itself
+        may be left by its next compaction with the very messages of the one before. Only the number tells the two
+        apart."""
+        if retried is not None and retried is self._newest and retried.beginning == purpose.beginning:
+            return Break.duplicate
+        return Break.sub_agent if purpose.delegates else Break.compacted
 
     def _goes_on_elsewhere(self, again: Node, parent: Node | None) -> bool:
         """Tells whether a request that was sent before now goes on from a newer reply of the same words. That happens
