@@ -348,9 +348,8 @@ class Session:
         known = self._requests.get(hashes[-1])
         if known is not None:
             # Only the newest reply is superseded: whoever makes rows finds it right before this one, at the end of its
-            # chain. That is the newest chain, unless an agent goes on after its sub-agent.
-            newest_chain = known.chain == self._chain - 1 or self._lineage.delegated
-            if retried is known is self._newest and newest_chain:
+            # chain. That need not be the newest chain: an agent goes on after its sub-agent.
+            if retried is known is self._newest:
                 return Break.duplicate
             if retried is not None and not self._is_tip(known):
                 return Break.truncated

@@ -83,12 +83,10 @@ class Lineage:
         self._acting_turns: dict[int, int] = {}  # Has for each agent its newest turn that is no summary.
         self._summary_turns: dict[int, int] = {}  # Has the agents whose newest turn is a summary.
         self.compacted = False  # The session had a compaction.
-        self.delegated = False  # The session had a sub-agent.
 
     def note(self, turn: int, role: SegmentRole, agent: int = 0) -> None:
         """Notes a recorded turn of an agent, which is the newest now."""
         self.compacted = self.compacted or role is SegmentRole.compacted
-        self.delegated = self.delegated or role is SegmentRole.sub_agent
         if role is SegmentRole.summary:
             self._summary_turns[agent] = turn
         else:
