@@ -88,6 +88,7 @@ class Turn:
     cut_tokens: int = 0
     # The model was asked for a summary of its work, and this became of it: a word of `Summary`. Other turns have none.
     summary: str = ""
+    sub_agent: int = 0  # The number of the sub-agent whose turn it is; 0: the agent itself.
 
 
 @dataclass(slots=True)

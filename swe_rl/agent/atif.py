@@ -2,6 +2,7 @@
 
 Invariants:
 - Every turn is one agent step: what the model said, the command as a tool call, what it was answered as its result.
+- The turns of sub-agents stand where they were taken, and `extra` has the number of their sub-agent.
 - Steps are counted from 1. What we do not know (prices, tokens of a single step) is left out.
 """
 
@@ -56,6 +57,11 @@ def _describe_action(turn: Turn) -> dict[str, Any]:
         answered = {"source_call_id": name}
     if turn.observation is not None:
         step["observation"] = {"results": [{**answered, "content": turn.observation}]}
+    extra = {}
     if turn.exit_code is not None:
-        step["extra"] = {"exit_code": turn.exit_code}
+        extra["exit_code"] = turn.exit_code
+    if turn.sub_agent:
+        extra["sub_agent"] = turn.sub_agent
+    if extra:
+        step["extra"] = extra
     return step

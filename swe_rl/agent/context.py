@@ -30,6 +30,7 @@ from swe_rl.config.choices import CompactionKind
 # Fields of calls that say what a call is for: `swe_rl/gateway/chains/segment.py` reads them.
 SUMMARY_CALL = {"role": "summary"}
 _COMPACTED = "compacted"
+_SUB_AGENT = "sub_agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,10 @@ class Context:
     """Holds what is sent of one conversation. Its methods get the conversation's messages."""
 
     compaction: Compaction | None
+    agent: int = 0  # The conversation is that of the sub-agent with this number; 0: of the agent itself.
     # The next call says this of itself, because a compaction has just begun a segment. None: it goes on in its segment.
     segment: Mapping[str, Any] | None = None
+    _answered: bool = False  # The conversation has a reply.
     _compactions: int = 0  # So many compactions began a segment so far.
     _head: Sequence[Message] = ()
     _start: int = 0  # The messages from this one on are sent after the head.
@@ -84,9 +87,18 @@ class Context:
     def note_reply(self, reply: ChatReply, messages: Sequence[Message]) -> None:
         """Notes how large the context is now. `messages` are those before the reply."""
         self.segment = None
+        self._answered = True
         if self.compaction is not None:
             self._known_tokens = reply.usage.get("prompt_tokens", 0) + reply.usage.get("completion_tokens", 0)
             self._known_chars = count_chars([*self.sent(messages), reply.message])
+
+    def describe_call(self, segment: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Returns what a call says of itself: `segment`, and of a sub-agent's call whose it is."""
+        if not self.agent:
+            return segment
+        if not self._answered:
+            return {"role": _SUB_AGENT, "agent": self.agent}
+        return {**(segment or {}), "agent": self.agent}
 
     def plan(self, messages: Sequence[Message], *, overflowed: bool) -> CompactionPlan | None:
         """Returns how the context becomes shorter, or None if it cannot. With `overflowed` only the newest reply and

@@ -83,16 +83,32 @@ class Conversation:
     messages: list[dict[str, Any]] = field(default_factory=list)  # The whole conversation so far, in OpenAI's shape.
     format_errors_in_a_row: int = 0  # So many replies before now could not be run.
     compaction: Compaction | None = None  # None: every request has all messages.
+    agent: int = 0  # The conversation is that of the sub-agent with this number; 0: of the agent itself.
     _context: Context = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = Budget(self.work.timeout_s, self.work.waited)
-        self._context = Context(self.compaction)
+        self._context = Context(self.compaction, self.agent)
 
     @property
     def acting_turns(self) -> int:
-        """Returns the number of turns so far, without those that wrote a summary."""
-        return sum(not turn.summary for turn in self.turns)
+        """Returns the number of turns of this conversation so far, without those that wrote a summary."""
+        return sum(not turn.summary and turn.sub_agent == self.agent for turn in self.turns)
+
+    def begin_sub_agent(self, number: int) -> "Conversation":
+        """Returns the conversation of a sub-agent, which is empty. It spends the budget of this one, and its turns are
+        among the turns of this one."""
+        sub_agent = Conversation(
+            self.client,
+            self.work,
+            self.command_timeout_s,
+            self.tools,
+            turns=self.turns,
+            compaction=self.compaction,
+            agent=number,
+        )
+        sub_agent.budget = self.budget
+        return sub_agent
 
     def say(self, role: str, content: str, **fields: str) -> None:
         """Adds a message to the conversation; `fields` are further fields of it."""
@@ -166,8 +182,9 @@ class Conversation:
         """Sends messages, and returns the reply and its turn, or None if the budget ran out first."""
         started_s = time.monotonic()
         work = self.work
+        said = self._context.describe_call(segment)
         reply = await self.budget.on(
-            self.client.complete(messages, base_url=work.base_url, model=work.model, tools=self.tools, segment=segment)
+            self.client.complete(messages, base_url=work.base_url, model=work.model, tools=self.tools, segment=said)
         )
         if reply is None:
             return None
@@ -178,6 +195,7 @@ class Conversation:
             None,
             completion_s=time.monotonic() - started_s,
             cut_tokens=reply.cut_tokens,
+            sub_agent=self.agent,
         )
         self.turns.append(turn)
         return reply, turn

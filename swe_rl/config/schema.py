@@ -304,6 +304,16 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True)
+class DelegateConfig:
+    """Lets the policy hand parts of its task to sub-agents: docs/long_horizons.md."""
+
+    depth: ZeroOrMore = 0  # bash: 1: the agent has sub-agents, 2: these have sub-agents, too; 0: there is none
+    max_calls: Count = 4  # sub-agents of one attempt
+    max_turns: ZeroOrMore = 0  # of one sub-agent, at most rollout.max_turns; 0: as many
+    trained: bool = True  # false: what sub-agents sampled is not trained
+
+
+@dataclass(frozen=True)
 class AgentConfig(Extensible):
     """Chooses the program that turns the policy's replies into commands."""
 
@@ -318,6 +328,7 @@ class AgentConfig(Extensible):
     max_observation_chars: Count = 8000  # head and tail are kept
     max_format_errors: Count = 3  # in a row
     debug_entrypoint: str = "python -m pdb -m pytest -q"  # pdb: what is debugged where the model names nothing
+    delegate: DelegateConfig = field(default_factory=DelegateConfig)
 
 
 @dataclass(frozen=True)

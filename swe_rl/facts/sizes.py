@@ -168,12 +168,21 @@ def optimizer_steps_per_step(config: Config) -> int:
 
 def max_tokens_per_step(config: Config) -> int | None:
     """Returns the upper bound: every trajectory as long as it may be; None if nothing bounds its segments."""
-    longest = config.rollout.max_trajectory_tokens
+    total = config.rollout.max_total_tokens
+    longest = config.rollout.max_trajectory_tokens * most_conversations(config)
     if config.rollout.compaction is not CompactionKind.none:
-        longest = config.rollout.max_total_tokens
+        longest = total
+    elif total:
+        longest = min(longest, total)
     if longest == 0:
         return None
     return trajectories_per_step(config) * longest
+
+
+def most_conversations(config: Config) -> int:
+    """Returns how many conversations an attempt may have: its own, and those of its sub-agents."""
+    delegate = config.agent.delegate
+    return 1 + delegate.max_calls if delegate.depth else 1
 
 
 def compaction_tokens(rollout: RolloutConfig) -> int:

@@ -92,8 +92,9 @@ class Completer:
         started_s = self._clock()
         limit, key = token_limit(live, self._max_model_len)
         try:
-            rendered = await self._rendered(live.state, request, limit - 1)
-            plan = live.state.plan(*rendered, purpose_of(live, request))
+            purpose = purpose_of(live, request)
+            rendered = await self._rendered(live.state, request, purpose.agent, limit - 1)
+            plan = live.state.plan(*rendered, purpose)
         except RecursionError as error:
             raise too_deep() from error
         except PromptTooLongError as error:
@@ -165,10 +166,12 @@ class Completer:
         await self._sampler.record(live, plan, turn, sampled, started_s)
         return sampled.completion
 
-    async def _rendered(self, state: Session, request: ChatRequest, most_tokens: int) -> tuple[Draft, "array[int]"]:
-        """Drafts the request and renders its new ids. Raises PromptTooLongError for a prompt of more than
+    async def _rendered(
+        self, state: Session, request: ChatRequest, agent: int, most_tokens: int
+    ) -> tuple[Draft, "array[int]"]:
+        """Drafts the request of an agent and renders its new ids. Raises PromptTooLongError for a prompt of more than
         `most_tokens`, RecursionError."""
-        draft = state.draft(request.conversation)
+        draft = state.draft(request.conversation, agent)
         if self._renderer.rewrites:
             draft = await self._in_thread(draft, partial(draft.settled, self._renderer))
         before_tokens = state.tokens_before(draft)
@@ -235,7 +238,7 @@ class Completer:
 
 def purpose_of(live: LiveSession, request: ChatRequest) -> Purpose:
     """Returns what the call says that it is for, if its session's agent is believed."""
-    if live.settings is not None and live.settings.compacts:
+    if live.settings is not None and live.settings.has_segments:
         return request.purpose
     return ACTS
 
@@ -274,9 +277,7 @@ def sampling_params(
         seed = None
     else:
         seed = turn_seed(pinned.seed, plan.number)
-    return SamplingParams(
-        max_tokens, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p
-    )
+    return SamplingParams(max_tokens, pinned.temperature, pinned.top_p, pinned.top_k, stops, seed, min_p=pinned.min_p)
 
 
 async def room_in_total(live: LiveSession, new_tokens: int, wanted: int) -> int:

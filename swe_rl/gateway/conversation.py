@@ -24,7 +24,7 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -150,6 +150,8 @@ class RequestMessages:
     known: int
     new: Sequence[Message] = field(repr=False)
     whole: Callable[[], Sequence[Message]] = field(repr=False)
+    _agent: int = 0  # The conversation is this sub-agent's; 0: the session's own.
+    _last: Fingerprint = b""  # A sub-agent's last hash, as it is without the sub-agent.
 
     @classmethod
     def of(cls, messages: Sequence[Message], tools: Tools | None) -> "RequestMessages":
@@ -157,11 +159,28 @@ class RequestMessages:
         hashes = prefix_hashes(messages, tools)
         return cls(tools or (), hashes, _assistant_flags(messages), 0, messages, lambda: messages)
 
+    def of_agent(self, agent: int) -> "RequestMessages":
+        """Returns the conversation as that of a sub-agent, whose hashes no other agent's conversation has."""
+        if not agent:
+            return self
+        hashes = [_hash_of_agent(agent, fingerprint) for fingerprint in self.hashes]
+        return replace(self, hashes=hashes, _agent=agent, _last=self.hashes[-1])
+
+    def answered(self, reply: Message) -> Fingerprint:
+        """Returns the hash of the conversation with this reply at its end."""
+        if self._agent:
+            return _hash_of_agent(self._agent, extend_hash(self._last, reply))
+        return extend_hash(self.hashes[-1], reply)
+
     def since(self, number: int) -> Sequence[Message]:
         """Returns the messages from this number on."""
         if number >= self.known:
             return self.new[number - self.known :]
         return self.whole()[number:]
+
+
+def _hash_of_agent(agent: int, fingerprint: Fingerprint) -> Fingerprint:
+    return _hash_parts(b"sub-agent %d\0" % agent, fingerprint)
 
 
 def _assistant_flags(messages: Sequence[Message]) -> list[bool]:

@@ -6,7 +6,8 @@ Invariants:
 - Within a chain, `prompt[n + 1]` starts with `prompt[n] + sampled[n]`. Only the newest reply of a chain can be extended
   within it. Anything else starts a new chain, and `Break` names the reason.
 - Where the chat template would write earlier turns otherwise, the prompt is rendered whole (`Draft.settled`).
-- Several conversations of one session (a sub-agent) may take turns; each stays in its own chain.
+- Several conversations of one session (a sub-agent) may take turns; each stays in its own chain. Sub-agents of ours say
+  their numbers, and nothing that one of them asked is taken for another one's, whatever the words.
 - A request can go on from every reply. A request that is sent again once it was answered, while no other call with it
   is under way, is a retry: the reply before is superseded until something goes on from it. If calls ask the same at
   once, none supersedes another.
@@ -28,8 +29,8 @@ from typing import TypeVar
 from swe_rl.engine.token_ids import TokenIds
 from swe_rl.gateway.chains.draft import Draft, Node, Renderer
 from swe_rl.gateway.chains.segment import ACTS, Lineage, Purpose, role_of_chain
-from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools, extend_hash
-from swe_rl.gateway.trace import Break, Recorded, SegmentRole
+from swe_rl.gateway.conversation import Fingerprint, Message, RequestMessages, Tools
+from swe_rl.gateway.trace import MEANT_BREAKS, Break, Recorded, SegmentRole
 
 K = TypeVar("K")
 # The ids of so many chains are held in one piece. One is enough for one conversation, but sub-agents take turns.
@@ -50,7 +51,8 @@ class SessionSettings:
     seed: int | None = None
     max_calls: int | None = None  # The session gets so many replies; one more call is refused.
     max_total_tokens: int = 0  # All its segments together have at most so many tokens; 0 is no limit.
-    compacts: bool = False  # Its agent is ours and says which calls are summaries and compactions.
+    # Its agent is ours and says which calls are summaries, compactions and those of sub-agents.
+    has_segments: bool = False
     # Sessions of one group begin with the same prompt, so a router may put them on the engine that has it cached.
     group_id: str | None = None
 
@@ -146,8 +148,10 @@ class Session:
         draft = self.draft(RequestMessages.of(messages, tools)).settled(self._renderer)
         return self.plan(draft, draft.render(self._renderer))
 
-    def draft(self, conversation: RequestMessages) -> Draft:
-        """Looks a request up: finds the reply that it goes on from, and which of its messages are new."""
+    def draft(self, conversation: RequestMessages, agent: int = 0) -> Draft:
+        """Looks a request up that this agent sends: finds the reply that it goes on from, and which of its messages are
+        new. 0 is the session's own agent, others are sub-agents."""
+        conversation = conversation.of_agent(agent)
         again = self._requests.get(conversation.hashes[-1])
         parent, length = self._deepest(conversation.hashes)
         if again is not None and not self._goes_on_elsewhere(again, parent):
@@ -197,7 +201,7 @@ class Session:
         parent = draft.parent
         kind = self._break(draft, plan.retried, plan.purpose)
         node = Node(parent, plan.delta_ids, array("i", sampled_ids), hashes[-1], draft.source, self._turn)
-        head = extend_hash(hashes[-1], reply)
+        head = draft.conversation.answered(reply)
         # From here on nothing can fail.
         added_tokens = self._added_tokens(kind, parent, len(plan.prompt_ids), len(plan.delta_ids))
         base_turn = None
@@ -215,9 +219,19 @@ class Session:
         # The prefixes of the parent's conversation are in there already.
         self._seen.update(hashes[max(1, draft.length) :], (head,))
         self._hold(node, plan)
-        self._lineage.note(node.turn, node.role)
+        self._lineage.note(node.turn, node.role, plan.purpose.agent)
         self._turn += 1
-        return Recorded(node.turn, node.chain, kind, base_turn, base_tokens, added_tokens, node.role, node.parent_turn)
+        return Recorded(
+            turn=node.turn,
+            chain=node.chain,
+            break_kind=kind,
+            base_turn=base_turn,
+            base_tokens=base_tokens,
+            added_tokens=added_tokens,
+            role=node.role,
+            parent_turn=node.parent_turn,
+            sub_agent=plan.purpose.agent,
+        )
 
     def _extend_chain(self, node: Node, parent: Node, purpose: Purpose) -> None:
         """Puts a reply at the end of its parent's chain. The parent is in a row now, so nothing supersedes it."""
@@ -233,13 +247,13 @@ class Session:
             node.parent_turn = node.source.turn
         if kind is Break.duplicate and plan.retried is not None:
             node.role = plan.retried.role
-            node.compaction = plan.retried.compaction
+            node.beginning = plan.retried.beginning
             if plan.retried.parent_turn is not None:
                 node.parent_turn = plan.retried.parent_turn
             return
         node.role = role_of_chain(kind, plan.purpose)
-        if kind is Break.compacted:
-            node.compaction = plan.purpose.number
+        if kind in MEANT_BREAKS:
+            node.beginning = plan.purpose.beginning
             node.parent_turn = self._lineage.parent_of(plan.purpose)
 
     def _added_tokens(self, kind: Break | None, parent: Node | None, prompt_tokens: int, delta_tokens: int) -> int:
@@ -300,17 +314,17 @@ class Session:
         conversation = draft.conversation
         parent = draft.parent
         hashes = conversation.hashes
-        if purpose.compacts and self._newest is not None:
-            return self._break_of_compaction(retried, purpose)
+        if purpose.begins and self._newest is not None:
+            return self._break_of_beginning(retried, purpose)
         if self._newest is None or (parent is not None and self._is_tip(parent)):
             return None
         if draft.rewritten:
             return Break.prefix_changed
         known = self._requests.get(hashes[-1])
         if known is not None:
-            # Only the newest reply of the newest chain is superseded: whoever makes rows finds it right before this
-            # one, at the end of the chain before.
-            if retried is known is self._newest and known.chain == self._chain - 1:
+            # Only the newest reply is superseded: whoever makes rows finds it right before this one, at the end of its
+            # chain. That need not be the newest chain: an agent goes on after its sub-agent.
+            if retried is known is self._newest:
                 return Break.duplicate
             if retried is not None and not self._is_tip(known):
                 return Break.truncated
@@ -324,14 +338,13 @@ class Session:
         answered = hashes[kept] in self._replies or hashes[kept] in self._requests
         return Break.branch if answered and not brings_reply else Break.prefix_changed
 
-    def _break_of_compaction(self, retried: Node | None, purpose: Purpose) -> Break:
-        """Says how a compacted segment begins: anew, or by a retry of its first call. An agent that repeats itself may
-        be left by its next compaction with the very messages of the one before. Only the number tells the two apart."""
-        if retried is None or not retried.begins_compacted or retried is not self._newest:
-            return Break.compacted
-        if retried.compaction != purpose.number:
-            return Break.compacted
-        return Break.duplicate
+    def _break_of_beginning(self, retried: Node | None, purpose: Purpose) -> Break:
+        """Says how a segment begins that was meant: anew, or by a retry of its first call. An agent that repeats itself
+        may be left by its next compaction with the very messages of the one before. Only the number tells the two
+        apart."""
+        if retried is not None and retried is self._newest and retried.beginning == purpose.beginning:
+            return Break.duplicate
+        return Break.sub_agent if purpose.delegates else Break.compacted
 
     def _goes_on_elsewhere(self, again: Node, parent: Node | None) -> bool:
         """Tells whether a request that was sent before now goes on from a newer reply of the same words. That happens

@@ -22,13 +22,18 @@ class TraceStoreError(RunError):
 
 class Break(StrEnum):
     """Says why a turn does not extend the one before it. A first turn has none. `duplicate` is a retry of the turn
-    before. `compacted` is a cut that was meant: the agent made its conversation shorter."""
+    before. Two are meant: with `compacted` the agent made its conversation shorter, and `sub_agent` begins another."""
 
     prefix_changed = "prefix_changed"
     duplicate = "duplicate"
     branch = "branch"
     truncated = "truncated"
     compacted = "compacted"
+    sub_agent = "sub_agent"
+
+
+# These are no accidents of a client: agents of ours say that they begin a segment.
+MEANT_BREAKS = frozenset({Break.compacted, Break.sub_agent})
 
 
 class SegmentRole(StrEnum):
@@ -38,6 +43,7 @@ class SegmentRole(StrEnum):
     main = "main"  # the conversation as it began
     compacted = "compacted"  # it goes on after a compaction
     summary = "summary"  # it sums up the segment that it comes from
+    sub_agent = "sub_agent"  # the conversation of an agent that works on a part of the task
     branch = "branch"  # it goes on from an earlier turn
     rewritten = "rewritten"  # earlier messages changed, and no compaction of ours changed them
 
@@ -55,6 +61,7 @@ class Recorded:
     added_tokens: int = 0  # The prompt added so many tokens to those of the session's segments: `TurnPlan`.
     role: SegmentRole = SegmentRole.main
     parent_turn: int | None = None
+    sub_agent: int = 0  # The turn is this sub-agent's; 0: the session's own agent's.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +77,8 @@ class Trace:
     `queue_s` the request waited in the engine.
 
     `role` is that of the turn's segment. `parent_turn` is the turn that a chain came from, and only the first trace of
-    a chain has one: for a compacted segment this is the summary that it goes on with, or else the turn before.
+    a chain has one: for a compacted segment this is the summary that it goes on with, or else the turn before, and for
+    a sub-agent the turn that handed its task on. `sub_agent` is the number of the sub-agent whose turn it is, or 0.
 
     `routes` has the experts of each token that this engine read and the base's engine had not: from the last token that
     the base sampled on. The last token of this trace is not among them, as nobody has read it yet.
@@ -99,6 +107,7 @@ class Trace:
     routes: Routes | None = None
     role: SegmentRole = SegmentRole.main
     parent_turn: int | None = None
+    sub_agent: int = 0
 
     def __post_init__(self) -> None:
         for name in ("delta_ids", "sampled_ids", "weight_versions"):

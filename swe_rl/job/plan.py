@@ -102,7 +102,7 @@ def _plan_batch(config: Config) -> dict[str, Any]:
         "prompts_per_step": config.rollout.prompts_per_step,
         "trajectories_per_prompt": config.rollout.n,
         "trajectories_per_step": sizes.trajectories_per_step(config),
-        "rows_per_step_at_least": sizes.trajectories_per_step(config),  # one each, more where a history was rewritten
+        "rows_per_step_at_least": sizes.trajectories_per_step(config),  # one each, more with segments
         "optimizer_steps_per_step": updates,
         "trajectories_per_optimizer_step": sizes.trajectories_per_mini_batch(config),
         "data_parallel_ranks": sizes.data_parallel(config.layout),
@@ -119,6 +119,7 @@ def _plan_tokens(config: Config) -> dict[str, Any]:
     # Summaries come on top, and a compacted conversation does not end the attempt.
     if rollout.compaction is CompactionKind.none:
         sampled = min(sampled, rollout.max_trajectory_tokens)
+    sampled *= sizes.most_conversations(config)
     per_step = sizes.max_tokens_per_step(config)
     of_run = None if per_step is None else per_step * config.trainer.steps
     return {

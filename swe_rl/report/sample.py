@@ -226,7 +226,7 @@ def _clip_record(record: Record, limit_chars: int, max_turns: int) -> dict[str, 
 
 def _clip_turn(turn: Record, limit_chars: int) -> dict[str, Any]:
     texts = {key: clip_text(turn.get(key), limit_chars) or None for key in ("message", "command", "observation")}
-    rest = ("index", "exit_code", "format_error", "completion_s", "command_s", "summary")
+    rest = ("index", "exit_code", "format_error", "completion_s", "command_s", "summary", "sub_agent")
     return texts | {key: _clip_scalar(turn.get(key)) for key in rest}
 
 

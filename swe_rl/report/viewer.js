@@ -148,6 +148,7 @@ function turnView(turn, index) {
   const parts = [el("header", {}, el("b", {}, name), el("span", { title: "seconds until the reply was there, and until its command had ended" }, times)),
     saysOnlyItsCommand(turn) ? null : el("pre", { class: "said" }, turn.message || "(empty message)")];
   if (turn.summary) parts.push(el("p", { class: "note" }, `a summary for itself, in place of older messages: ${turn.summary.replaceAll("_", " ")}`));
+  if (turn.sub_agent) parts.push(el("p", { class: "note" }, `a turn of sub-agent ${turn.sub_agent}, in a conversation of its own`));
   if (turn.format_error) parts.push(el("p", { class: "bad" }, "format error: no command could be read"));
   if (turn.command !== null) parts.push(el("pre", { class: "command" }, turn.command));
   if (turn.observation !== null || isNumber(turn.exit_code)) {

@@ -177,7 +177,7 @@ class Attempter:
         program says of its segments is not believed."""
         if not self._agent.needs_door:
             return order.settings
-        return replace(order.settings, max_calls=self._max_turns(order), compacts=False)
+        return replace(order.settings, max_calls=self._max_turns(order), has_segments=False)
 
     def _max_turns(self, order: Order) -> int:
         """Returns how many turns the attempt may have: those of its step, or of an evaluation."""

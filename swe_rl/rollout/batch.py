@@ -246,12 +246,12 @@ def _charged_reward(trajectory: Trajectory, algo: AlgoConfig, max_tokens: int) -
     return trajectory.reward + overlong_penalty(length, max_tokens, algo.overlong_share, algo.overlong_penalty)
 
 
-def count_tokens(trajectory: Trajectory, traces: Sequence[Trace]) -> None:
+def count_tokens(trajectory: Trajectory, traces: Sequence[Trace], *, sub_agents_trained: bool = True) -> None:
     """Fills in the segments, and prompt and response lengths. A reply that a retry superseded does not count."""
     if not traces:
         return
     trajectory.prompt_tokens = traces[0].prompt_tokens
-    trajectory.segments = segments_of(traces)
+    trajectory.segments = segments_of(traces, sub_agents_trained=sub_agents_trained)
     trajectory.response_tokens = response_tokens(traces)
     # A retry took the place of some of them, and these are counted as superseded.
     unused = unused_summaries(traces) - superseded_turns(traces)
@@ -292,8 +292,8 @@ def rollout_numbers(collected: Collected, generate_s: float) -> dict[str, Any]:
 
 
 def segment_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Returns how often conversations were compacted, and the summaries that are not trained; nothing where all
-    attempts are of one segment and none wrote a summary."""
+    """Returns how often conversations were compacted and tasks delegated, and what of that is not trained; nothing
+    where all attempts are of one segment and none wrote a summary."""
     if not any(len(trajectory.segments) > 1 or trajectory.rejected_summaries for trajectory in trajectories):
         return {}
     count = len(trajectories)
@@ -302,6 +302,8 @@ def segment_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "compactions_mean": sum(trajectory.compactions for trajectory in trajectories) / count,
         "rejected_summaries": sum(trajectory.rejected_summaries for trajectory in trajectories),
         "rejected_tokens": sum(trajectory.rejected_tokens for trajectory in trajectories),
+        "sub_agents_mean": sum(trajectory.sub_agents for trajectory in trajectories) / count,
+        "untrained_sub_agent_tokens": sum(trajectory.untrained_sub_agent_tokens for trajectory in trajectories),
     }
 
 

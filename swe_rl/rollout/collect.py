@@ -138,7 +138,8 @@ class Collector:
     (True).
 
     `watch` and `steer` go on beside a step's trajectories, and end them with what they raise. `make_places` makes the
-    places of a step; without it there are `rollout.concurrency`.
+    places of a step; without it there are `rollout.concurrency`. `delegates` tells whether the agent may have
+    sub-agents.
     """
 
     def __init__(
@@ -148,8 +149,11 @@ class Collector:
         seed: int,
         on_tail: Callable[[bool], None] | None = None,
         watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        *,
+        delegates: bool = False,
     ) -> None:
         self._attempter = attempter
+        self._delegates = delegates
         self._rollout = rollout
         self._seed = seed
         self.on_tail = on_tail or (lambda _: None)
@@ -280,7 +284,7 @@ class Collector:
             max_trajectory_tokens=limits.max_trajectory_tokens,
             max_prompt_tokens=self._rollout.max_prompt_tokens,
             max_total_tokens=self._rollout.max_total_tokens,
-            compacts=self._rollout.compaction is not CompactionKind.none,
+            has_segments=self._delegates or self._rollout.compaction is not CompactionKind.none,
             seed=sampling_seed(self._seed, str(name)),
             group_id=name.group_id,
         )

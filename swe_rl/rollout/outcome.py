@@ -12,7 +12,7 @@ from swe_rl.config.choices import INFRA_STATUSES, OutcomeReward, RewardKind
 from swe_rl.config.schema import OutcomeConfig
 from swe_rl.env.env import TRICKS, Grade
 from swe_rl.gateway.live import SessionSummary
-from swe_rl.gateway.trace import Break
+from swe_rl.gateway.trace import MEANT_BREAKS
 from swe_rl.rollout.trajectory import Status, Trajectory
 
 _UNSUBMITTED = {
@@ -99,7 +99,7 @@ def count_calls(trajectory: Trajectory, summary: SessionSummary) -> None:
     """
     trajectory.num_calls = summary.num_calls
     trajectory.sampled_tokens = summary.sampled_tokens
-    trajectory.prefix_breaks = sum(number for kind, number in summary.breaks.items() if kind is not Break.compacted)
+    trajectory.prefix_breaks = sum(number for kind, number in summary.breaks.items() if kind not in MEANT_BREAKS)
     trajectory.request_notes = dict(summary.notes)
     trajectory.superseded_replies = summary.superseded_replies
     trajectory.superseded_tokens = summary.superseded_tokens

@@ -32,9 +32,14 @@ class RowError(RunError):
 
 
 def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
-    """Returns rows of one trajectory, in order of its chains; none without a usable completion. Raises RowError."""
+    """Returns rows of one trajectory; none without a usable completion. Raises RowError.
+
+    They are in the order in which their chains ended: so the row of an agent follows those of its sub-agents, and the
+    last row has the end of the attempt.
+    """
     by_turn = {trace.turn: trace for trace in traces}
-    chains = recorded_chains(traces)
+    chains = sorted(recorded_chains(traces), key=lambda chain: chain[-1].turn)
+    untrained = {segment.number for segment in trajectory.segments if not segment.trained}
     answered = [trace.turn for chain in recorded_chains(traces, with_unused=True) for trace in chain]
     answers = {turn: i for i, turn in enumerate(sorted(answered))}
     rows = []
@@ -57,7 +62,7 @@ def traced_rows(trajectory: Trajectory, traces: Sequence[Trace]) -> list[Row]:
                 rollout_logprobs=logprobs,
                 advantage=fill_sampled(trajectory.advantage or 0.0, mask),
                 weight_versions=np.concatenate([trace.weight_versions for trace in chain]),
-                trained=trajectory.trained,
+                trained=trajectory.trained and chain[0].chain not in untrained,
                 turns=_turn_of_tokens(chain, answers) if len(answers) == len(trajectory.turns) else None,
                 routes=joined_routes(line),
                 segment=chain[0].chain,
@@ -74,8 +79,9 @@ def _turn_of_tokens(chain: Sequence[Trace], answers: Mapping[int, int]) -> Ids:
 def with_current_advantages(rows: Sequence[Row], trajectories: Sequence[Trajectory]) -> list[Row]:
     """Returns rows with the advantages of now. What was left out of training when the rows were made stays so."""
     by_id = {owner.trajectory_id: owner for owner in trajectories}
-    by_segment = sorted(rows, key=lambda row: row.segment)
-    last = {row.trajectory_id: row for row in by_segment if row.sampled_tokens}
+    last = {row.trajectory_id: row for row in rows if row.sampled_tokens}
+    # An attempt may end in a sub-agent that is not trained.
+    last |= {row.trajectory_id: row for row in rows if row.trained_tokens}
     return [
         replace(
             row,

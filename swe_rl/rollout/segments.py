@@ -1,5 +1,5 @@
-"""This module makes the segments of an attempt from its traces: the conversation as it began, and what followed a
-compaction or another break.
+"""This module makes the segments of an attempt from its traces: the conversation as it began, those of sub-agents, and
+what followed a compaction or another break.
 
 Invariants:
 - A segment is a chain of traces that has a row, and its number is the chain's. Superseded replies are in none.
@@ -24,6 +24,8 @@ class Segment:
     prompt_tokens: int  # of its first prompt
     tokens: int  # at its end: the prompt, and all that came after
     sampled_tokens: int
+    sub_agent: int = 0  # the number of the sub-agent whose conversation it is; 0: the agent's own
+    trained: bool = True  # False: it is a sub-agent's, and `agent.delegate.trained` is false.
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Segment":
@@ -46,7 +48,7 @@ def recorded_chains(traces: Sequence[Trace], *, with_unused: bool = False) -> li
     return list(chains.values())
 
 
-def segments_of(traces: Sequence[Trace]) -> list[Segment]:
+def segments_of(traces: Sequence[Trace], *, sub_agents_trained: bool = True) -> list[Segment]:
     """Returns the segments of one attempt in order of their chains."""
     chain_of_turn = {trace.turn: trace.chain for trace in traces}
     first_of_chain: dict[int, Trace] = {}
@@ -68,17 +70,27 @@ def segments_of(traces: Sequence[Trace]) -> list[Segment]:
                 prompt_tokens=chain[0].prompt_tokens,
                 tokens=chain[-1].tokens,
                 sampled_tokens=sum(len(trace.sampled_ids) for trace in chain),
+                sub_agent=chain[0].sub_agent,
+                trained=sub_agents_trained or not chain[0].sub_agent,
             )
         )
     return segments
 
 
 def response_tokens(traces: Sequence[Trace]) -> int:
-    """Returns the tokens after the first prompt, and after the first prompt of each compaction.
+    """Returns the tokens after the first prompt, and after the first prompt of each sub-agent and compaction.
 
-    Other breaks write the same conversation once more. So of the chains between two compactions, the longest counts.
+    Other breaks write the same conversation once more. So of an agent's chains between two compactions, the longest
+    counts.
     """
+    by_agent: dict[int, list[Trace]] = {}
+    for trace in traces:
+        by_agent.setdefault(trace.sub_agent, []).append(trace)
     left_out = superseded_turns(traces)
+    return sum(_response_tokens_of_agent(of_agent, left_out) for of_agent in by_agent.values())
+
+
+def _response_tokens_of_agent(traces: Sequence[Trace], left_out: set[int]) -> int:
     began: dict[int, int] = {}  # For each chain, the number of compactions before it.
     prompt_tokens: dict[int, int] = {}
     longest: dict[int, int] = {}

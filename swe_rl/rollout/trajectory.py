@@ -165,6 +165,16 @@ class Trajectory:
         """Returns how often the conversation was compacted and went on."""
         return sum(segment.role is SegmentRole.compacted for segment in self.segments)
 
+    @property
+    def sub_agents(self) -> int:
+        """Returns how many sub-agents the attempt had."""
+        return len({turn.sub_agent for turn in self.turns if turn.sub_agent})
+
+    @property
+    def untrained_sub_agent_tokens(self) -> int:
+        """Returns the sampled tokens of sub-agents that are not trained."""
+        return sum(segment.sampled_tokens for segment in self.segments if not segment.trained)
+
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
 

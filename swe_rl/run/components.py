@@ -295,7 +295,8 @@ def _make_collector(
         continued=continued,
     )
     watch = partial(require_an_engine, serving.engines, config.engine.max_away_s, session.progress.message)
-    collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch)
+    delegates = config.agent.delegate.depth > 0
+    collector = Collector(attempter, rollout, config.trainer.seed, gateway.tail, watch, delegates=delegates)
     if continued is not None:
         collector.hand_over = continued.hand_over
     if steering is not None:

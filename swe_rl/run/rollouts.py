@@ -303,7 +303,8 @@ class Rollouts:
 
     def _count(self, collected: Collected) -> None:
         for trajectory in collected.trajectories:
-            count_tokens(trajectory, self.parts.store.traces(trajectory.trajectory_id))
+            traces = self.parts.store.traces(trajectory.trajectory_id)
+            count_tokens(trajectory, traces, sub_agents_trained=self._config.agent.delegate.trained)
 
     def rows(self, collected: Collected) -> tuple[list[Row], dict[str, float]]:
         """Returns rows without advantages yet; and how far rendering again is off, where that is what is trained on.
@@ -318,7 +319,7 @@ class Rollouts:
         rows = list[Row]()
         for trajectory, result in zip(collected.trajectories, collected.results, strict=True):
             traces = self.parts.store.traces(trajectory.trajectory_id)
-            count_tokens(trajectory, traces)
+            count_tokens(trajectory, traces, sub_agents_trained=self._config.agent.delegate.trained)
             if traced:
                 rows += traced_rows(trajectory, traces)
             else:

@@ -3,8 +3,9 @@
 Invariants:
 - The value of a token is read where the token is predicted from, so it knows nothing of it.
 - Values, advantages and targets of a step are those of the critic before the step; it is updated afterwards.
-- The rows of a trajectory are one sequence of decisions, in the order of their segments, however they come. After the
-  last token of a row comes the first one of the next row, so what a later row brings is credited to the rows before it.
+- The rows of a trajectory are one sequence of decisions, in their order, which is that of their ends
+  (`rollout.rows.traced_rows`). After the last token of a row comes the first one of the next row, so what a later row
+  brings is credited to the rows before it.
 - Its head, which gives one number a token, begins at zero, so its first values are 0 and the first advantages are
   returns.
 - It has an optimizer and a learning rate of its own; the policy's gradient never reaches it, nor its own the policy.
@@ -215,7 +216,7 @@ class Critic:
 
 
 def _rows_by_trajectory(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows that sampled in the order of their segments, for each trajectory with a row that is trained.
+    """Returns the rows that sampled, for each trajectory with a row that is trained.
 
     A row that is not trained is needed as well: what it brought is a return of the rows before it.
     """
@@ -224,7 +225,7 @@ def _rows_by_trajectory(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         if row.trajectory_id in trained and row.sampled_tokens > 0:
             attempts.setdefault(row.trajectory_id, []).append(row)
-    return [sorted(attempt, key=lambda row: row.segment) for attempt in attempts.values()]
+    return list(attempts.values())
 
 
 def _mean_and_scale(advantages: Sequence[np.ndarray[Any, Any]]) -> tuple[float, float]:

@@ -62,7 +62,7 @@ async def test_after_a_retry_the_agent_goes_on_from_the_first_reply(serve, says,
         first, _ = await talk.ask(), await talk.ask()
         await talk.ask(first, user("on"))
         summary, rows = await talk.end(renderer)
-    assert rows == ["ac", "b"]
+    assert rows == ["b", "ac"]
     assert (summary.breaks, summary.superseded_replies, summary.superseded_tokens) == ({Break.duplicate: 1}, 0, 0)
 
 
@@ -94,5 +94,5 @@ async def test_four_retries_leave_the_one_that_was_gone_on_from_and_the_last(ser
         said = [await talk.ask() for _ in range(4)]
         await talk.ask(said[1], user("on"))
         summary, rows = await talk.end(renderer)
-    assert rows == ["be", "d"]
+    assert rows == ["d", "be"]
     assert (summary.breaks, summary.superseded_replies) == ({Break.duplicate: 3}, 2)

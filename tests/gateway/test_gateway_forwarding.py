@@ -280,7 +280,9 @@ async def test_the_total_of_a_session_has_each_token_once(renderer, drops):
         CountingEndpoint(drops=drops), GatewayMetrics([], None, None, None), model_name="tiny",
         max_model_len=10**4,
     )  # fmt: skip
-    settings = SessionSettings(max_turn_tokens=200, max_trajectory_tokens=10**4, max_total_tokens=10**4, compacts=True)
+    settings = SessionSettings(
+        max_turn_tokens=200, max_trajectory_tokens=10**4, max_total_tokens=10**4, has_segments=True
+    )
     live = LiveSession("s", Session(renderer), settings)
     whole = 32 + 100 * (not drops)
     assert await total_of(forwarding, live, calls) == [112, 0, 122, 102 + whole, 0, 102 + whole]

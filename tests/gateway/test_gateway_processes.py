@@ -103,6 +103,7 @@ async def test_the_same_rows_and_replies_from_one_process_and_from_two(serve, sa
                 "finish_reason",
                 "role",
                 "parent_turn",
+                "sub_agent",
             ):
                 assert getattr(ours, name) == getattr(theirs, name)
         rows, rows_of_two = (traced_rows(TRAJECTORY, found) for found in (before, after))

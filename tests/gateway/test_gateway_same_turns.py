@@ -65,7 +65,7 @@ class Definition:
             return None
         known = self.requests.get(hashes[-1])
         if known is not None:
-            if retried is known is self.newest and known.chain == self.chains - 1:
+            if retried is known is self.newest:
                 return Break.duplicate
             return Break.truncated if retried is not None and self.tips[known.chain] is not known else Break.branch
         if hashes[-1] in self.seen:

@@ -214,10 +214,11 @@ def test_another_version_is_refused_and_left_alone(tmp_path, version):
 @pytest.mark.parametrize(
     ("version", "columns"),
     [
-        (1, ["held_s", "weight_versions", "routes", "role", "parent_turn"]),
-        (2, ["weight_versions", "routes", "role", "parent_turn"]),
-        (3, ["routes", "role", "parent_turn"]),
-        (4, ["role", "parent_turn"]),
+        (1, ["held_s", "weight_versions", "routes", "role", "parent_turn", "sub_agent"]),
+        (2, ["weight_versions", "routes", "role", "parent_turn", "sub_agent"]),
+        (3, ["routes", "role", "parent_turn", "sub_agent"]),
+        (4, ["role", "parent_turn", "sub_agent"]),
+        (5, ["sub_agent"]),
     ],
 )
 def test_a_store_of_an_older_version_is_read_and_gone_on_with(tmp_path, version, columns):

@@ -1,4 +1,5 @@
-"""Attempts that outlive their context: from our agents' loop through the gateway's own code to rows and segments."""
+"""Attempts that outlive their context and have sub-agents: from our agents' loop through the gateway's own code to rows
+and segments."""
 
 import json
 import random
@@ -11,8 +12,10 @@ from swe_rl.agent.agent import Assignment, Exit, Summary, Task
 from swe_rl.agent.client import ContextOverflow, _parse_reply
 from swe_rl.agent.compaction import Compaction
 from swe_rl.agent.conversation import Conversation
+from swe_rl.agent.delegation import Delegation, Member
 from swe_rl.algo.loss import row_weights
 from swe_rl.config.choices import CompactionKind, LossAggregation
+from swe_rl.config.schema import AgentConfig, DelegateConfig
 from swe_rl.engine.engine import Completion
 from swe_rl.gateway.chains.sampled_reply import SampledReply, make_trace
 from swe_rl.gateway.completion import Completer
@@ -90,11 +93,12 @@ class Script:
 @dataclass
 class Client:
     """Asks the gateway's code as the agents' client does. `loses` tells whether an answer is lost on its way, so that
-    the request is sent again."""
+    the request is sent again. `wanders` tells whether the agent asks beside its conversation: from an older turn."""
 
     completer: Completer
     live: LiveSession
     loses: object
+    wanders: object = lambda: False
     asked: list[str] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # the turns whose answer arrived
     unseen: int = 0  # answers that were lost, and whose request was then refused
@@ -104,6 +108,8 @@ class Client:
         if segment is not None:
             body["segment"] = dict(segment)
         self.asked.append(messages[-1]["content"])
+        if self.wanders():
+            await self.wander(messages, segment)
         request = DIALECT.parse(json.dumps(body).encode(), Arrived("m", pinned=True))
         lost = 0
         try:
@@ -116,6 +122,22 @@ class Client:
             raise ContextOverflow(error.message) from error
         self.seen.append(self.completer._sampler.traces[-1].turn)
         return _parse_reply(DIALECT.whole(request, answer), "here")
+
+    async def wander(self, messages, segment):
+        """Asks with one of the conversation's beginnings and another last message, and goes on with nothing of that."""
+        ends = [number for number in range(1, len(messages)) if messages[number - 1]["role"] == "assistant"]
+        if not ends:
+            return
+        cut = messages[: ends[len(self.seen) % len(ends)]]
+        body = {"model": "m", "messages": [*cut, {"role": "user", "content": f"What else? {len(self.seen)}"}]}
+        if segment is not None and "agent" in segment:
+            body["segment"] = {"agent": segment["agent"]}
+        request = DIALECT.parse(json.dumps(body).encode(), Arrived("m", pinned=True))
+        try:
+            await self.completer.complete(self.live, request)
+        except ApiError:
+            return
+        self.seen.append(self.completer._sampler.traces[-1].turn)
 
 
 @dataclass
@@ -147,27 +169,41 @@ async def attempt(
     answers,
     max_turns=40,
     loses=lambda: False,
-    compacts=True,
+    has_segments=True,
     parse=None,
     thought=None,
+    delegate=None,
+    wanders=lambda: False,
 ):
+    """`delegate`: the agent's sub-agents, which begin where a reply has the word `delegate`, and end with `report`."""
     script = Script(renderer, None, thought or {})
     completer = Completer(script, renderer, model_name="m", max_model_len=40_000, parse=parse or _plain_reply)
-    live = LiveSession("s", Session(renderer), replace(settings, compacts=compacts))
-    client = Client(completer, live, loses)
+    live = LiveSession("s", Session(renderer), replace(settings, has_segments=has_segments))
+    client = Client(completer, live, loses, wanders)
     script.says = lambda: says(client.asked[-1])
     work = Assignment(Task("i", "Fix the bug."), base_url="", model="m", sandbox=None, timeout_s=1e6)
     talk = Conversation(client, work, 1.0, compaction=how)
     talk.say("system", "You are an agent.")
     talk.say("user", work.task.prompt)
 
-    async def act(reply, turn):
-        talk.say("user", answers())
+    async def act(member, reply, turn):
+        answer = answers()
+        if "delegate" in member.languages and "delegate" in reply.content:
+            answer = await member.delegate(reply.content)
+        elif "report" in member.languages and "report" in reply.content:
+            member.report = reply.content
+            return Exit.SUBMITTED
+        if answer is None:
+            return Exit.AGENT_TIMEOUT
+        member.talk.say("user", answer)
+        return None
 
-    result = await talk.go_on(max_turns, act)
+    config = AgentConfig(system_prompt="short", delegate=delegate or DelegateConfig())
+    member = Member(talk, Delegation(config, config.delegate.max_turns, act))
+    result = await talk.go_on(max_turns, lambda reply, turn: act(member, reply, turn))
     one = Trajectory("s", "i", "g", "train", 1, 0, 0, Status.unresolved, 1.0, True, True, result.turns, advantage=1.0)
     count_calls(one, live.summary())
-    count_tokens(one, script.traces)
+    count_tokens(one, script.traces, sub_agents_trained=config.delegate.trained)
     return Attempt(result.exit, one, script, set(client.seen), client.unseen, live.total_tokens)
 
 
@@ -175,14 +211,14 @@ def _plain_reply(text, tools):
     return ParsedReply(text)
 
 
-def check(one: Attempt, limit_tokens: int):
+def check(one: Attempt, limit_tokens: int, *, wandered: bool = False):
     """Each sampled token is in exactly one row or counted as not trained, and no row crosses segments."""
     trajectory = one.trajectory
-    rows = one.rows
+    rows = sorted(one.rows, key=lambda row: row.segment)
     left_out = superseded_turns(one.traces) | unused_summaries(one.traces)
     kept = [trace for trace in one.traces if trace.turn not in left_out]
     in_rows = sum(row.trained_tokens for row in rows)
-    untrained = trajectory.superseded_tokens + trajectory.rejected_tokens
+    untrained = trajectory.superseded_tokens + trajectory.rejected_tokens + trajectory.untrained_sub_agent_tokens
     assert in_rows + untrained == trajectory.sampled_tokens == sum(len(trace.sampled_ids) for trace in one.traces)
     assert [row.segment for row in rows] == [segment.number for segment in trajectory.segments]
     assert sorted({trace.chain for trace in kept}) == [row.segment for row in rows]
@@ -194,9 +230,10 @@ def check(one: Attempt, limit_tokens: int):
             assert row.token_ids[: trace.prompt_tokens].tolist() == one.script.prompts[trace.turn]
         assert len(row.token_ids) == segment.tokens <= limit_tokens
         assert row.sampled_tokens == segment.sampled_tokens and len(own) == segment.calls
-        assert row.turns is not None, "each turn of the agent's is an answer of the gateway's"
+        assert {trace.sub_agent for trace in own} == {segment.sub_agent}
+        check_agents(trajectory, row, segment, wandered=wandered)
         assert segment.parent is None or segment.parent < segment.number
-        assert segment.parent is not None or segment.number == trajectory.segments[0].number
+        assert segment.parent is not None or segment.number == trajectory.segments[0].number or wandered
     superseded = superseded_turns(one.traces)
     assert superseded.isdisjoint(one.seen), "what the agent acted on is trained"
     assert {trace.turn for trace in kept} <= one.seen, "what the agent never saw is not trained"
@@ -204,13 +241,28 @@ def check(one: Attempt, limit_tokens: int):
     kept_tokens = sum(len(trace.sampled_ids) for trace in one.traces if trace.turn not in superseded)
     assert one.used_tokens == new + kept_tokens
     assert one.unseen == 0, "a request whose answer got lost is never refused"
-    if not one.script.thought:  # No chain has all reasoning where the template drops it.
+    if not one.script.thought and not wandered:  # No chain has all reasoning where the template drops it.
         assert trajectory.response_tokens >= trajectory.sampled_tokens - trajectory.superseded_tokens
+    if wandered:
+        return
     numbers = [turn.index for turn in trajectory.turns if turn.summary not in ("", Summary.accepted)]
     taught = {int(number) for row in rows if row.turns is not None for number in row.turns}
     assert taught.isdisjoint(numbers)
     unmeant = [trace for trace in one.traces if trace.break_kind in (Break.duplicate, Break.prefix_changed)]
     assert trajectory.prefix_breaks == len(unmeant)
+
+
+def check_agents(trajectory, row, segment, *, wandered):
+    """A row has turns of one agent alone, and a sub-agent's first segment comes from another agent's."""
+    assert row.trained == segment.trained
+    assert segment.trained or segment.sub_agent, "the agent itself is always trained"
+    if segment.role is SegmentRole.main:
+        assert segment.sub_agent == 0
+    if segment.role is SegmentRole.sub_agent:
+        assert segment.sub_agent > 0
+    if not wandered:
+        assert row.turns is not None, "each turn of the agents is an answer of the gateway's"
+        assert {trajectory.turns[number].sub_agent for number in row.turns} == {segment.sub_agent}
 
 
 SETTINGS = SessionSettings(max_turn_tokens=60, max_trajectory_tokens=500)
@@ -283,7 +335,7 @@ async def test_a_summary_that_was_asked_for_twice_is_trained_once(renderer):
 
 
 async def test_a_program_cannot_say_that_its_turns_are_summaries(renderer):
-    one = await steady(renderer, compacts=False)
+    one = await steady(renderer, has_segments=False)
     assert {trace.role for trace in one.traces}.isdisjoint({SegmentRole.compacted, SegmentRole.summary})
     assert one.trajectory.prefix_breaks > 0 == one.trajectory.rejected_summaries
 
@@ -398,8 +450,8 @@ def says_much(rng):
     return ["ls", "add", "a b " * 9], outputs, ["", "ls ran. ", "a b c " * 100, "done " * rng.randrange(1, 8)]
 
 
-async def fuzzed(renderer, seed: int, **options) -> int:
-    """One random attempt, and the same once more with all its answers. Returns how many compactions it had."""
+async def fuzzed(renderer, seed: int, *, delegates: bool = False, wandering: float = 0.0, **options) -> Trajectory:
+    """One random attempt, and the same once more with all its answers. Returns the attempt."""
     rng = random.Random(seed)
     limit = rng.randrange(200, 900)
     total = rng.choice([0, 0, rng.randrange(limit, 6 * limit)])
@@ -410,6 +462,15 @@ async def fuzzed(renderer, seed: int, **options) -> int:
     how = Compaction(kind, int(limit * rng.uniform(0.3, 1.0)), rng.randrange(1, 7), REQUEST)
     commands, outputs, summaries = rng.choice([says_little, says_much])(rng)
     max_turns = rng.randrange(1, 40)
+    if delegates:
+        commands = [*commands * rng.randrange(1, 4), "delegate ls", "report"]
+        commands.append(rng.choice(["delegate add", "delegate ls"]))
+        options["delegate"] = DelegateConfig(
+            depth=rng.randrange(1, 4),
+            max_calls=rng.randrange(1, 7),
+            max_turns=rng.randrange(1, 9),
+            trained=rng.random() < 0.7,
+        )
 
     async def attempted(share_lost):
         acted = 0
@@ -426,17 +487,21 @@ async def fuzzed(renderer, seed: int, **options) -> int:
             return random.Random(f"{seed} {acted}").choice(outputs)
 
         loses = lambda: rng.random() < share_lost  # noqa: E731
+        wanders = lambda: rng.random() < wandering  # noqa: E731
         return await attempt(
-            renderer, how, settings, says=says, answers=answers, max_turns=max_turns, loses=loses, **options
-        )
+            renderer, how, settings, says=says, answers=answers, max_turns=max_turns, loses=loses,
+            wanders=wanders, **options,
+        )  # fmt: skip
 
     one = await attempted(0.08)
-    whole = await attempted(0.0)
-    check(one, limit)
+    check(one, limit, wandered=wandering > 0)
     assert total == 0 or one.used_tokens <= total
+    if wandering:
+        return one.trajectory
+    whole = await attempted(0.0)
     assert (one.exit, one.used_tokens) == (whole.exit, whole.used_tokens), "lost answers change nothing"
     assert [turn.message for turn in one.trajectory.turns] == [turn.message for turn in whole.trajectory.turns]
-    return one.trajectory.compactions
+    return one.trajectory
 
 
 @pytest.mark.parametrize("attempts", [pytest.param(90), pytest.param(1000, marks=pytest.mark.slow)])
@@ -445,10 +510,30 @@ async def test_random_attempts_train_each_sampled_token_at_most_once(renderer, r
     compactions = 0
     for seed in range(attempts):
         try:
-            compactions += await fuzzed(renderers[seed % len(renderers)], seed)
+            compactions += (await fuzzed(renderers[seed % len(renderers)], seed)).compactions
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error
     assert compactions > attempts
+
+
+@pytest.mark.parametrize("wandering", [0.0, 0.1])
+@pytest.mark.parametrize("attempts", [pytest.param(8), pytest.param(1000, marks=pytest.mark.slow)])
+async def test_random_attempts_with_sub_agents(renderer, rewriting, seldom_rewriting, attempts, wandering):
+    """Compactions, sub-agents of sub-agents, answers that get lost, and calls that go on from older turns."""
+    renderers = [renderer, rewriting, renderer, seldom_rewriting]
+    compactions = sub_agents = retries = branches = 0
+    for seed in range(attempts):
+        try:
+            made = await fuzzed(renderers[seed % len(renderers)], seed, delegates=True, wandering=wandering)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+        compactions += made.compactions
+        sub_agents += made.sub_agents
+        retries += made.superseded_replies
+        branches += sum(segment.role is SegmentRole.branch for segment in made.segments)
+    print(attempts, wandering, compactions, sub_agents, retries, branches)
+    assert min(compactions, sub_agents, retries) > attempts // 2
+    assert (branches > 0) == (wandering > 0)
 
 
 @pytest.mark.parametrize("name", ["stripped", "qwen3_6", "glm4moe"])
@@ -459,4 +544,5 @@ async def test_random_attempts_with_templates_that_drop_former_reasoning(name):
     own = own_renderer(tokenizer_of(text), [], thinking=True)
     thought = {"reasoning_content": "ls or add."}
     assert own.rewrites
-    assert sum([await fuzzed(own, seed, parse=own.parse, thought=thought) for seed in range(12)]) > 12
+    made = [await fuzzed(own, seed, parse=own.parse, thought=thought) for seed in range(12)]
+    assert sum(one.compactions for one in made) > 12

@@ -109,7 +109,7 @@ def test_a_reply_that_the_agent_went_on_from_is_trained_whatever_it_asked_in_bet
     assert superseded_turns([first, again]) == {0}
     on = trace(2, 0, [3], [4], base_turn=0, base_tokens=2)
     assert superseded_turns([first, again, on]) == set()
-    assert [row.token_ids.tolist() for row in rows_of([first, again, on])] == [[1, 2, 3, 4], [1, 7, 8]]
+    assert [row.token_ids.tolist() for row in rows_of([first, again, on])] == [[1, 7, 8], [1, 2, 3, 4]]
     assert sum(row.trained_tokens for row in rows_of([first, again, on])) == 4
 
 
@@ -182,7 +182,8 @@ def simple_rows(traces: list[tuple[Trace, list[int]]]) -> list[Row]:
     }
     kept = [(one, prompt) for one, prompt in traces if one.turn not in left_out and one.finish_reason != "abort"]
     rows = []
-    for chain in sorted({one.chain for one, _ in kept}):
+    ends = {one.chain: one.turn for one, _ in kept}
+    for chain in sorted(ends, key=ends.get):  # type: ignore[arg-type]
         turns = [(one, prompt) for one, prompt in kept if one.chain == chain]
         token_ids = turns[-1][1] + turns[-1][0].sampled_ids.tolist()
         mask, logprobs, versions = [0] * len(token_ids), [0.0] * len(token_ids), []

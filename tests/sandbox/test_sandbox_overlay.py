@@ -25,6 +25,7 @@ from swe_rl.sandbox.process.provider import ProcessProvider
 from swe_rl.sandbox.process.sandbox import ProcessSandbox
 from swe_rl.sandbox.sandbox import SandboxError, Toolchain, Workspace
 from tests.sandbox.test_sandbox_process import _open_descriptors, folders
+from tests.support.waiting import gone, until
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap"),
@@ -243,6 +244,70 @@ def test_the_program_says_why_it_fails(tmp_path: Path, lower: str):
     with pytest.raises(OSError, match="no overlay can be mounted: .+"):
         stack = overlay.Stack("work", (overlay.Layer(tmp_path / lower),))
         overlay.mount_overlays(root, [stack], None if os.geteuid() else 1_000_000_001)
+
+
+def processes_of(mounter: overlay.Mounter) -> list[psutil.Process]:
+    """Returns the mounter's program, and the processes of its session: those that wait, and those in user
+    namespaces."""
+    assert mounter._process is not None
+    session = mounter._process.pid
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
+    return found
+
+
+def kept_namespaces(mounter: overlay.Mounter) -> set[str]:
+    """Returns the user namespaces that the mounter's program holds."""
+    assert mounter._process is not None
+    opened = Path(f"/proc/{mounter._process.pid}/fd")
+    held = set()
+    for path in opened.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            held.add(str(path.readlink()))
+    return {name for name in held if name.startswith("user:")}
+
+
+def mount_once(mounter: overlay.Mounter, lower: Path, root: Path, uid: int | None) -> None:
+    """Mounts, and looks through the mount."""
+    root.mkdir()
+    namespace = mounter.mount(root, [overlay.Stack("work", (overlay.Layer(lower),))], uid)
+    with namespace.work() as descriptor:
+        seen = os.stat("file", dir_fd=descriptor)
+    namespace.close()
+    assert seen.st_uid == (os.geteuid() if uid is None else uid)
+
+
+def test_nothing_waits_once_the_mounter_is_closed(tmp_path: Path):
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "file").touch()
+    with contextlib.closing(overlay.Mounter()) as mounter:
+        mount_once(mounter, lower, tmp_path / "root", None if os.geteuid() else 1_000_000_001)
+        waiting = processes_of(mounter)
+        assert len(waiting) >= 3
+    assert gone(waiting)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_a_second_mount_for_a_user_makes_no_user_namespace(tmp_path: Path):
+    lower = tmp_path / "lower"
+    lower.mkdir()
+    (lower / "file").touch()
+    with contextlib.closing(overlay.Mounter()) as mounter:
+        for number in range(10):  # Those that waited before know of no user namespace yet.
+            mount_once(mounter, lower, tmp_path / f"first-{number}", 1_000_000_001 + number % 2)
+        await until(lambda: len(kept_namespaces(mounter)) == 2)
+        before = kept_namespaces(mounter)
+        for number in range(6):
+            mount_once(mounter, lower, tmp_path / f"again-{number}", 1_000_000_001 + number % 2)
+        assert kept_namespaces(mounter) == before
+        mount_once(mounter, lower, tmp_path / "third", 1_000_000_003)
+        await until(lambda: len(kept_namespaces(mounter)) == 3)
+        # The program, two that wait with two spares each, and four spares more.
+        await until(lambda: len(processes_of(mounter)) <= 1 + 2 * 3 + 4)
 
 
 _RUN = """

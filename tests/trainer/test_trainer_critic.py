@@ -119,16 +119,6 @@ def test_rows_of_an_attempt_are_credited_as_one_long_row_would_be(make, rows):
     np.testing.assert_allclose(np.concatenate([row.advantage for row in got]), together, atol=1e-5)
 
 
-def test_the_order_in_which_rows_come_is_not_that_of_the_decisions(make, rows):
-    """A row knows its segment: rows that come the other way round are credited alike."""
-    trainer = make(replace(PPO, normalize_std=False))
-    first, second = rows[0], replace(rows[1], segment=1)
-    forward = trainer.critic.credited([first, second, *rows[2:]])
-    backward = trainer.critic.credited([second, *rows[2:], first])
-    np.testing.assert_array_equal(forward[0].advantage, backward[-1].advantage)
-    np.testing.assert_array_equal(forward[1].advantage, backward[0].advantage)
-
-
 def test_micro_batches_change_nothing(make, rows):
     torn, whole = make(), make(config=replace(CONFIG, max_tokens_per_micro_batch=4096))
     for step in (1, 2):

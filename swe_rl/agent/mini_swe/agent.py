@@ -119,8 +119,8 @@ def mini_swe_trajectory(
 
 def _shown_messages(result: AgentResult) -> list[dict[str, Any]]:
     """Returns the messages with each reply's commands in `extra.actions`, which the library's inspector shows."""
-    # The library knows of no summaries: they are in none of its messages.
-    turns = iter([turn for turn in result.turns if not turn.summary])
+    # The library knows of no summaries and no sub-agents: they are in none of its messages.
+    turns = iter([turn for turn in result.turns if not turn.summary and not turn.sub_agent])
     messages = []
     for message in result.messages:
         turn = next(turns, None) if message["role"] == "assistant" else None

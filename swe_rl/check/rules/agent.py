@@ -79,6 +79,8 @@ PROGRAMS = (
 )  # fmt: skip
 # These hold their conversation themselves, so that it can be made shorter between two turns.
 COMPACTED = ("bash", "mini_swe", "pdb")
+# These give their model a tool that hands a part of the task to a sub-agent.
+DELEGATING = ("bash",)
 EXITS = ("submitted", "step_limit", "context_overflow", "agent_timeout", "format_errors", "agent_crashed")
 # These count the agent's own words and tools before any task, at 4.5 characters a token. No tokenizer of the models
 # makes fewer.
@@ -275,6 +277,40 @@ def compaction_agent(config: Config, _: Host) -> Iterator[Finding]:
             "rollout.capture",
             "a conversation that is compacted has several rows, and rendering it once makes one",
             "rollout.capture=traced",
+        )
+
+
+@rule_about(Part.rollouts)
+def delegate_agent(config: Config, _: Host) -> Iterator[Finding]:
+    agent = config.agent
+    if not agent.delegate.depth:
+        return
+    if is_foreign(config, ExtensionKind.agent) or agent.name not in DELEGATING:
+        yield error(
+            "delegate_agent",
+            "agent.delegate.depth",
+            f"agent={agent.name} has no tool that hands a part of the task to a sub-agent of ours",
+            f"agent.delegate.depth=0, or agent={' or '.join(DELEGATING)}",
+        )
+    elif config.rollout.capture is Capture.retokenize:
+        yield error(
+            "delegate_capture",
+            "rollout.capture",
+            "an attempt with sub-agents has several rows, and rendering it once makes one",
+            "rollout.capture=traced",
+        )
+
+
+@rule_about(Part.rollouts)
+def delegate_turns(config: Config, _: Host) -> Iterator[Finding]:
+    delegate = config.agent.delegate
+    rollout = config.rollout
+    if delegate.depth and delegate.max_turns > rollout.max_turns:
+        yield error(
+            "delegate_turns",
+            "agent.delegate.max_turns",
+            f"a sub-agent has at most as many turns as an attempt (rollout.max_turns={rollout.max_turns})",
+            "agent.delegate.max_turns=0, which is as many",
         )
 
 

@@ -228,7 +228,16 @@ def total_tokens(config: Config, _: Host) -> Iterator[Finding]:
 
 
 @rule_between(Part.rollouts, Part.trainer)
-def compaction_overlong(config: Config, _: Host) -> Iterator[Finding]:
+def segments_overlong(config: Config, _: Host) -> Iterator[Finding]:
+    """Finds a charge for length where it would not be that of one conversation."""
+    if config.agent.delegate.depth and config.algo.overlong_share > 0:
+        yield error(
+            "delegate_overlong",
+            "algo.overlong_share",
+            "charges an attempt that comes near to rollout.max_trajectory_tokens, and its sub-agents count in its "
+            "length, though each has a context of its own",
+            "algo.overlong_share=0, or agent.delegate.depth=0",
+        )
     if config.rollout.compaction is not CompactionKind.none and config.algo.overlong_share > 0:
         yield error(
             "compaction_overlong",

@@ -63,11 +63,8 @@ class Node:
     chain: int = 0
     role: SegmentRole = SegmentRole.main
     parent_turn: int | None = None
-    compaction: int = 0  # The compaction that began the node's segment has this number, if the node is its first.
-
-    @property
-    def begins_compacted(self) -> bool:
-        return self.role is SegmentRole.compacted and self.parent_turn is not None
+    # What tells a retry of this call, if it began a segment that was meant: `Purpose.beginning`.
+    beginning: tuple[int, int] | None = None
 
     def ids(self) -> TokenIds:
         """Joins the ids of the whole prompt and of what was sampled after it."""

@@ -58,6 +58,7 @@ def make_trace(session_id: str, prompt_ids: TokenIds, turn: Recorded, sampled: S
         base_tokens=turn.base_tokens,
         role=turn.role,
         parent_turn=turn.parent_turn,
+        sub_agent=turn.sub_agent,
         routes=_new_routes(completion, known_routes(turn.base_tokens)),
     )
 

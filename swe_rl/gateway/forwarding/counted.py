@@ -2,9 +2,9 @@
 
 Invariants:
 - A retry takes the place of the call before: its prompt is known, and the reply before does not count. A call is a
-  retry if the call before it had the same request, and followed the same compaction.
-- Nothing is known of a conversation that a compaction has just begun, also where it begins with former messages: it is
-  a segment of its own.
+  retry if the call before it had the same request, was of the same agent, and followed the same compaction.
+- Nothing is known of a conversation that a compaction or a sub-agent has just begun, also where it begins with former
+  messages: it is a segment of its own.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ class _Call:
     """Says what a call has in common with its retry alone, and how long its prompt and reply were."""
 
     request: Fingerprint
-    compaction: int
+    beginning: tuple[int, int]  # `Purpose.beginning`
     usage: Usage
 
     def is_repeated_by(self, request: Fingerprint, purpose: Purpose) -> bool:
-        return self.request == request and self.compaction == purpose.number
+        return self.request == request and self.beginning == purpose.beginning
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class CountedCalls:
         """Returns the usage of the call that a request goes on from. It is all 0 if there is none."""
         if self._newest is not None and self._newest.is_repeated_by(hashes[-1], purpose):
             return Usage(self._newest.usage.prompt_tokens)
-        if purpose.compacts:
+        if purpose.begins:
             return Usage()
         for fingerprint in reversed(hashes):
             usage = self._usage.get(fingerprint)
@@ -53,5 +53,5 @@ class CountedCalls:
         if self._newest is not None and self._newest.is_repeated_by(hashes[-1], purpose):
             added_tokens -= self._newest.usage.sampled_tokens
         self._usage[answered] = usage
-        self._newest = _Call(hashes[-1], purpose.number, usage)
+        self._newest = _Call(hashes[-1], purpose.beginning, usage)
         return added_tokens

@@ -140,7 +140,7 @@ class _FarSampler:
     async def record(
         self, live: LiveSession, plan: TurnPlan, turn: Recorded, sampled: SampledReply, started_s: float
     ) -> None:
-        names = ("turn", "chain", "break_kind", "base_turn", "base_tokens", "role", "parent_turn")
+        names = ("turn", "chain", "break_kind", "base_turn", "base_tokens", "role", "parent_turn", "sub_agent")
         turn_fields = {name: getattr(turn, name) for name in names}
         head = {"kind": "record", "session": live.session_id, "call": sampled.call, "turn": turn_fields}
         self._link.send(head | {"call_s": time.monotonic() - started_s})

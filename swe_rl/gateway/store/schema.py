@@ -24,14 +24,15 @@ from swe_rl.errors import UserError
 from swe_rl.files.lines import lines_of
 from swe_rl.gateway.trace import Break, SegmentRole, Trace, TraceStoreError
 
-VERSION = 5
+VERSION = 6
 # SQLite's write-ahead log does not work on these file systems: they have no memory that machines share.
 _NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "fuse", "cifs", "smb", "9p")
 _COLUMNS = (
     "session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, weight_version, finish_reason, break_kind, "
-    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions, routes, role, parent_turn"
+    "created_s, queue_s, prefill_s, decode_s, cached_tokens, engine, held_s, weight_versions, routes, role, "
+    "parent_turn, sub_agent"
 )
-INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 21)})"
+INSERT = f"INSERT INTO traces ({_COLUMNS}) VALUES ({', '.join('?' * 22)})"
 SELECT = f"SELECT {_COLUMNS} FROM traces WHERE session_id = ? ORDER BY turn"
 _CREATE = """
 CREATE TABLE traces (
@@ -40,18 +41,19 @@ CREATE TABLE traces (
     weight_version INTEGER NOT NULL, finish_reason TEXT NOT NULL, break_kind TEXT,
     created_s REAL NOT NULL, queue_s REAL NOT NULL, prefill_s REAL NOT NULL, decode_s REAL NOT NULL,
     cached_tokens INTEGER NOT NULL, engine TEXT NOT NULL, held_s REAL NOT NULL DEFAULT 0,
-    weight_versions BLOB, routes BLOB, role TEXT, parent_turn INTEGER,
+    weight_versions BLOB, routes BLOB, role TEXT, parent_turn INTEGER, sub_agent INTEGER,
     PRIMARY KEY (session_id, turn)
 )
 """
 # Has by version the columns that the next version added, with their types and the values that they have in older
 # traces. Version 1 did not store how long a request was held: 0. In version 2 a trace has one weight version, in
-# version 3 no routes, and in version 4 no role (it is `main`) and no parent.
+# version 3 no routes, in version 4 no role (it is `main`) and no parent, and in version 5 no sub-agent.
 _UPGRADES = {
     1: (("held_s", "REAL NOT NULL DEFAULT 0", "0"),),
     2: (("weight_versions", "BLOB", "NULL"),),
     3: (("routes", "BLOB", "NULL"),),
     4: (("role", "TEXT", "NULL"), ("parent_turn", "INTEGER", "NULL")),
+    5: (("sub_agent", "INTEGER", "NULL"),),
 }
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
@@ -181,7 +183,7 @@ def to_row(trace: Trace) -> tuple[Any, ...]:
         newest, trace.finish_reason, trace.break_kind and trace.break_kind.value,
         trace.created_s, trace.queue_s, trace.prefill_s, trace.decode_s, trace.cached_tokens, trace.engine,
         trace.held_s, each, None if trace.routes is None else _packed_routes(trace.routes),
-        trace.role.value, trace.parent_turn,
+        trace.role.value, trace.parent_turn, trace.sub_agent,
     )  # fmt: skip
 
 
@@ -192,6 +194,7 @@ def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
     for session_id, turn, chain, base_turn, delta_ids, sampled_ids, logprobs, version, reason, kind, *more in rows:
         if base_turn is not None and base_turn not in known:
             raise TraceStoreError(f"session {session_id}, turn {turn}: turn {base_turn} that it goes on from is gone")
+        sub_agent = more.pop() or 0
         parent_turn = more.pop()
         role = SegmentRole(more.pop() or SegmentRole.main)
         routes = more.pop()
@@ -201,7 +204,7 @@ def from_rows(rows: Sequence[tuple[Any, ...]]) -> list[Trace]:
             base: list[Any] = [None, 0]
         else:
             base = [base_turn, known[base_turn].tokens]
-        base += [None if routes is None else _unpack_routes(routes), role, parent_turn]
+        base += [None if routes is None else _unpack_routes(routes), role, parent_turn, sub_agent]
         if each is None:
             versions = np.full(len(sampled), version, np.int32)
         else:

@@ -115,15 +115,24 @@ class Mounter:
         text = json.dumps({"root": str(root), "uid": uid, "stacks": wanted}).encode()
         if len(text) > overlay_program.MOST_BYTES:
             raise OSError("no overlay can be mounted: it has too many layers")
-        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with answers:
-            with theirs:
-                self._ask(text, theirs)
-            answers.settimeout(_MOUNT_S)
-            said, descriptors, _, _ = socket.recv_fds(answers, 1 << 12, _MOST_DESCRIPTORS)
+        said, descriptors, requests = self._answer_of(text)
+        if not said:
+            # Nobody took the request: the program was killed, and the processes that wait for requests with it.
+            self._forget(requests)
+            said, descriptors, _ = self._answer_of(text)
         if said != b"ready":
             raise OSError(f"no overlay can be mounted: {said.decode(errors='replace') or 'the program died'}")
         return Namespace(descriptors[:-1], descriptors[-1])
+
+    def _answer_of(self, text: bytes) -> tuple[bytes, list[int], socket.socket]:
+        """Returns what is answered, with descriptors, and where it was asked. It is empty if the program died."""
+        answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with answers:
+            with theirs:
+                requests = self._ask(text, theirs)
+            answers.settimeout(_MOUNT_S)
+            said, descriptors, _, _ = socket.recv_fds(answers, 1 << 12, _MOST_DESCRIPTORS)
+        return said, descriptors, requests
 
     def close(self) -> None:
         """Ends the process. What was mounted stays."""
@@ -135,8 +144,9 @@ class Mounter:
             self._process = None
             self._requests = None
 
-    def _ask(self, text: bytes, answers: socket.socket) -> None:
-        """Sends a request. A process that has died, or that another process started before a fork, is replaced."""
+    def _ask(self, text: bytes, answers: socket.socket) -> socket.socket:
+        """Sends a request, and returns where it was sent. A process that has died, or that another process started
+        before a fork, is replaced."""
         for last_try in (False, True):
             requests = self._started()
             try:
@@ -146,7 +156,8 @@ class Mounter:
                 if last_try:
                     raise
             else:
-                return
+                return requests
+        raise AssertionError("unreachable")
 
     def _started(self) -> socket.socket:
         with self._lock:

@@ -13,13 +13,15 @@ Invariants:
   in which this user is root.
 - No LOWER is ever written. An overlay does not do so, and as root it is seen through a mount that is read-only.
 - A request is answered by a process of its own: a program of one thread may make user namespaces, and one that hangs
-  holds up no other.
+  holds up no other. Some wait for requests, so that nobody waits for a fork. They end with this program.
+- A user namespace says no more than whose files are shown as whose. So it is kept, and used for later requests.
 - Only the standard library is used, and no package, so that the program starts in some 30 ms.
 """
 
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -48,40 +50,177 @@ class _Attributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
 
+PR_SET_PDEATHSIG = 1
 MOST_BYTES = 1 << 17  # A request is at most so long.
 _LONGEST_S = 30  # The kernel ends an answer that takes longer.
+_WAITING = 2  # So many processes wait for requests.
+_SPARES = 2  # Each of them has so many new user namespaces, if there are some: a fork of a sandbox needs two.
+_MOST_SPARES = 4  # The program keeps so many more, of those that were not used.
+_MOST_KEPT = 256  # So many user namespaces are kept, each by a descriptor.
+# A process that waited says one of these to the program, or sends a user namespace. What it sends is used again.
+_TAKEN = b"taken"
+_ENDED = b"ended"
+_UNUSED = b"unused"
+# Has descriptors of user namespaces, by the user whose files are shown, and the one as whose they are shown.
+Users = dict[tuple[int, int], int]
+
+
+class _Spare:
+    """This is a user namespace without a user. A process is in it until it is used. `ready_fd` can be read when the
+    namespace is there."""
+
+    def __init__(self, process: int, ready_fd: int) -> None:
+        self.process = process
+        self.ready_fd = ready_fd
+
+    @classmethod
+    def begin(cls) -> "_Spare":
+        """Starts the process."""
+        ready_fd, write_fd = os.pipe()
+        process = os.fork()
+        if not process:
+            try:
+                _call_libc("unshare", CLONE_NEWUSER)
+                _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                os.write(write_fd, b".")
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(write_fd)
+        return cls(process, ready_fd)
+
+    def use(self, owner: int, uid: int) -> int:
+        """Returns a descriptor of the namespace, in which `uid` of this host is `owner`. Raises OSError.
+
+        So what belongs to `owner` is shown as belonging to `uid`.
+        """
+        try:
+            if not os.read(self.ready_fd, 1):
+                raise OSError("no user namespace can be made")
+            _map_ids(str(self.process), owner, uid, uid)
+            return os.open(f"/proc/{self.process}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.kill(self.process, signal.SIGKILL)
+
+
+class _Program:
+    """This starts the processes that answer requests, and keeps what they leave."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._told, self._tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._kept: Users = {}
+        self._spares: list[_Spare] = []  # A process that answered did not use them.
+
+    def run(self) -> None:
+        """Answers requests until there are no more."""
+        # Others than root show nobody's files as somebody else's, and need no spares.
+        needs_spares = os.geteuid() == 0
+        if needs_spares:
+            self._spares += [_Spare.begin() for _ in range(_WAITING * _SPARES)]
+        for _ in range(_WAITING):
+            self._begin_to_wait()
+        while True:
+            # Spares are made while nobody waits for this program, so that many requests at once wait for none of them.
+            while needs_spares and len(self._spares) < _SPARES and not select.select([self._told], [], [], 0.0)[0]:
+                self._spares.append(_Spare.begin())
+            text, descriptors, _, _ = socket.recv_fds(self._told, 64, 1)
+            if text == _ENDED:
+                return
+            if text == _TAKEN:
+                self._begin_to_wait()
+            elif text.startswith(_UNUSED):
+                self._take_back(_Spare(int(text.split()[1]), descriptors[0]))
+            else:
+                self._keep(text, descriptors[0])
+
+    def _take_back(self, spare: _Spare) -> None:
+        if len(self._spares) < _MOST_SPARES:
+            self._spares.append(spare)
+            return
+        os.kill(spare.process, signal.SIGKILL)
+        os.close(spare.ready_fd)
+
+    def _keep(self, text: bytes, descriptor: int) -> None:
+        owner, uid = map(int, text.split())
+        former = self._kept.pop((owner, uid), None)
+        if former is None and len(self._kept) >= _MOST_KEPT:
+            former = self._kept.pop(next(iter(self._kept)))
+        if former is not None:
+            os.close(former)
+        self._kept[owner, uid] = descriptor
+
+    def _begin_to_wait(self) -> None:
+        """Starts a process that answers the next request."""
+        spares = self._spares[:_SPARES]
+        del self._spares[:_SPARES]
+        if os.fork():
+            for spare in spares:
+                os.close(spare.ready_fd)
+            return
+        try:
+            _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            text, descriptors, _, _ = socket.recv_fds(self._requests, MOST_BYTES, 1)
+            if text:
+                _LIBC.prctl(PR_SET_PDEATHSIG, 0)  # What was asked for is answered, also if the program ends.
+                self._tells.send(_TAKEN)
+                self._requests.close()
+                self._answer(text, socket.socket(fileno=descriptors[0]), spares)
+            else:
+                self._tells.send(_ENDED)
+        finally:
+            os._exit(0)
+
+    def _answer(self, text: bytes, answers: socket.socket, spares: "list[_Spare]") -> None:
+        signal.alarm(_LONGEST_S)
+        users = _Users(self._kept, spares)
+        try:
+            descriptors = _mount_request(**json.loads(text), users=users)
+            socket.send_fds(answers, [b"ready"], descriptors)
+        except OSError as error:
+            answers.send((error.strerror or str(error)).encode())
+        except BaseException as error:
+            answers.send(repr(error).encode())
+        users.tell(self._tells)
+
+
+class _Users:
+    """These are the user namespaces that one request uses."""
+
+    def __init__(self, kept: Users, spares: "list[_Spare]") -> None:
+        self._kept = kept
+        self._spares = spares
+        self._made: Users = {}
+
+    def find(self, owner: int, uid: int) -> int:
+        """Returns a descriptor of the one that shows files of `owner` as those of `uid`. Raises OSError."""
+        if (owner, uid) in self._kept:
+            return self._kept[owner, uid]
+        if (owner, uid) not in self._made:
+            # There is none if many ask at once, or where a snapshot of a snapshot has layers of more users.
+            spare = self._spares.pop() if self._spares else _Spare.begin()
+            self._made[owner, uid] = spare.use(owner, uid)
+        return self._made[owner, uid]
+
+    def tell(self, tells: socket.socket) -> None:
+        """Gives the program what was made, and what was not used."""
+        for (owner, uid), namespace in self._made.items():
+            socket.send_fds(tells, [b"%d %d" % (owner, uid)], [namespace])
+        for spare in self._spares:
+            socket.send_fds(tells, [b"%s %d" % (_UNUSED, spare.process)], [spare.ready_fd])
 
 
 def main(descriptor: int) -> None:
     """Answers requests until there are no more."""
-    requests = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the processes that answer.
-    while True:
-        text, descriptors, _, _ = socket.recv_fds(requests, MOST_BYTES, 1)
-        if not text:
-            return
-        if not os.fork():
-            requests.close()
-            _answer(text, socket.socket(fileno=descriptors[0]))
-            os._exit(0)
-        for number in descriptors:
-            os.close(number)
-
-
-def _answer(text: bytes, answers: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.alarm(_LONGEST_S)
-    try:
-        descriptors = _mount_request(**json.loads(text))
-        socket.send_fds(answers, [b"ready"], descriptors)
-    except OSError as error:
-        answers.send((error.strerror or str(error)).encode())
-    except BaseException as error:
-        answers.send(repr(error).encode())
+    _Program(socket.socket(fileno=descriptor)).run()
 
 
 def _mount_request(
-    root: str, uid: "int | None", stacks: "list[tuple[str, list[tuple[str, int | None]]]]"
+    root: str,
+    uid: "int | None",
+    stacks: "list[tuple[str, list[tuple[str, int | None]]]]",
+    users: _Users,
 ) -> "list[int]":
     """Mounts the overlays. Returns descriptors of the mount namespace, of the user namespace where one was made, and of
     the first overlay. Raises OSError."""
@@ -96,7 +235,6 @@ def _mount_request(
     else:
         _call_libc("unshare", CLONE_NEWNS)
     _call_mount(b"none", b"/", None, MS_REC | MS_PRIVATE)
-    users: dict[int, int] = {}
     for name, lowers in stacks:
         for number, (lower, owner) in enumerate(lowers):
             seen = _name_lower(name, number)
@@ -106,10 +244,7 @@ def _mount_request(
                 continue
             if uid is None:
                 raise OSError(f"what user {owner} wrote cannot be shown without root")
-            owner = 0 if owner is None else owner
-            if owner not in users:
-                users[owner] = _make_user_namespace(owner, uid)
-            _show_as(users[owner], lower, seen)
+            _show_as(users.find(owner or 0, uid), lower, seen)
         _mount_overlay(name, len(lowers), in_user_namespace=uid is None)
     flags = os.O_RDONLY | os.O_CLOEXEC
     namespaces = ["mnt"] if uid is not None else ["mnt", "user"]
@@ -155,32 +290,6 @@ def _map_ids(process: str, inside: int, user: int, group: int) -> None:
     for file, text in (("setgroups", "deny"), ("uid_map", f"{inside} {user} 1"), ("gid_map", f"{inside} {group} 1")):
         with open(f"/proc/{process}/{file}", "w") as writer:  # noqa: PTH123
             writer.write(text)
-
-
-def _make_user_namespace(owner: int, uid: int) -> int:
-    """Returns a descriptor of a user namespace in which `uid` of this host is `owner`. Raises OSError.
-
-    So what belongs to `owner` is shown as belonging to `uid`.
-    """
-    read_fd, write_fd = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            _call_libc("unshare", CLONE_NEWUSER)
-            os.write(write_fd, b".")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(write_fd)
-    try:
-        if not os.read(read_fd, 1):
-            raise OSError("no user namespace can be made")
-        _map_ids(str(child), owner, uid, uid)
-        return os.open(f"/proc/{child}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(read_fd)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def _show_as(users: int, lower: str, folder: str) -> None:
