@@ -14,7 +14,7 @@ ALLOWED = {
     "engine/endpoint/spending.py": "when a call was answered, for people",
     "gateway/forwarding/completer.py": "when a reply was made, for its client",
     "gateway/completion.py": "when a reply was made, for its client",
-    "gateway/sampling.py": "when a trace was made",
+    "gateway/chains/sampled_reply.py": "when a trace was made",
     "hardware/rendezvous.py": "when a record was written, for people",
     "hardware/slurm/requeue.py": "when a job was queued again, over several starts",
     "templates/own/sandbox.py": "the date that a checkpoint's own template writes into a system message",

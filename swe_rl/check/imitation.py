@@ -36,7 +36,7 @@ def data_is_there(config: Config, host: Host) -> Iterator[Finding]:
 
 @rule_about(Part.warm_start)
 def keys_of_imitation(config: Config, _: Host) -> Iterator[Finding]:
-    """Warns of keys of `sft` that nothing reads, because they are of the other kind of data."""
+    """Warns of keys of `sft` that nothing reads, because they are of the other kind of data. A zero asks for nothing."""
     sft = config.sft
     unread: tuple[str, ...] = _OF_DATA
     why = "demonstrations are imitated"
@@ -47,7 +47,8 @@ def keys_of_imitation(config: Config, _: Host) -> Iterator[Finding]:
         fix = "sft.data=[]"
     plain = SftConfig()
     for name in unread:
-        if getattr(sft, name) != getattr(plain, name):
+        value = getattr(sft, name)
+        if value and value != getattr(plain, name):
             yield warning("sft_data", f"sft.{name}", f"nothing reads it: {why}", f"leave sft.{name} out, or {fix}")
 
 

@@ -92,11 +92,11 @@ def nearest_words(word: str, candidates: Iterable[str], count: int = 3) -> list[
 
 
 def nearest_keys(key: str, count: int = 3) -> list[str]:
-    """Returns the nearest keys: same last part first (`n` for `rollout.n`), then the same group's keys, then every
-    key."""
+    """Returns the nearest keys: same last part first (`n` for `rollout.n`), those with few parts before others, then the
+    same group's keys, then every key."""
     pool = [name for name in key_types() if "." in name]
     parent, _, leaf = key.rpartition(".")
-    same_leaf = [name for name in pool if name.rpartition(".")[2] == leaf]
+    same_leaf = sorted((name for name in pool if name.rpartition(".")[2] == leaf), key=lambda name: name.count("."))
     siblings = {name.rpartition(".")[2]: name for name in pool if name.rpartition(".")[0] == parent}
     close = [siblings[name] for name in nearest_words(leaf, siblings)]
     return list(dict.fromkeys([*same_leaf, *close, *([] if close else nearest_words(key, pool))]))[:count]

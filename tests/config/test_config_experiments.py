@@ -126,7 +126,7 @@ NEEDS = {
     },
     "agent": {
         "command": ["agent.command=program"],
-        **{name: ["job.of=eval"] for name in ("gold", "noop", "scripted")},  # nobody to train
+        **{name: ["job.of=eval"] for name in ("gold", "demonstrate", "noop", "scripted")},  # nobody to train
         "predictions": ["job.of=eval", "rollout.eval_n=1", f"agent.predictions={Path(__file__).parent / 'preds.json'}"],
         "mini_swe": ["agent.system_prompt=short"],
         "qwen_code": ["sandbox.memory_gb=4", *LENGTHS],

@@ -114,9 +114,9 @@ def test_a_vllm_that_does_not_take_names_is_given_a_number(servers, tmp_path, li
     environ = {**LEAST, "CUDA_VISIBLE_DEVICES": f"{A},{B}"}
     [engine] = make_engines(config(), folders, model=None, pad_token_id=0, say=said.append, environ=environ)
     error = ServerDiedError(line, Cause.mig_name)
-    assert engine._try_again(error, 1) and not engine._try_again(error, 2)  # once
+    assert engine._starter.learn(error) and not engine._starter.learn(error)  # once
     assert "given a number" in said[-1]
-    launch = engine._maker.server(engine._model_path, False, engine._by_number)._launch
+    launch = engine._starter._make_server(engine._model_path, False, engine._starter._by_number)._launch
     assert launch.environment["CUDA_VISIBLE_DEVICES"] == "0"
 
 

@@ -168,7 +168,7 @@ def test_a_draft_of_a_known_conversation_is_not_settled_anew():
     _, renderer = made("stripped")
     assert renderer.rewrites
     session = Session(renderer)
-    assert session.draft(RequestMessages.of([TASK], [])).settled(renderer)._parent is None
+    assert session.draft(RequestMessages.of([TASK], [])).settled(renderer).parent is None
 
 
 def test_all_of_ours_are_tried():

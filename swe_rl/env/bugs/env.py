@@ -59,7 +59,7 @@ class BugsEnv(ProvenEnv):
         del instance
         return Standing.proven, ""
 
-    def _as_proven(self, instance: Instance) -> Instance:
+    def as_proven(self, instance: Instance) -> Instance:
         if self._is_builtin:
             remember_proof(instance.instance_id, ())
         return instance  # No proof mends one of these instances.
