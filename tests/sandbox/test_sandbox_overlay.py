@@ -310,6 +310,21 @@ async def test_a_second_mount_for_a_user_makes_no_user_namespace(tmp_path: Path)
         await until(lambda: len(processes_of(mounter)) <= 1 + 2 * 3 + 4)
 
 
+_ENDS_AT_ONCE = """
+import os, time
+from swe_rl.sandbox.process import overlay_program
+
+overlay_program._call_libc = lambda *_: time.sleep(0.3)  # as `unshare` on a busy machine
+overlay_program._Spare.begin()
+os._exit(0)
+"""
+
+
+def test_a_user_namespace_that_is_ready_after_its_program_ended_is_left_by_its_process():
+    """It would hold the run's output open for ever."""
+    subprocess.run([sys.executable, "-c", _ENDS_AT_ONCE], stdout=subprocess.PIPE, timeout=10, check=True)
+
+
 _RUN = """
 import asyncio, sys
 from pathlib import Path
