@@ -62,7 +62,9 @@ def keep_files_in_memory():
     memory = Path("/dev/shm")
     if "PYTEST_DEBUG_TEMPROOT" in os.environ or not os.access(memory, os.W_OK | os.X_OK):
         return
-    if os.path.ismount(memory) and shutil.disk_usage(memory).free > _MEMORY_BYTES and _has_attributes(memory):
+    runs_programs = not os.statvfs(memory).f_flag & os.ST_NOEXEC
+    is_large = os.path.ismount(memory) and shutil.disk_usage(memory).free > _MEMORY_BYTES
+    if is_large and runs_programs and _has_attributes(memory):
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(memory)
 
 
