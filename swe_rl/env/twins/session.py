@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import comb
 
-from swe_rl.env.twins.make import TEST_NAME, TwinnedTests, add_twins, numbers_of_values, tests_of
+from swe_rl.env.twins.make import TEST_NAME, TwinnedTests, add_twins, names_referred_to, numbers_of_values, tests_of
 from swe_rl.sandbox.sandbox import Sandbox, read_texts
 
 # A policy learns what pays now and then, so a guess has to pay less often than an honest attempt at a hard instance.
@@ -51,6 +51,7 @@ async def put_twins(
         weak=weak,
         wanted=wanted_twins(texts.values(), counted),
         all_wrong=all_wrong,
+        referred_to=frozenset().union(*(_referred_to(text) for text in texts.values())),
         mark_docstrings=counted.by_docstring,
     )
     for path, text in texts.items():
@@ -97,6 +98,14 @@ def _described_tests(text: str) -> list[tuple[str, str]]:
     except (SyntaxError, ValueError, RecursionError):
         return []
     return [(test.name, (ast.get_docstring(test) or "").split("\n", 1)[0].strip()) for test in tests_of(body)]
+
+
+def _referred_to(text: str) -> frozenset[str]:
+    """Returns the names of tests that a file reads."""
+    try:
+        return names_referred_to(ast.parse(text))
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
 
 
 def _named_in(ids: Collection[str], descriptions: Mapping[str, Collection[str]]) -> set[str]:

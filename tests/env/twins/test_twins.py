@@ -514,3 +514,96 @@ def test_in_a_session_of_twins_alone_each_twin_is_a_function(argument):
     names = TwinnedTests(wanted={"test_unpaid": 11}, all_wrong=True)
     functions = re.findall(r"def (test_\w+)", add_twins(text, random.Random(0), names))
     assert names.twin_of.keys() == set(functions) and ("test_unpaid" in functions) == bool(argument)
+
+
+CALLED = """
+import unittest
+
+def test_low(check=min):
+    assert check(1, 2) == 1
+
+
+def test_high():
+    test_low(check=lambda a, b: 1)
+
+
+class Base(unittest.TestCase):
+    def test_inherited(self):
+        self.assertEqual(min(1, 2), 1)
+
+
+class Tests(Base):
+    def test_inherited(self):
+        super().test_inherited()
+
+
+def test_by_name():
+    globals()["test_low"]()
+"""
+
+
+@pytest.mark.parametrize("seed", ["one", "two"])
+def test_a_test_that_others_call_by_its_name_keeps_it(tmp_path, seed):
+    names, _, results, log = run(tmp_path, CALLED, RIGHT, seed=seed)
+    assert set(results.tests.values()) == {"passed"} and results.unfailed == frozenset(), log
+    assert {"test_low", "test_inherited"} <= names.kept and "test_high" not in names.kept
+
+
+IMPORTED = """
+import pytest
+from datetime import datetime
+
+@pytest.mark.parametrize(("text", "expected"), [("12", datetime(1985, 4, 12, 23, 59)), ("30", datetime(1985, 4, 30))])
+def test_a_date(text, expected):
+    assert (datetime(1985, 4, 12, 23, 59) if text == "12" else datetime(1985, 4, 30)) == expected
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_evaluated_at_import_stays_valid(tmp_path, seed):
+    """A day 42 in a decorator would break the whole file. The twin's expectation is changed when it runs."""
+    _, outcomes, results, log = run(tmp_path, IMPORTED, RIGHT, seed=seed)
+    assert len(outcomes) == 4 and set(results.tests.values()) == {"passed"}, log
+    assert results.passed == {"test_a_date"} and results.unfailed == frozenset()
+
+
+@pytest.mark.parametrize("expected", ["KeyboardInterrupt", "(OSError, KeyboardInterrupt)", "BaseException"])
+def test_a_twin_does_not_end_the_session(tmp_path, expected):
+    suite = f"""
+    import pytest
+
+    def test_an_interrupt():
+        with pytest.raises({expected}):
+            raise KeyboardInterrupt
+
+    def test_another():
+        assert 1 + 1 == 2
+    """
+    _, outcomes, results, log = run(tmp_path, suite, RIGHT)
+    assert len(outcomes) == 4 and set(results.tests.values()) == {"passed"} and not results.unfailed, log
+
+
+def test_a_twin_fails_where_no_context_manager_is_open_if_it_can(tmp_path):
+    """Without `finally`, a manager does not put back what it changed, and each later test would see that."""
+    suite = """
+    from contextlib import contextmanager
+    state = ["posix"]
+
+    @contextmanager
+    def system(name):
+        before = state[0]
+        state[0] = name
+        yield
+        state[0] = before
+
+    def test_inside_and_outside():
+        with system("nt"):
+            assert state == ["nt"]
+        assert len(state) == 1
+
+    def test_another():
+        assert state == ["posix"]
+    """
+    for seed in range(4):
+        _, _, results, log = run(tmp_path, suite, RIGHT, seed=seed)
+        assert set(results.tests.values()) == {"passed"} and not results.unfailed, log
