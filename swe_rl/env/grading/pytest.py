@@ -115,7 +115,13 @@ class _Sessions:
         # Each test counts in a row that names none to be fixed.
         limit = _MAX_SAMPLED if instance.fail_to_pass and not draw.is_whole else None
         counted = Counted(
-            instance.fail_to_pass, instance.pass_to_pass, limit, sample=draw.seed, weak=draw.weak, only=draw.only
+            instance.fail_to_pass,
+            instance.pass_to_pass,
+            limit,
+            sample=draw.seed,
+            weak=draw.weak,
+            only=draw.only,
+            companions_first=draw.is_whole,
         )
         rng = random.Random(look_seed or draw.seed)
         names = await put_twins(sandbox, self.files, rng, draw.weak, counted, all_wrong=bool(look_seed))

@@ -186,6 +186,7 @@ def counted_tests(instance: Instance, draw: TwinDraw) -> Counted:
         sample=draw.seed,
         weak=draw.weak,
         only=draw.only,
+        companions_first=draw.is_whole,
         by_docstring=instance.log_parser == "parse_log_django",
     )
 

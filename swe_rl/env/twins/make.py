@@ -68,6 +68,7 @@ class TwinnedTests:
     wanted: Mapping[str, int] | None = None  # says how many companions a test gets; with None each gets one, a twin
     all_wrong: bool = False  # each function is a twin, also the one that has the test's place
     referred_to: frozenset[str] = frozenset()  # the files of tests name these outside of their definitions
+    companions_first: bool = False  # they stand before their test, where they disturb it most
     mark_docstrings: bool = False  # the runner calls a test by its docstring's first line
     session_names: dict[str, str] = field(default_factory=dict)  # maps a test's own name to its name in the session
     companions: dict[str, list[str]] = field(default_factory=dict)  # twins and copies; the key is a test's own name
@@ -262,7 +263,7 @@ def _edits_of(
     for name in names.companions[test.name]:
         edits = [*_expectation_of(name, expectations, names), *_rename_edits(test, name, source, names)]
         companions.append(source.changed(edits, start, end))
-    num_before = rng.randint(0, len(companions))
+    num_before = len(companions) if names.companions_first else rng.randint(0, len(companions))
     if num_before:
         yield TextEdit(start, start, "".join(f"{companion}\n\n" for companion in companions[:num_before]))
     if num_before < len(companions):

@@ -30,7 +30,8 @@ class TwinDraw:
     """Says which twins a grading's sessions have.
 
     The secret `seed` decides about them, and about which of the PASS_TO_PASS tests have any. With `is_whole` all that
-    count have. Tests of the names in `weak` have none, and with `only` no others but these have any.
+    count have, and twins stand before their tests, where they disturb most. Tests of the names in `weak` have none, and
+    with `only` no others but these have any.
     """
 
     seed: str
@@ -63,6 +64,7 @@ class Counted:
     sample: str = ""
     weak: frozenset[str] = frozenset()
     only: frozenset[str] | None = None
+    companions_first: bool = False
     by_docstring: bool = False  # the runner calls a test by its docstring's first line
 
 
@@ -85,6 +87,7 @@ async def put_twins(
         wanted=wanted_twins(texts.values(), counted),
         all_wrong=all_wrong,
         referred_to=frozenset().union(*(_referred_to(text) for text in texts.values())),
+        companions_first=counted.companions_first,
         mark_docstrings=counted.by_docstring,
     )
     for path, text in texts.items():

@@ -516,6 +516,45 @@ def test_in_a_session_of_twins_alone_each_twin_is_a_function(argument):
     assert names.twin_of.keys() == set(functions) and ("test_unpaid" in functions) == bool(argument)
 
 
+def test_a_session_in_which_a_test_and_its_copies_disagree_is_unclear():
+    names = TwinnedTests(wanted={"test_sum": 11})
+    add_twins("def test_sum():\n    assert 1 + 2 == 3\n", random.Random(2), names)
+    (real,) = names.real_names
+    failed = dict.fromkeys((f"t.py::{name}" for name in (real, *names.companions["test_sum"])), "failed")
+    copy = next(iter(names.copy_of))
+    assert not without_twins(failed, names).unclear
+    assert without_twins({**failed, f"t.py::{copy}": "passed"}, names).unclear
+    assert not without_twins({"t.py::test_other": "passed"}, names).unclear  # nothing of it came to run
+
+
+def test_a_session_that_lost_some_tests_and_not_others_is_unclear():
+    names = TwinnedTests()
+    add_twins(
+        "def test_one():\n    assert f() == 3\n\n\ndef test_two():\n    assert f() == 3\n", random.Random(2), names
+    )
+    of_one = (names.session_names["test_one"], *names.companions["test_one"])
+    failed = {f"t.py::{name}": "failed" for name in (*of_one, names.session_names["test_two"])}
+    assert not without_twins(failed, names).unclear
+    assert without_twins({f"t.py::{name}": "failed" for name in of_one}, names).unclear
+
+
+def test_only_tests_that_are_known_to_be_harmless_are_drawn():
+    text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(9))
+    ids = [f"t.py::test_{index}" for index in range(9)]
+    weak = frozenset({"test_3", "test_4"})
+    for seed in range(20):
+        drawn = wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=6, sample=str(seed), weak=weak))
+        assert len(drawn) == 7 and not weak & drawn.keys()
+    assert wanted_twins([text], Counted(ids[:1], ids[1:], only=frozenset({"test_0"}))) == {"test_0": 11}
+
+
+def test_twins_stand_before_their_tests_where_it_is_tried_what_they_disturb():
+    for seed in range(5):
+        names = TwinnedTests(companions_first=True)
+        twinned = add_twins("def test_one():\n    assert 1 + 1 == 2\n", random.Random(seed), names)
+        assert twinned.index(next(iter(names.twin_of))) < twinned.index(next(iter(names.real_names)))
+
+
 CALLED = """
 import unittest
 
