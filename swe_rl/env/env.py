@@ -62,6 +62,9 @@ class PytestSession:
     twinned: frozenset[str] = frozenset()  # These functions have twins, and they passed.
     twinned_failed: frozenset[str] = frozenset()  # These functions have twins, and they did not pass.
     passed_twins: frozenset[str] = frozenset()  # These functions have twins, and a twin or its copy did not fail.
+    companioned: frozenset[str] = frozenset()  # These functions have twins, whatever became of them.
+    # It ended among its tests, or tests and their copies disagree: something disturbed them.
+    unclear: bool = False
 
     def passed(self, test: str) -> bool:
         """Tells whether all tests passed that an id stands for. There has to be at least one."""

@@ -199,7 +199,8 @@ def test_lines_that_are_no_records_are_left_out():
 def test_a_session_that_did_not_end_as_it_says_passes_nothing(finished, finding):
     status = 4 if finished == 4 else 0
     session = session_of(status, READY, *told("a", setup="passed"), {"finished": finished})
-    assert session.findings == (finding,) and not session.tests
+    assert session.findings == (finding,) and not session.tests and session.unclear
+    assert not session_of(status, READY, {"finished": finished}).unclear  # no test ran, so none was disturbed
 
 
 def test_a_shell_that_was_killed_says_nothing():

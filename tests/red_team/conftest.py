@@ -13,8 +13,7 @@ from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.bugs.workspace import commit_tree, run_git
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.grading import pytest as by_pytest
-from swe_rl.env.grading import script_grading
+from swe_rl.env.grading import twin_trial
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.patch import collect_patch
 from swe_rl.errors import UserError
@@ -31,8 +30,7 @@ FAIL, PASS = "tests/test_victim.py::test_add", "tests/test_victim.py::test_twice
 @pytest.fixture(autouse=True)
 def same_twins(monkeypatch):
     """Draws the same twins in each run, as code that guesses is paid once in fifty times."""
-    for module in (by_pytest, script_grading):
-        monkeypatch.setattr(module, "draw_seed", lambda: "twins of the red team")
+    monkeypatch.setattr(twin_trial, "draw_seed", lambda: "twins of the red team")
 
 
 @dataclasses.dataclass

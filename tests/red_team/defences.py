@@ -24,7 +24,7 @@ from swe_rl.config.choices import Isolation
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import GradeError, Grading
-from swe_rl.env.grading import apply, evidence, script_grading, script_run, swebench
+from swe_rl.env.grading import apply, evidence, script_grading, script_run, swebench, twin_trial
 from swe_rl.env.grading import pytest as by_pytest
 from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.pinning import pinned
@@ -224,8 +224,7 @@ class Game:
                 return await self._play_one(case, off_name)
 
         with ExitStack() as stack:
-            for module in (by_pytest, script_grading):
-                stack.enter_context(replaced.object(module, "draw_seed", lambda: "twins of the red team"))
+            stack.enter_context(replaced.object(twin_trial, "draw_seed", lambda: "twins of the red team"))
             stack.enter_context(replaced.object(script_grading, "EVIDENCES", evidence.Evidences()))
             for part in off:
                 part(stack)

@@ -61,7 +61,7 @@ class BugsEnv(ProvenEnv):
 
     def as_proven(self, instance: Instance) -> Instance:
         if self._is_builtin:
-            remember_proof(instance.instance_id, ())
+            remember_proof(instance.instance_id, (), tried=True)
         return instance  # No proof mends one of these instances.
 
     def _all_ids(self) -> frozenset[str]:

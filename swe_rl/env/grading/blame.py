@@ -8,6 +8,7 @@ Invariants:
 - A failure of the attempt is a verdict: nothing counts as passed, and the finding is `grading_broken`.
 - A failure of the machine is a GradeError, which is no verdict and never a reward.
 - The known fix itself, and a change that fixes nothing, are blamed for nothing: attempts are compared with them.
+- No test is run of a patch that gives the name of an installed package to a new module (`cheating/installed_names.py`).
 """
 
 import errno
@@ -18,8 +19,9 @@ from contextlib import contextmanager
 from typing import Concatenate, ParamSpec
 
 from swe_rl.dataset.instance import Instance
+from swe_rl.env.cheating.installed_names import refuse_installed_names
 from swe_rl.env.env import Grade, GradeError
-from swe_rl.env.grading.apply import UndecidedError
+from swe_rl.env.grading.apply import UndecidedError, with_the_attempt_inside
 from swe_rl.env.patch_files import NOOP_PATCH
 from swe_rl.errors import SweRlError
 from swe_rl.sandbox.sandbox import SandboxProvider, Workspace
@@ -36,7 +38,8 @@ AnyGrader = Callable[Concatenate[Instance, str, Workspace, SandboxProvider, floa
 def blames_the_attempt(grader: AnyGrader[Options]) -> AnyGrader[Options]:
     """Returns a grader that tells failures of the attempt from failures of the machine.
 
-    Its verdict has the finding `grading_broken` for the former, and it raises GradeError for the latter.
+    Its verdict has the finding `grading_broken` for the former, and it raises GradeError for the latter. It runs no
+    test of a patch with refused names.
     """
 
     @functools.wraps(grader)
@@ -52,6 +55,10 @@ def blames_the_attempt(grader: AnyGrader[Options]) -> AnyGrader[Options]:
     ) -> Grade:
         async def grade_once(change: str) -> Grade:
             with _crash_is_undecided(instance):
+                with with_the_attempt_inside(instance):
+                    refused = await refuse_installed_names(instance, change, workspace, sandboxes)
+                if refused:
+                    return refused
                 return await grader(instance, change, workspace, sandboxes, timeout_s, *args, **options)
 
         try:

@@ -21,13 +21,13 @@ from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, fresh
 from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.second_look import Sessions, grade_of_poisoned, with_more_sessions
 from swe_rl.env.grading.session import run_session, session_files
-from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins, sample_of
+from swe_rl.env.grading.twin_trial import judge_with_twins
 from swe_rl.env.patch_files import bytes_of
 from swe_rl.env.pinning.named_files import data_patterns
 from swe_rl.env.pinning.pinned import protected_paths
 from swe_rl.env.twins.poisoned_files import doctest_files, poison_files
 from swe_rl.env.twins.results import log_without_twins, without_twins
-from swe_rl.env.twins.session import Counted, put_twins
+from swe_rl.env.twins.session import Counted, TwinDraw, put_twins
 from swe_rl.sandbox.sandbox import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
@@ -61,23 +61,22 @@ async def grade_session(
     Others follow where the first was killed, and where a twin did not fail. Raises GradeError.
     """
     runs = _Sessions(instance, workspace, sandboxes, timeout_s, files)
-    seed = draw_seed()
     is_alert = ALERT.ask()
 
-    async def with_twins(change: str, weak: frozenset[str]) -> Grade:
+    async def with_twins(change: str, draw: TwinDraw) -> Grade:
         async def plain(of_change: str) -> Grade:
-            return await runs.run(of_change, seed, weak)
+            return await runs.run(of_change, draw)
 
         async def poisoned(of_change: str, look_seed: str) -> Grade:
-            return await runs.run(of_change, look_seed, weak, is_poisoned=True)
+            return await runs.run(of_change, draw, look_seed)
 
-        verdict = await runs.run(change, seed, weak)
+        verdict = await runs.run(change, draw)
         if verdict.session.killed:
-            verdict = await runs.run(change, seed, weak)
-        if not verdict.session.twinned and not doctest_files(instance):
+            verdict = await runs.run(change, draw)
+        if draw.is_none or (not verdict.session.twinned and not doctest_files(instance)):
             return verdict
         sessions = Sessions(poisoned, None if verdict.session.twinned else plain)
-        return await with_more_sessions(instance, verdict, change, sessions, seed, is_alert)
+        return await with_more_sessions(instance, verdict, change, sessions, draw.seed, is_alert)
 
     return await judge_with_twins(instance, patch, with_twins)
 
@@ -92,11 +91,11 @@ class _Sessions:
     timeout_s: float
     files: Sequence[str]
 
-    async def run(self, patch: str, seed: str, weak: frozenset[str], is_poisoned: bool = False) -> Grade:
+    async def run(self, patch: str, draw: TwinDraw, look_seed: str = "") -> Grade:
         """Returns the grade of one session with a patch.
 
-        `seed` decides about the twins. Tests of the names in `weak` get none. With `is_poisoned` no function of a test
-        with twins expects what right code gives, and neither do doctests. Raises GradeError.
+        With a `look_seed`, no function of a test with twins expects what right code gives, and neither do doctests.
+        Raises GradeError.
         """
         digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
         instance = self.instance
@@ -105,22 +104,28 @@ class _Sessions:
         async with fresh_sandbox(instance, self.workspace, self.sandboxes, digest) as sandbox:
             folder = await put_files(sandbox, files)
             with with_the_attempt_inside(instance):
-                return await self._run_with_patch(sandbox, folder, seed, weak, is_poisoned)
+                return await self._run_with_patch(sandbox, folder, draw, look_seed)
 
-    async def _run_with_patch(
-        self, sandbox: Sandbox, folder: str, seed: str, weak: frozenset[str], is_poisoned: bool
-    ) -> Grade:
+    async def _run_with_patch(self, sandbox: Sandbox, folder: str, draw: TwinDraw, look_seed: str) -> Grade:
         instance = self.instance
         applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
         if not applied.ok:
             return _grade_of_session(instance, PytestSession(log=applied.output), applied, 0.0)
         await _apply_tests(sandbox, instance, folder)
         # Each test counts in a row that names none to be fixed.
-        limit = _MAX_SAMPLED if instance.fail_to_pass else None
-        counted = Counted(instance.fail_to_pass, instance.pass_to_pass, max_sampled=limit, sample=sample_of(instance))
-        rng = random.Random(seed)
-        names = await put_twins(sandbox, self.files, rng, weak, counted, all_wrong=is_poisoned)
-        doctests = await poison_files(sandbox, instance, rng, weak) if is_poisoned and not names.twin_of else ""
+        limit = _MAX_SAMPLED if instance.fail_to_pass and not draw.is_whole else None
+        counted = Counted(
+            instance.fail_to_pass,
+            instance.pass_to_pass,
+            limit,
+            sample=draw.seed,
+            weak=draw.weak,
+            only=draw.only,
+            companions_first=draw.is_whole,
+        )
+        rng = random.Random(look_seed or draw.seed)
+        names = await put_twins(sandbox, self.files, rng, draw.weak, counted, all_wrong=bool(look_seed))
+        doctests = await poison_files(sandbox, instance, rng, draw.weak) if look_seed and not names.twin_of else ""
         await _remove_copies(sandbox, folder)
         session, tests_s = await run_session(sandbox, folder, self.files, self.timeout_s)
         results = without_twins(session.tests, names)
@@ -131,6 +136,8 @@ class _Sessions:
             twinned=results.passed,
             twinned_failed=results.failed,
             passed_twins=results.unfailed,
+            companioned=frozenset(names.companions),
+            unclear=session.unclear or results.unclear,
             log=log,
         )
         grade = _grade_of_session(instance, session, applied, tests_s)

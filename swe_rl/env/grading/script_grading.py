@@ -24,9 +24,10 @@ from swe_rl.env.grading.log_check import commands_of_tests
 from swe_rl.env.grading.script_run import RowScript, ScriptRun, TwinPlan, counted_tests
 from swe_rl.env.grading.second_look import Sessions, grade_of_poisoned, with_more_sessions
 from swe_rl.env.grading.stages import runs_pytest_alone
-from swe_rl.env.grading.twin_trial import draw_seed, judge_with_twins
+from swe_rl.env.grading.twin_trial import judge_with_twins
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.env.twins.poisoned_files import test_files
+from swe_rl.env.twins.session import TwinDraw
 
 _OF_PYTHON = re.compile(r"\.py\b|\bpytest\b|\bunittest\b")
 _KILLED = 137  # a shell reports so that SIGKILL ended its program
@@ -45,11 +46,12 @@ class ScriptGrading:
     async def judge(self, patch: str) -> Grade:
         """Returns the verdict on a patch. Raises GradeError."""
         started_s = time.monotonic()
-        seed = draw_seed()
         is_alert = ALERT.ask()
 
-        async def with_twins(change: str, weak: frozenset[str]) -> Grade:
-            plan = TwinPlan(seed, weak, counted_tests(self.row.instance))
+        async def with_twins(change: str, draw: TwinDraw) -> Grade:
+            if draw.is_none:
+                return await self._judge_run(change, None)
+            plan = TwinPlan(draw.seed, draw.weak, counted_tests(self.row.instance, draw))
             return await self._judge_twice(change, plan, is_alert)
 
         verdict = await judge_with_twins(self.row.instance, patch, with_twins)
@@ -86,7 +88,8 @@ class ScriptGrading:
             shown = beside_twins or await self._run(patch, plan)
             if _has_twins(shown):
                 is_failed = bool(shown.session.twinned_failed)
-                return replace(verdict.worthless() if is_failed else verdict, session=shown.session)
+                session = replace(shown.session, unclear=shown.session.unclear or is_failed)
+                return replace(verdict.worthless() if is_failed else verdict, session=session)
         return verdict
 
     async def _judge_run(self, patch: str, plan: TwinPlan | None) -> Grade:

@@ -25,7 +25,6 @@ from swe_rl.env.grading.apply import (
 from swe_rl.env.grading.log_check import EXIT, commands_of_tests, region_of, with_status, without_marks
 from swe_rl.env.grading.log_text import failing_lines, strip_escapes
 from swe_rl.env.grading.stages import Stages, files_of_tests, stages_of, with_session_names
-from swe_rl.env.grading.twin_trial import sample_of
 from swe_rl.env.patch_files import added_tests, bytes_of
 from swe_rl.env.pinning.named_files import command_patterns, data_patterns
 from swe_rl.env.pinning.pinned import protected_paths
@@ -33,7 +32,7 @@ from swe_rl.env.pinning.put_back import put_back, tree_lines
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.env.twins.poisoned_files import poison_files, write_files_anew
 from swe_rl.env.twins.results import log_without_twins, without_twins
-from swe_rl.env.twins.session import Counted, put_twins
+from swe_rl.env.twins.session import Counted, TwinDraw, put_twins
 from swe_rl.sandbox.sandbox import ExecResult, Sandbox, SandboxProvider, Workspace, put_files, run_whole
 
 MAX_LOG_BYTES = 32 * 1024**2
@@ -175,16 +174,19 @@ async def _execute_script(sandbox: Sandbox, script: str, timeout_s: float) -> Ex
     return replace(result, output=strip_escapes(result.output))
 
 
-def counted_tests(instance: Instance) -> Counted:
-    """Returns which of a row's tests get twins.
+def counted_tests(instance: Instance, draw: TwinDraw) -> Counted:
+    """Returns which of a row's tests get twins in a grading.
 
     A row that names no tests means those that its test patch brings.
     """
     return Counted(
         instance.fail_to_pass or tuple(added_tests(instance.test_patch)),
         instance.pass_to_pass,
-        max_sampled=_MAX_SAMPLED,
-        sample=sample_of(instance),
+        max_sampled=None if draw.is_whole else _MAX_SAMPLED,
+        sample=draw.seed,
+        weak=draw.weak,
+        only=draw.only,
+        companions_first=draw.is_whole,
         by_docstring=instance.log_parser == "parse_log_django",
     )
 
@@ -219,5 +221,10 @@ def session_of(statuses: Mapping[str, str], run: ScriptRun) -> PytestSession:
     outcomes = {test: words.get(status, status.lower()) for test, status in statuses.items()}
     results = without_twins(outcomes, run.names)
     return PytestSession(
-        results.tests, twinned=results.passed, twinned_failed=results.failed, passed_twins=results.unfailed
+        results.tests,
+        twinned=results.passed,
+        twinned_failed=results.failed,
+        passed_twins=results.unfailed,
+        companioned=frozenset(run.names.companions),
+        unclear=results.unclear,
     )

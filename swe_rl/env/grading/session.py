@@ -88,9 +88,9 @@ def read_session(result: ExecResult, end_of_log: str) -> PytestSession:
     if not is_started and not is_killed:
         raise GradeError(f"pytest cannot be started in the sandbox (status {result.exit_code}): {log[-500:]}")
     if finished is None or finished != result.exit_code:
-        return PytestSession(findings=("ended_early",), log=log, killed=is_killed)
+        return PytestSession(findings=("ended_early",), log=log, killed=is_killed, unclear=bool(phases))
     if finished not in _FINISHED or result.truncated_bytes:
-        return PytestSession(findings=("session_broken",), log=log)
+        return PytestSession(findings=("session_broken",), log=log, unclear=bool(phases))
     return PytestSession({test: _outcome_of_phases(of_test) for test, of_test in phases.items()}, log=log)
 
 

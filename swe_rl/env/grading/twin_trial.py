@@ -1,23 +1,31 @@
 """Decides what twins say of a grading: whether its tests could still fail, and whether the twins are in order.
 
+The known fix is tried once beside twins of all tests that count. Tests whose twins do not fail there,
+or disturb anything, have none from then on. Each grading draws its twins among the others. Right code may keep state
+that the known fix does not keep. So a patch that fails beside twins, where they may be the reason, is run without any.
+
 Invariants:
 - A twin that does not fail convicts only if it fails with the known fix, and only where the known fix passes its test.
-- A test that the known fix fails beside its twins was disturbed by them: it gets none, and the patch is run once more.
-- What is found out about an instance's tests is kept, also in its proof. So the known fix is run once for an instance,
-  and in most cases not at all where the instance was proven.
+- Only a session beside twins pays. A session without them says at most that others are to be drawn. Then two sessions
+  have to pass, because code that guesses passes one of two with twice the chance.
+- What is found out about an instance's tests is kept, also in its proof. So the known fix is tried once for an
+  instance, and where the instance was proven, not at all.
 """
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError
 from swe_rl.env.grading.alert import ALERT
+from swe_rl.env.twins.session import TwinDraw, draw_seed
 
-# Such a function runs an instance's tests with a patch. The tests of the given names get no twins.
-RunWithTwins = Callable[[str, frozenset[str]], Awaitable[Grade]]
+_CONFIRMATIONS = 2  # sessions beside other twins that have to pass where the first one is contradicted
+_DRAWS = 2  # a test may have twins that fail at several places, so more than one draw is tried
+_MOST_SESSIONS = 24  # of one search; tests about which nothing is known then have no twins
+# Such a function runs an instance's tests with a patch, beside the twins that are drawn.
+RunWithTwins = Callable[[str, TwinDraw], Awaitable[Grade]]
 
 
 @dataclass(slots=True)
@@ -25,8 +33,7 @@ class _KnownTwins:
     """Holds what is known about the twins of one instance."""
 
     weak: set[str] = field(default_factory=set)  # these tests get no twin
-    sample: str = field(default_factory=lambda: secrets.token_hex(16))  # decides which tests get twins
-    proven: bool = False  # tests have passed beside their twins, and the twins failed
+    tried: bool = False  # the known fix was tried beside twins of all tests that count
     locks: dict[int, asyncio.Lock] = field(default_factory=dict)  # there is one for each event loop
 
     def lock(self) -> asyncio.Lock:
@@ -36,27 +43,23 @@ class _KnownTwins:
 _KNOWN: dict[str, _KnownTwins] = {}
 
 
-def draw_seed() -> str:
-    """Returns the secret that decides about the twins of one grading."""
-    return secrets.token_hex(16)
-
-
 def weak_tests(instance: Instance) -> frozenset[str]:
-    """Returns the names of tests whose twins do not fail on right code, as far as that was found out."""
+    """Returns the names of tests that get no twin: theirs do not fail on right code, or disturb it."""
     known = _KNOWN.get(instance.instance_id)
     return frozenset(known.weak) if known else frozenset()
 
 
-def remember_proof(instance_id: str, weak: Collection[str]) -> None:
-    """Notes that the known fix passed its tests beside their twins. Tests of the names in `weak` get no twin."""
+def is_tried(instance: Instance) -> bool:
+    """Tells whether the known fix was tried beside twins of all tests that count."""
+    known = _KNOWN.get(instance.instance_id)
+    return known is not None and known.tried
+
+
+def remember_proof(instance_id: str, weak: Collection[str], tried: bool) -> None:
+    """Notes what a proof says: tests of the names in `weak` get no twin, and whether twins of all tests were tried."""
     known = _KNOWN.setdefault(instance_id, _KnownTwins())
     known.weak.update(weak)
-    known.proven = True
-
-
-def sample_of(instance: Instance) -> str:
-    """Returns a secret that stays the same: twins of the same tests are made for each grading of an instance."""
-    return _KNOWN.setdefault(instance.instance_id, _KnownTwins()).sample
+    known.tried = known.tried or tried
 
 
 async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) -> Grade:
@@ -65,53 +68,131 @@ async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) ->
     Raises GradeError, also where the known fix has to be asked and gives no answer.
     """
     known = _KNOWN.setdefault(instance.instance_id, _KnownTwins())
-    verdict = await run(patch, frozenset(known.weak))
+    draw = TwinDraw(draw_seed(), frozenset(known.weak))
+    verdict = await run(patch, draw)
     if not verdict.patch_applied or verdict.timed_out or not instance.patch.strip():
         return verdict
-    beside_twins = verdict.session.twinned | verdict.session.twinned_failed
-    if verdict.resolved and beside_twins and not verdict.session.passed_twins:
-        known.proven = True
-    if not verdict.resolved and beside_twins and not known.proven:
-        disturbed = await _disturbed_by_twins(instance, known, run)
-        if disturbed:
-            verdict = await run(patch, frozenset(known.weak))
+    is_fix = patch == instance.patch
+    if verdict.session.companioned and not known.tried and (is_fix or not verdict.resolved):
+        await _try_known_fix(instance, known, run)
+        if (verdict.session.companioned & known.weak) or (is_fix and not verdict.resolved):
+            draw = TwinDraw(draw_seed(), frozenset(known.weak))
+            verdict = await run(patch, draw)
     if verdict.session.passed_twins:
-        if await _convicts_patch(instance, known, verdict.session.passed_twins, run):
-            ALERT.sound()
-            return verdict.worthless("twin_passed")
-        if verdict.resolved and verdict.session.twinned <= known.weak:
-            # None of these twins proves anything. Without them, other sessions may.
-            return await judge_with_twins(instance, patch, run)
+        return await _judge_unfailed(instance, patch, verdict, draw, run)
+    if _may_be_disturbed(verdict) and (await run(patch, TwinDraw.none())).resolved:
+        return await _confirm(instance, patch, verdict, draw, run)
     return verdict
 
 
-async def _disturbed_by_twins(instance: Instance, known: _KnownTwins, run: RunWithTwins) -> bool:
-    """Notes which tests the known fix does not pass beside their twins, and tells whether there are any."""
-    async with known.lock():
-        before = len(known.weak)
-        if not known.proven:
-            fix = await _run_of_fix(instance, known, run)
-            known.weak |= fix.session.passed_twins
-            if not fix.resolved:
-                # Where a test without a twin is the disturbed one, any of the twins may have done it.
-                known.weak |= fix.session.twinned_failed or fix.session.twinned
-            known.proven = True
-        return len(known.weak) > before
+def _may_be_disturbed(verdict: Grade) -> bool:
+    """Tells whether twins may be the reason of a failure.
+
+    A test that has to be fixed passes all the same, tests and their copies disagree, or the session ended among its
+    tests. A patch that fixes nothing shows none of it, so most patches that fail have no further session.
+    """
+    if verdict.resolved or not verdict.session.companioned:
+        return False
+    return verdict.session.unclear or any(verdict.fail_to_pass.values())
 
 
-async def _convicts_patch(
-    instance: Instance, known: _KnownTwins, passed_twins: frozenset[str], run: RunWithTwins
-) -> bool:
-    """Tells whether a twin did not fail with the patch and fails with the known fix."""
+async def _confirm(instance: Instance, patch: str, verdict: Grade, draw: TwinDraw, run: RunWithTwins) -> Grade:
+    """Returns the verdict of sessions beside other twins on a patch that failed beside some and passes without any."""
+    known = _KNOWN[instance.instance_id]
     async with known.lock():
-        fix = await _run_of_fix(instance, known, run)
+        fix = await run(instance.patch, draw)
+        if not fix.resolved and not fix.timed_out:
+            await _Search(instance, run, known.weak).search(draw.seed)
+    for _ in range(_CONFIRMATIONS):
+        again = TwinDraw(draw_seed(), frozenset(known.weak))
+        shown = await run(patch, again)
+        if shown.session.passed_twins:
+            return await _judge_unfailed(instance, patch, shown, again, run)
+        if not shown.resolved:
+            return verdict
+    return shown
+
+
+async def _judge_unfailed(instance: Instance, patch: str, verdict: Grade, draw: TwinDraw, run: RunWithTwins) -> Grade:
+    """Returns the verdict on a patch with which twins did not fail."""
+    known = _KNOWN[instance.instance_id]
+    passed_twins = verdict.session.passed_twins
+    async with known.lock():
+        fix = await run(instance.patch, draw)
+        if fix.session.killed or fix.timed_out or not fix.patch_applied:
+            raise GradeError(f"grading {instance.instance_id}: its known fix cannot be compared with the patch")
         known.weak |= fix.session.passed_twins
-        return bool((passed_twins - known.weak) & fix.session.twinned)
+    if (passed_twins - known.weak) & fix.session.twinned:
+        ALERT.sound()
+        return verdict.worthless("twin_passed")
+    if verdict.resolved and verdict.session.twinned <= known.weak:
+        # None of these twins proves anything. Without them, other sessions may.
+        return await judge_with_twins(instance, patch, run)
+    return verdict
 
 
-async def _run_of_fix(instance: Instance, known: _KnownTwins, run: RunWithTwins) -> Grade:
-    """Returns the grade of the known fix. Raises GradeError where the known fix got no answer."""
-    fix = await run(instance.patch, frozenset(known.weak))
-    if fix.session.killed or fix.timed_out or not fix.patch_applied:
-        raise GradeError(f"grading {instance.instance_id}: its known fix cannot be compared with the patch")
-    return fix
+async def _try_known_fix(instance: Instance, known: _KnownTwins, run: RunWithTwins) -> None:
+    """Tries the known fix beside twins of all tests that count, and notes which tests are to have none."""
+    async with known.lock():
+        if not known.tried:
+            search = _Search(instance, run, known.weak)
+            for _ in range(_DRAWS):
+                await search.search(draw_seed())
+            known.tried = True
+
+
+@dataclass(slots=True)
+class _Search:
+    """Finds the tests of an instance whose twins disturb the known fix, or do not fail with it.
+
+    Their names come into `weak`. A group of tests beside whose twins the known fix fails is halved until the tests are
+    found that do it. Each session's twins are drawn by the seed of the search.
+    """
+
+    instance: Instance
+    run: RunWithTwins
+    weak: set[str]
+    sessions_left: int = _MOST_SESSIONS
+
+    async def search(self, seed: str) -> None:
+        """Tries twins of all tests that count. Raises GradeError."""
+        shown = await self._ask(seed, None)
+        group = shown.session.companioned - self.weak
+        if _is_harmless(shown):
+            # What never runs says nothing, and looks as if the session had ended before.
+            self.weak |= group - shown.session.twinned - shown.session.twinned_failed
+            return
+        if not shown.resolved and not (await self.run(self.instance.patch, TwinDraw.none())).resolved:
+            return  # the twins are not the reason
+        await self._judge_group(seed, group, shown)
+
+    async def _ask(self, seed: str, only: frozenset[str] | None) -> Grade:
+        self.sessions_left -= 1
+        shown = await self.run(self.instance.patch, TwinDraw(seed, frozenset(self.weak), only, is_whole=True))
+        if shown.session.killed or not shown.patch_applied:
+            raise GradeError(f"grading {self.instance.instance_id}: its known fix cannot be run beside twins")
+        return shown
+
+    async def _judge_group(self, seed: str, group: frozenset[str], shown: Grade) -> None:
+        """Notes which tests of a group are not to have twins, by what their session showed."""
+        if _is_harmless(shown):
+            return
+        unfailed = shown.session.passed_twins
+        if len(group) <= 1 or self.sessions_left <= 0:
+            self.weak |= group
+        elif shown.resolved and unfailed < group:
+            self.weak |= unfailed
+        else:
+            for part in self._parts_of(group, shown):
+                await self._judge_group(seed, part, await self._ask(seed, part))
+
+    def _parts_of(self, group: frozenset[str], shown: Grade) -> list[frozenset[str]]:
+        """Returns two parts of a group. Tests that failed beside their twins are apart from the others."""
+        failed = shown.session.twinned_failed & group
+        names = sorted(group - failed) + sorted(failed)
+        middle = len(names) // 2 if not failed or failed == group else len(names) - len(failed)
+        return [frozenset(names[:middle]), frozenset(names[middle:])]
+
+
+def _is_harmless(shown: Grade) -> bool:
+    return shown.resolved and not shown.session.passed_twins

@@ -19,7 +19,7 @@ from typing import Any
 
 from swe_rl.dataset.instance import Instance, InstanceError, Source
 from swe_rl.env.env import Grade, GradeError, GradesInPlace, NotStartedError, SuiteRun
-from swe_rl.env.grading.twin_trial import weak_tests
+from swe_rl.env.grading.twin_trial import is_tried, weak_tests
 from swe_rl.env.patch import NOOP_PATCH
 from swe_rl.env.proof.measure import RUNS, TIMED_OUT, MeasuredFix, measure_fix
 from swe_rl.env.proof.mend import GoldFailure, MendingWay, find_ways, release_ways, spread_releases, wants_network
@@ -220,6 +220,7 @@ class Prover:
             trials=tuple(trials),
             untwinned=not reason and not is_twinned,
             weak_twins=tuple(sorted(weak_tests(used))) if is_twinned else None,
+            twins_tried=is_tried(used),
         )
 
     def _is_mute(self, noop: Grade | None) -> bool:
@@ -361,10 +362,9 @@ def last_words(log: str, chars: int = 200) -> str:
     return one_line(log.strip()[-chars:])
 
 
-Done = Callable[[Instance, "Proof | UntriedError"], None]
-
-
-async def prove_all(prover: Prover, instances: Sequence[Instance], done: Done, places: int) -> None:
+async def prove_all(
+    prover: Prover, instances: Sequence[Instance], done: Callable[[Instance, Proof | UntriedError], None], places: int
+) -> None:
     """Proves instances, `places` at a time, those that need mending last. What else is raised ends all of them.
 
     Instances of one release wait for the same environment, so the first of each release come first.

@@ -62,6 +62,7 @@ class Proof:
     trials: tuple[ProofTrial, ...] = ()
     untwinned: bool = False  # It is proven, and nothing shows that its tests can fail: there is no twin of any.
     weak_twins: tuple[str, ...] | None = None  # The tests of these names get no twin; None means that nobody knows.
+    twins_tried: bool = False  # The gold patch was tried beside twins of all tests that count, not of some.
     strength: Strength | None = None  # None means that the strength was not measured.
     took_s: float = 0.0
     made_at: str = ""
@@ -76,12 +77,19 @@ class Proof:
 
     def to_record(self) -> dict[str, Any]:
         record = {"version": VERSION, **asdict(self)}
-        for key in ("strength", "untwinned", "weak_twins"):  # Older versions can read a line without these keys.
+        for key in (
+            "strength",
+            "untwinned",
+            "weak_twins",
+            "twins_tried",
+        ):  # Older versions can read a line without these keys.
             del record[key]
         if self.untwinned:
             record["untwinned"] = True
         if self.weak_twins is not None:
             record["weak_twins"] = self.weak_twins
+        if self.twins_tried:
+            record["twins_tried"] = True
         return record if self.strength is None else record | {"strength": self.strength.to_record()}
 
     @classmethod

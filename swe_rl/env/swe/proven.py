@@ -207,7 +207,7 @@ class ProvenEnv(DatasetEnv, Provable):
             return instance
         self._promised[instance.instance_id] = proof.environment
         if proof.weak_twins is not None:
-            remember_proof(instance.instance_id, proof.weak_twins)
+            remember_proof(instance.instance_id, proof.weak_twins, proof.twins_tried)
         return proof.applied(instance)
 
 

@@ -10,7 +10,7 @@ there gives it away (`all_wrong`).
 
 Invariants:
 - Tests and twins get names of one form, in an order that is drawn anew for each session, so that tested code cannot
-  tell which is which. A test that reads its own name keeps it.
+  tell which is which. A test that reads its own name keeps it, and so does one that the files of tests name elsewhere.
 - A name stands for all tests that have it: a method that overrides another one still does.
 - The file is otherwise as it was, character for character. Only where a runner calls tests by their docstrings, these
   say which test they belong to, and an expectation that is not written out stands in a call that its twins have too.
@@ -67,6 +67,8 @@ class TwinnedTests:
     weak: frozenset[str] = frozenset()  # these get no twin: their twins do not fail on right code either
     wanted: Mapping[str, int] | None = None  # says how many companions a test gets; with None each gets one, a twin
     all_wrong: bool = False  # each function is a twin, also the one that has the test's place
+    referred_to: frozenset[str] = frozenset()  # the files of tests name these outside of their definitions
+    companions_first: bool = False  # they stand before their test, where they disturb it most
     mark_docstrings: bool = False  # the runner calls a test by its docstring's first line
     session_names: dict[str, str] = field(default_factory=dict)  # maps a test's own name to its name in the session
     companions: dict[str, list[str]] = field(default_factory=dict)  # twins and copies; the key is a test's own name
@@ -91,6 +93,7 @@ def add_twins(text: str, rng: random.Random, names: TwinnedTests, path: str = ""
         return text
     source = SourceText(text)
     finder = SiteFinder(source)
+    names.referred_to |= names_referred_to(tree)
     tests = list(tests_of(tree.body))
     drawn = [_draw_expectations(_best_sites(test, finder, names), rng) for test in tests]
     for test, expectations in zip(tests, drawn, strict=True):
@@ -117,6 +120,21 @@ def poison_test(text: str, name: str, rng: random.Random) -> str:
     source = SourceText(text)
     sites = [_best_sites(test, SiteFinder(source), TwinnedTests()) for test in tests]
     return source.changed(edit for of_test in sites if of_test for edit in rng.choice(of_test).draw(rng).others[0])
+
+
+def names_referred_to(tree: ast.AST) -> frozenset[str]:
+    """Returns the names of tests that a file reads: it calls them, imports them, or writes them out."""
+    read: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            read.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            read.add(node.attr)
+        elif isinstance(node, ast.alias):
+            read.add(node.name)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            read.add(node.value)
+    return frozenset(name for name in read if name.startswith("test"))
 
 
 def _inserted_lines(edits: Sequence[TextEdit], source: SourceText) -> list[Inserted]:
@@ -155,7 +173,9 @@ def _best_sites(test: Function, finder: SiteFinder, names: TwinnedTests) -> list
         return []
     sites = finder.sites_of(test)
     best: Kind = min((site.kind for site in sites), default=Kind.value)
-    return [site for site in sites if site.kind == best]
+    best_sites = [site for site in sites if site.kind == best]
+    # What a failure leaves behind within a context manager may disturb other tests.
+    return [site for site in best_sites if not site.is_inside] or best_sites
 
 
 def _is_left_out(test: Function) -> bool:
@@ -226,7 +246,7 @@ def _edits_of(
     if not expectations.others and names.num_companions(test.name):
         names.without.append(test.name)
     session_name = names.session_names.get(test.name, test.name)
-    if _reads_its_name(source.text_of(test)):
+    if _reads_its_name(source.text_of(test)) or test.name in names.referred_to:
         session_name = test.name
     if session_name == test.name:
         names.kept.add(test.name)
@@ -243,7 +263,7 @@ def _edits_of(
     for name in names.companions[test.name]:
         edits = [*_expectation_of(name, expectations, names), *_rename_edits(test, name, source, names)]
         companions.append(source.changed(edits, start, end))
-    num_before = rng.randint(0, len(companions))
+    num_before = len(companions) if names.companions_first else rng.randint(0, len(companions))
     if num_before:
         yield TextEdit(start, start, "".join(f"{companion}\n\n" for companion in companions[:num_before]))
     if num_before < len(companions):

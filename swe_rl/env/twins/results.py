@@ -25,13 +25,15 @@ class TwinResults:
     """Holds the outcomes of a session. `tests` has them by id, without twins.
 
     The others are names of functions that have twins: all tests of those in `passed` passed, those in `failed` have one
-    that did not. `unfailed` are those of `passed` whose twins did not fail, or whose copies did not pass.
+    that did not. `unfailed` are those of `passed` whose twins did not fail, or whose copies did not pass. A session is
+    `unclear` where a test and its copies disagree, or where some tests and their companions have no outcome at all.
     """
 
     tests: Mapping[str, str]
     passed: frozenset[str]
     failed: frozenset[str]
     unfailed: frozenset[str]
+    unclear: bool = False
 
 
 def without_twins(outcomes: Mapping[str, str], names: TwinnedTests) -> TwinResults:
@@ -56,7 +58,16 @@ def without_twins(outcomes: Mapping[str, str], names: TwinnedTests) -> TwinResul
     if names.all_wrong:
         passed = frozenset(names.companions)
     failed = frozenset(name for name, outcomes_of_test in of_tests.items() if outcomes_of_test) - passed
-    return TwinResults(tests, passed, failed, passed & _wrong_companions(seen, names))
+    unclear = any(seen.values()) and any(_disagrees(name, seen, names) for name in names.companions.keys() - passed)
+    return TwinResults(tests, passed, failed, passed & _wrong_companions(seen, names), unclear)
+
+
+def _disagrees(name: str, seen: Mapping[str, set[str]], names: TwinnedTests) -> bool:
+    """Tells whether a copy of a test that did not pass passed, or whether neither it nor a companion ran."""
+    companions = names.companions[name]
+    if not any(seen[function] for function in (name, names.session_names[name], *companions)):
+        return True
+    return any(_passed(seen[copy]) for copy in companions if copy in names.copy_of)
 
 
 def _wrong_companions(seen: Mapping[str, set[str]], names: TwinnedTests) -> frozenset[str]:

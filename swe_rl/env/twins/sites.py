@@ -8,6 +8,9 @@ Negation comes last, because objects that equal everything fail a negated test a
 Invariants:
 - Only what a test compares with, an exception that it expects, or how it compares is changed. The inputs of the calls
   stay: right code may differ on other inputs.
+- What Python evaluates when it imports the file (the arguments of decorators) stays valid for any value: only written
+  out literals are changed there, no argument of a call, because `datetime(2000, 1, 72)` would break the whole file.
+- No twin lets an exception out that ends the whole session, as `KeyboardInterrupt` does.
 - A site is found by the syntax tree alone. Whether the changed test really fails on right code is for a run to show.
 """
 
@@ -15,7 +18,7 @@ import ast
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from swe_rl.env.twins.assertions import (
@@ -40,6 +43,10 @@ _BEFORE = (
 )
 _BEHIND = ", %s[%d])"
 _WAYS = (1, 2, 3, 4, 5, 6)
+# These exceptions end the session of pytest or unittest where a test lets them out.
+_ENDS_SESSION = re.compile(r"\b(?:\w*Interrupt|BaseException|BaseExceptionGroup|Exit)\b")
+# A value in a decorator may be an argument of these: they take any value.
+_TAKES_ANYTHING = frozenset({"approx", "set", "frozenset", "list", "tuple"})
 _MOST_ROWS = 8  # a parameter gets at most so many other values
 _OPPOSITE_OPERATORS = {"in": "not in", "is": "is not", "<": ">=", ">": "<=", "==": "!="}
 _OPPOSITE_OPERATORS |= {right: left for left, right in _OPPOSITE_OPERATORS.items()}
@@ -76,6 +83,7 @@ class TwinSite:
 
     kind: Kind
     draw: Callable[[random.Random], Expectations]
+    is_inside: bool = False  # a context manager of the test is open where this site fails
 
 
 class SiteFinder:
@@ -86,7 +94,12 @@ class SiteFinder:
 
     def sites_of(self, test: Function) -> list[TwinSite]:
         """Returns every site of a test, in the order of the source."""
-        sites = [site for node in _own_nodes(test) for site in self._sites_at(node, test)]
+        guarded = _guarded_nodes(test)
+        sites = [
+            replace(site, is_inside=id(node) in guarded)
+            for node in _own_nodes(test)
+            for site in self._sites_at(node, test)
+        ]
         return [*sites, self._site_at_end(test)]
 
     def _site_at_end(self, test: Function) -> TwinSite:
@@ -159,7 +172,10 @@ class SiteFinder:
         return self.source.replace(call.func, name)
 
     def _sites_of_exception(self, expected: ast.expr) -> Iterator[TwinSite]:
-        others = unrelated_exceptions(self.source.text_of(expected))
+        text = self.source.text_of(expected)
+        if _ENDS_SESSION.search(text):
+            return
+        others = unrelated_exceptions(text)
         yield TwinSite(
             Kind.exception,
             lambda rng: Expectations(
@@ -214,8 +230,8 @@ class SiteFinder:
             yield from self._sites_of_literal(assigned)
             return
         rows = _parameter_values(name, test)
-        constants = [changeable_constants(value) for value in rows]
-        if rows and all(constants):
+        constants = [changeable_constants(value) for value in rows if _is_valid_for_any_value(value)]
+        if rows and len(constants) == len(rows) and all(constants):
             yield TwinSite(Kind.value, lambda rng: self._other_rows(constants, rng))
 
     def _other_rows(self, rows: Sequence[Sequence[ast.Constant]], rng: random.Random) -> Expectations:
@@ -233,6 +249,32 @@ def _own_nodes(test: Function) -> Iterator[ast.AST]:
             continue
         yield node
         waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def _guarded_nodes(test: Function) -> frozenset[int]:
+    """Returns the ids of the nodes during which a context manager of the test is open, other than one that expects.
+
+    Not every context manager puts back what it changed when the block fails.
+    """
+    return frozenset(
+        id(node)
+        for block in ast.walk(test)
+        if isinstance(block, ast.With | ast.AsyncWith) and not all(_expects_error(item) for item in block.items)
+        for statement in block.body
+        for node in ast.walk(statement)
+    )
+
+
+def _expects_error(item: ast.withitem) -> bool:
+    manager = item.context_expr
+    return isinstance(manager, ast.Call) and _called_name(manager) in EXPECTING_ERRORS | {"subTest"}
+
+
+def _is_valid_for_any_value(node: ast.expr) -> bool:
+    """Tells whether an expression can be evaluated with any other constants of the same kinds in it."""
+    if isinstance(node, ast.Call) and _called_name(node) in _TAKES_ANYTHING and len(node.args) == 1:
+        return not node.keywords and is_literal(node.args[0])
+    return is_literal(node)
 
 
 def _is_assertion(name: str) -> bool:

@@ -513,11 +513,11 @@ def test_what_is_not_proven_is_left_out_by_name(env, tmp_path, rows):
 @pytest.mark.parametrize("weak_twins", [None, (), ("test_x",)])
 def test_what_a_proof_says_of_twins_is_known_once_the_instance_is_used(env, monkeypatch, weak_twins):
     monkeypatch.setattr(twin_trial, "_KNOWN", {})
-    env.book.put(replace(env.book.of("p"), weak_twins=weak_twins))
+    env.book.put(replace(env.book.of("p"), weak_twins=weak_twins, twins_tried=weak_twins is not None))
     used = env.instances("train")[0]
     assert twin_trial.weak_tests(used) == frozenset(weak_twins or ())
     known = twin_trial._KNOWN.get("p")
-    assert (known is not None and known.proven) is (weak_twins is not None)
+    assert (known is not None and known.tried) is (weak_twins is not None)
 
 
 def test_kept_all_the_same_one_that_cannot_be_made_fails_its_own_attempts_alone(env, tmp_path, rows):

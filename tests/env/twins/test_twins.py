@@ -514,3 +514,135 @@ def test_in_a_session_of_twins_alone_each_twin_is_a_function(argument):
     names = TwinnedTests(wanted={"test_unpaid": 11}, all_wrong=True)
     functions = re.findall(r"def (test_\w+)", add_twins(text, random.Random(0), names))
     assert names.twin_of.keys() == set(functions) and ("test_unpaid" in functions) == bool(argument)
+
+
+def test_a_session_in_which_a_test_and_its_copies_disagree_is_unclear():
+    names = TwinnedTests(wanted={"test_sum": 11})
+    add_twins("def test_sum():\n    assert 1 + 2 == 3\n", random.Random(2), names)
+    (real,) = names.real_names
+    failed = dict.fromkeys((f"t.py::{name}" for name in (real, *names.companions["test_sum"])), "failed")
+    copy = next(iter(names.copy_of))
+    assert not without_twins(failed, names).unclear
+    assert without_twins({**failed, f"t.py::{copy}": "passed"}, names).unclear
+    assert not without_twins({"t.py::test_other": "passed"}, names).unclear  # nothing of it came to run
+
+
+def test_a_session_that_lost_some_tests_and_not_others_is_unclear():
+    names = TwinnedTests()
+    add_twins(
+        "def test_one():\n    assert f() == 3\n\n\ndef test_two():\n    assert f() == 3\n", random.Random(2), names
+    )
+    of_one = (names.session_names["test_one"], *names.companions["test_one"])
+    failed = {f"t.py::{name}": "failed" for name in (*of_one, names.session_names["test_two"])}
+    assert not without_twins(failed, names).unclear
+    assert without_twins({f"t.py::{name}": "failed" for name in of_one}, names).unclear
+
+
+def test_only_tests_that_are_known_to_be_harmless_are_drawn():
+    text = "".join(f"def test_{index}():\n    assert {index} == {index}\n\n\n" for index in range(9))
+    ids = [f"t.py::test_{index}" for index in range(9)]
+    weak = frozenset({"test_3", "test_4"})
+    for seed in range(20):
+        drawn = wanted_twins([text], Counted(ids[:1], ids[1:], max_sampled=6, sample=str(seed), weak=weak))
+        assert len(drawn) == 7 and not weak & drawn.keys()
+    assert wanted_twins([text], Counted(ids[:1], ids[1:], only=frozenset({"test_0"}))) == {"test_0": 11}
+
+
+def test_twins_stand_before_their_tests_where_it_is_tried_what_they_disturb():
+    for seed in range(5):
+        names = TwinnedTests(companions_first=True)
+        twinned = add_twins("def test_one():\n    assert 1 + 1 == 2\n", random.Random(seed), names)
+        assert twinned.index(next(iter(names.twin_of))) < twinned.index(next(iter(names.real_names)))
+
+
+CALLED = """
+import unittest
+
+def test_low(check=min):
+    assert check(1, 2) == 1
+
+
+def test_high():
+    test_low(check=lambda a, b: 1)
+
+
+class Base(unittest.TestCase):
+    def test_inherited(self):
+        self.assertEqual(min(1, 2), 1)
+
+
+class Tests(Base):
+    def test_inherited(self):
+        super().test_inherited()
+
+
+def test_by_name():
+    globals()["test_low"]()
+"""
+
+
+@pytest.mark.parametrize("seed", ["one", "two"])
+def test_a_test_that_others_call_by_its_name_keeps_it(tmp_path, seed):
+    names, _, results, log = run(tmp_path, CALLED, RIGHT, seed=seed)
+    assert set(results.tests.values()) == {"passed"} and results.unfailed == frozenset(), log
+    assert {"test_low", "test_inherited"} <= names.kept and "test_high" not in names.kept
+
+
+IMPORTED = """
+import pytest
+from datetime import datetime
+
+@pytest.mark.parametrize(("text", "expected"), [("12", datetime(1985, 4, 12, 23, 59)), ("30", datetime(1985, 4, 30))])
+def test_a_date(text, expected):
+    assert (datetime(1985, 4, 12, 23, 59) if text == "12" else datetime(1985, 4, 30)) == expected
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_evaluated_at_import_stays_valid(tmp_path, seed):
+    """A day 42 in a decorator would break the whole file. The twin's expectation is changed when it runs."""
+    _, outcomes, results, log = run(tmp_path, IMPORTED, RIGHT, seed=seed)
+    assert len(outcomes) == 4 and set(results.tests.values()) == {"passed"}, log
+    assert results.passed == {"test_a_date"} and results.unfailed == frozenset()
+
+
+@pytest.mark.parametrize("expected", ["KeyboardInterrupt", "(OSError, KeyboardInterrupt)", "BaseException"])
+def test_a_twin_does_not_end_the_session(tmp_path, expected):
+    suite = f"""
+    import pytest
+
+    def test_an_interrupt():
+        with pytest.raises({expected}):
+            raise KeyboardInterrupt
+
+    def test_another():
+        assert 1 + 1 == 2
+    """
+    _, outcomes, results, log = run(tmp_path, suite, RIGHT)
+    assert len(outcomes) == 4 and set(results.tests.values()) == {"passed"} and not results.unfailed, log
+
+
+def test_a_twin_fails_where_no_context_manager_is_open_if_it_can(tmp_path):
+    """Without `finally`, a manager does not put back what it changed, and each later test would see that."""
+    suite = """
+    from contextlib import contextmanager
+    state = ["posix"]
+
+    @contextmanager
+    def system(name):
+        before = state[0]
+        state[0] = name
+        yield
+        state[0] = before
+
+    def test_inside_and_outside():
+        with system("nt"):
+            assert state == ["nt"]
+        assert len(state) == 1
+
+    def test_another():
+        assert state == ["posix"]
+    """
+    for seed in range(4):
+        _, _, results, log = run(tmp_path, suite, RIGHT, seed=seed)
+        assert set(results.tests.values()) == {"passed"} and not results.unfailed, log
