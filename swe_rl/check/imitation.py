@@ -36,7 +36,7 @@ def data_is_there(config: Config, host: Host) -> Iterator[Finding]:
 
 @rule_about(Part.warm_start)
 def keys_of_imitation(config: Config, _: Host) -> Iterator[Finding]:
-    """Warns of keys of `sft` that nothing reads, because they are of the other kind of data. A zero asks for nothing."""
+    """Warns of keys of `sft` that nothing reads, because they are of the other kind of data. Zero asks for nothing."""
     sft = config.sft
     unread: tuple[str, ...] = _OF_DATA
     why = "demonstrations are imitated"

@@ -92,8 +92,8 @@ def nearest_words(word: str, candidates: Iterable[str], count: int = 3) -> list[
 
 
 def nearest_keys(key: str, count: int = 3) -> list[str]:
-    """Returns the nearest keys: same last part first (`n` for `rollout.n`), those with few parts before others, then the
-    same group's keys, then every key."""
+    """Returns the nearest keys: same last part first (`n` for `rollout.n`), those of few parts before others, then
+    the same group's keys, then every key."""
     pool = [name for name in key_types() if "." in name]
     parent, _, leaf = key.rpartition(".")
     same_leaf = sorted((name for name in pool if name.rpartition(".")[2] == leaf), key=lambda name: name.count("."))
