@@ -296,10 +296,9 @@ async def test_an_honest_expected_failure_of_a_helper_costs_one_run_more_once(
         before = len(made)
         verdict = await graded(instance, instance.patch, grader)
         assert verdict.resolved and not verdict.findings, verdict.log[-3000:]
-        # An exit status may be asked once more without twins.
-        sandboxes_of_one = 2 if grader == "exit status" else 1
+        # A patch that would be paid runs once more, with tests that all have to fail; so does the known fix.
         once = 0 if number else 2 * counted
-        assert len(made) - before <= sandboxes_of_one + once
+        assert len(made) - before <= 2 * (1 + once)
 
 
 def new_file(path, *lines, mode="100755"):
