@@ -125,9 +125,9 @@ async def test_a_sandbox_without_pytest_is_no_verdict(env, sandboxes):
     def answers(command):
         if "mktemp" in command.command:
             return "/tmp/x"
-        ends_of_log = re.findall("swe_rl [0-9a-f]{32}", command.command)
-        if "session_program" in command.command and ends_of_log:
-            return ExecResult(127, f"bash: python: command not found\n{ends_of_log[-1]}\n", False, 0, 0.1)
+        if "python -I /tmp/x/session_program" in command.command:
+            end_of_log = re.findall("swe_rl [0-9a-f]{32}", command.command)[-1]
+            return ExecResult(127, f"bash: python: command not found\n{end_of_log}\n", False, 0, 0.1)
         return ""
 
     with pytest.raises(GradeError, match="cannot be started in the sandbox"):
