@@ -195,42 +195,53 @@ def moved(tiny, seed):
     return weights
 
 
+async def updated_in_flight(engines, tiny, prompts, params):
+    """Replies in whose midst the weights changed, and the version of these. If a reply ends before, we ask again."""
+    for version in range(2, 8):
+        weights = moved(tiny, version)
+        asking = [
+            asyncio.create_task(engines[0].generate(prompt, params, request_id=f"u{number}"))
+            for number, prompt in enumerate(prompts)
+        ]
+        while engines[0].stats().running < len(prompts) and not any(task.done() for task in asking):
+            await engines[0]._http.refresh()
+        await asyncio.sleep(0.1)
+        started_s = time.monotonic()
+        await engines[0].update_weights(weights, version)
+        print(f"update with {len(prompts)} requests in flight {time.monotonic() - started_s:.3f} s")
+        await engines[1].update_weights(weights, version)
+        found = await asyncio.gather(*asking)
+        if all(0 < list(done.weight_versions).count(version) < len(done.token_ids) for done in found):
+            return found, version
+    return pytest.fail("six times a reply ended before its weights changed")
+
+
 async def test_what_is_in_flight_at_an_update_goes_on(engines, tiny):
     """Greedy, so that one token of other weights than it says would be seen."""
-    params = SamplingParams(1900, temperature=0.0)  # longer than the new weights take to be written
+    params = SamplingParams(1900, temperature=0.0)
     prompts = [prompt_of(20 + number, 60) for number in range(3)]
-    asking = [
-        asyncio.create_task(engines[0].generate(prompt, params, request_id=f"u{number}"))
-        for number, prompt in enumerate(prompts)
-    ]
-    await until_running(engines[0], 3)
-    await asyncio.sleep(0.3)
-    weights = moved(tiny, 1)
-    started_s = time.monotonic()
-    await engines[0].update_weights(weights, 2)
-    print(f"update with 3 requests in flight {time.monotonic() - started_s:.3f} s")
-    await engines[1].update_weights(weights, 2)
-    found = await asyncio.gather(*asking)
+    found, version = await updated_in_flight(engines, tiny, prompts, params)
     few = SamplingParams(100, temperature=0.0)
     for prompt, done in zip(prompts, found, strict=True):
-        kept = done.weight_versions.index(2)
-        assert 0 < kept < 1800 and set(done.weight_versions[kept:]) == {2} and len(done.token_ids) == 1900
+        kept = done.weight_versions.index(version)
+        assert set(done.weight_versions[kept:]) == {version} and len(done.token_ids) == 1900
         expected = await engines[1].generate([*prompt, *done.token_ids[:kept]], few, request_id="e")
-        assert done.token_ids[kept : kept + 100] == expected.token_ids
-        assert worst(done.logprobs[kept : kept + 100], expected.logprobs) < TOLERANCE
+        rest = min(100, 1900 - kept)
+        assert done.token_ids[kept : kept + 100] == expected.token_ids[:rest]
+        assert worst(done.logprobs[kept : kept + 100], expected.logprobs[:rest]) < TOLERANCE
     await until_running(engines[0], 0)
 
 
 async def test_new_weights_and_a_killed_server(engines, tiny):
     weights = moved(tiny, 0)
     started_s = time.monotonic()
-    await engines[0].update_weights(weights, 3)
+    await engines[0].update_weights(weights, 9)
     print(f"update {time.monotonic() - started_s:.3f} s")
-    await engines[1].update_weights(weights, 3)
+    await engines[1].update_weights(weights, 9)
     prompt, params = prompt_of(4, 80), SamplingParams(40, temperature=0.0)
     real, own = await both(engines, prompt, params)
     assert real.token_ids == own.token_ids and worst(real.logprobs, own.logprobs) < TOLERANCE
-    assert real.weight_version == own.weight_version == 3 and real.cached_tokens == 0
+    assert real.weight_version == own.weight_version == 9 and real.cached_tokens == 0
 
     engine = engines[0]
     asking = await begin(engine, prompt, LONG)
@@ -241,7 +252,7 @@ async def test_new_weights_and_a_killed_server(engines, tiny):
     started_s = time.monotonic()
     real = await engine.generate(prompt, params, request_id="b")
     print(f"serves again after {time.monotonic() - started_s:.1f} s")
-    assert engine.restarts == 1 and real.weight_version == 3
+    assert engine.restarts == 1 and real.weight_version == 9
     assert real.token_ids == own.token_ids and worst(real.logprobs, own.logprobs) < TOLERANCE
     assert not any(process.is_running() for process in family)
 
