@@ -9,6 +9,7 @@ import pytest
 from swe_rl.env.cheating.attempts import cheating_attempts
 from swe_rl.env.env import TRICKS, Grade, GradeError
 from swe_rl.env.grading import script_grading, script_run
+from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.evidence import Evidences
 from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
@@ -274,8 +275,9 @@ class TestHere(Base):
     "grader", ["pytest", *(pytest.param(name, marks=pytest.mark.slow) for name in ("exit status", "swebench"))]
 )
 async def test_an_honest_expected_failure_of_a_helper_costs_one_run_more_once(
-    tmp_path, graded, sandboxes, grader, counted
+    tmp_path, graded, sandboxes, monkeypatch, grader, counted
 ):
+    monkeypatch.setattr(ALERT, "gradings_left", 0)  # tests before this one may have sounded it
     base, folder, made = REPLICAS["pytest"], tmp_path / "pytest", []
     files = {**base.files, "tests/conftest.py": CONFTEST, "tests/base.py": BASE}
     instance = make(dataclasses.replace(base, files=files, tests=HELPED), folder)
