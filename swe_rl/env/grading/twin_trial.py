@@ -23,7 +23,10 @@ from swe_rl.env.twins.session import TwinDraw, draw_seed
 
 _CONFIRMATIONS = 2  # sessions beside other twins that have to pass where the first one is contradicted
 _DRAWS = 2  # a test may have twins that fail at several places, so more than one draw is tried
-_MOST_SESSIONS = 24  # of one search; tests about which nothing is known then have no twins
+# Tests about which nothing is known after so many sessions of a search have no twins. A proof may take its time. A
+# patch of the policy has to be graded soon, and its instance may have no proof.
+_SESSIONS_OF_PROOF = 24
+_SESSIONS_OF_GRADING = 6
 # Such a function runs an instance's tests with a patch, beside the twins that are drawn.
 RunWithTwins = Callable[[str, TwinDraw], Awaitable[Grade]]
 
@@ -74,7 +77,7 @@ async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) ->
         return verdict
     is_fix = patch == instance.patch
     if verdict.session.companioned and not known.tried and (is_fix or not verdict.resolved):
-        await _try_known_fix(instance, known, run)
+        await _try_known_fix(instance, known, run, _SESSIONS_OF_PROOF if is_fix else _SESSIONS_OF_GRADING)
         if (verdict.session.companioned & known.weak) or (is_fix and not verdict.resolved):
             draw = TwinDraw(draw_seed(), frozenset(known.weak))
             verdict = await run(patch, draw)
@@ -102,7 +105,7 @@ async def _confirm(instance: Instance, patch: str, verdict: Grade, draw: TwinDra
     async with known.lock():
         fix = await run(instance.patch, draw)
         if not fix.resolved and not fix.timed_out:
-            await _Search(instance, run, known.weak).search(draw.seed)
+            await _Search(instance, run, known.weak, _SESSIONS_OF_GRADING).search(draw.seed)
     for _ in range(_CONFIRMATIONS):
         again = TwinDraw(draw_seed(), frozenset(known.weak))
         shown = await run(patch, again)
@@ -131,11 +134,14 @@ async def _judge_unfailed(instance: Instance, patch: str, verdict: Grade, draw: 
     return verdict
 
 
-async def _try_known_fix(instance: Instance, known: _KnownTwins, run: RunWithTwins) -> None:
-    """Tries the known fix beside twins of all tests that count, and notes which tests are to have none."""
+async def _try_known_fix(instance: Instance, known: _KnownTwins, run: RunWithTwins, sessions: int) -> None:
+    """Tries the known fix beside twins of all tests that count, and notes which tests are to have none.
+
+    It takes about so many `sessions`, where twins disturb, and two elsewhere.
+    """
     async with known.lock():
         if not known.tried:
-            search = _Search(instance, run, known.weak)
+            search = _Search(instance, run, known.weak, sessions)
             for _ in range(_DRAWS):
                 await search.search(draw_seed())
             known.tried = True
@@ -152,7 +158,7 @@ class _Search:
     instance: Instance
     run: RunWithTwins
     weak: set[str]
-    sessions_left: int = _MOST_SESSIONS
+    sessions_left: int
 
     async def search(self, seed: str) -> None:
         """Tries twins of all tests that count. Raises GradeError."""
