@@ -13,7 +13,7 @@ from enum import StrEnum
 from swe_rl.sandbox.sandbox import Door, ExecResult, Sandbox, SandboxError, SandboxProvider, Waited, Workspace, no_wait
 
 _TIMED_OUT = 124
-_TEST_RUN = "session_program.py"  # what the grader's command names
+_TEST_RUN = "/session_program.py"  # the grader's command starts this file
 
 
 class Fault(StrEnum):
