@@ -51,8 +51,11 @@ class LineEdit:
             substitution = _substitution(self.removed[0], self.added[0])
             if substitution:
                 return f"{self.first_line}{substitution}"
+        if not self.removed and self.first_line == 1:
+            return f"1i\\\n{_as_text(self.added)}"
         if not self.removed:
-            return f"{self.first_line}i\\\n{_as_text(self.added)}"
+            # Behind the line before: at the end of a file there is no line that they could stand in front of.
+            return f"{self.first_line - 1}a\\\n{_as_text(self.added)}"
         lines = f"{self.first_line},{self.last_line}"
         if len(self.removed) == 1:
             lines = str(self.first_line)
@@ -64,7 +67,7 @@ class LineEdit:
 def line_edits(patch: str) -> list[LineEdit]:
     """Returns the edits of a patch, the last of each file first: so each line keeps its number until its edit.
 
-    The list is empty where the patch does more than to change lines, or appends to a file.
+    The list is empty where the patch does more than to change lines.
     """
     edits: list[LineEdit] = []
     for hunk in hunks_of(patch):

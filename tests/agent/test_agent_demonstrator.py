@@ -101,11 +101,18 @@ def test_an_environment_without_patches_is_refused():
 @given(before=LINES, after=LINES)
 def test_commands_make_the_fix_whatever_it_is(tmp_path_factory, before, after):
     path = tmp_path_factory.mktemp("edits") / "box.py"
-    texts = ["".join(f"{line}\n" for line in [*lines, "end"]) for lines in (before, after)]
+    texts = ["".join(f"{line}\n" for line in lines) for lines in (before, after)]
     path.write_text(texts[0])
     commands = [edit.command() for edit in line_edits(patch_between(*texts))]
     subprocess.run(["bash", "-ec", "\n".join(commands)], cwd=path.parent, check=True)
     assert path.read_text() == texts[1]
+
+
+def test_lines_are_appended_to_a_file(tmp_path):
+    (tmp_path / "box.py").write_text(SOURCE)
+    [edit] = line_edits(patch_between(SOURCE, f"{SOURCE}\n\nBOX = Box(1)\n"))
+    subprocess.run(["bash", "-c", edit.command()], cwd=tmp_path, check=True)
+    assert (tmp_path / "box.py").read_text() == f"{SOURCE}\n\nBOX = Box(1)\n"
 
 
 def test_new_lines_keep_their_indentation(tmp_path):
