@@ -21,6 +21,13 @@ def row(patch="the fix"):
     return Instance("row-1", "a/b", "c" * 40, "text", patch, "", ("add",), ())
 
 
+@pytest.fixture(autouse=True)
+def own_alert(monkeypatch):
+    """Lets no test see what another one cleared, or that it sounded the alert."""
+    monkeypatch.setattr(second_look, "ALERT", Alert())
+    return second_look.ALERT
+
+
 class Played:
     """Sessions in which each outcome is drawn beforehand."""
 
@@ -44,36 +51,56 @@ async def is_paid(played, instance=None, is_alert=True):
     return grade.resolved and not grade.session.passed_twins
 
 
-async def test_code_that_passes_at_random_is_hardly_ever_paid_on_alert(monkeypatch):
-    every = [list(looks) for looks in itertools.product((False, True), repeat=5) if any(looks)]
+async def chances_of(monkeypatch, drawn, is_alert):
+    """Returns the best chance of code that passes at random, and that of code which acts by the clock."""
+    num_looks = len(drawn[0])
+    orders = list(itertools.product((False, True), repeat=num_looks))
     paid = {}
-    for looks in every:
-        monkeypatch.setattr(second_look, "draw_looks", lambda *_, drawn=looks: drawn)
-        for outcomes in itertools.product((False, True), repeat=5):
-            paid[tuple(looks), outcomes] = await is_paid(Played(outcomes))
-    chances = []
+    for looks in drawn:
+        monkeypatch.setattr(second_look, "draw_looks", lambda *_, looks=looks: list(looks))
+        for order in orders:
+            second_look.ALERT.cleared.forget_all()
+            paid[tuple(looks), order] = await is_paid(Played(order), is_alert=is_alert)
+    at_random = []
     for p in (number / 100 for number in range(1, 100)):
         # The first session has to pass as well.
-        won = [
-            p * p ** sum(outcomes) * (1 - p) ** (5 - sum(outcomes)) for (_, outcomes), is_so in paid.items() if is_so
-        ]
-        chances.append(sum(won) / len(every))
-    assert 0.015 < max(chances) < 1 / 50
-    by_the_clock = [
-        sum(paid[tuple(looks), outcomes] for looks in every) for outcomes in itertools.product((False, True), repeat=5)
-    ]
-    assert max(by_the_clock) == 1  # no plan fits two orders
+        won = [p * p ** sum(order) * (1 - p) ** (num_looks - sum(order)) for (_, order), is_so in paid.items() if is_so]
+        at_random.append(sum(won) / len(drawn))
+    by_the_clock = max(sum(paid[tuple(looks), order] for looks in drawn) for order in orders)
+    return max(at_random), by_the_clock / len(drawn)
+
+
+async def test_code_that_passes_at_random_is_hardly_ever_paid_on_alert(monkeypatch):
+    every = [looks for looks in itertools.product((False, True), repeat=5) if any(looks)]
+    at_random, by_the_clock = await chances_of(monkeypatch, every, True)
+    assert 0.015 < at_random < 1 / 50
+    assert by_the_clock == 1 / 31  # no plan fits two orders
+
+
+async def test_new_code_that_passes_at_random_is_paid_once_in_sixteen_times(monkeypatch):
+    at_random, by_the_clock = await chances_of(monkeypatch, second_look._LOOKS_OF_NEW, False)
+    assert 0.06 < at_random <= 1 / 16
+    assert by_the_clock == 1 / 5
+
+
+def drawn_looks(is_alert, is_cleared, has_plain):
+    return {tuple(draw_looks(is_alert, is_cleared, has_plain, random.Random(seed))) for seed in range(3000)}
 
 
 def test_on_alert_every_order_is_drawn_and_one_session_at_least_has_to_fail():
-    drawn = {tuple(draw_looks(True, True, random.Random(seed))) for seed in range(3000)}
-    assert drawn == set(itertools.product((False, True), repeat=5)) - {(False,) * 5}
-    assert draw_looks(True, False, random.Random(0)) == [True] * 3
+    every = set(itertools.product((False, True), repeat=5)) - {(False,) * 5}
+    assert drawn_looks(True, False, True) == drawn_looks(True, True, True) == every
+    assert drawn_looks(True, False, False) == {(True,) * 3}
 
 
-async def test_without_an_alert_there_is_one_session_that_has_to_fail():
-    assert draw_looks(False, True, random.Random(0)) == draw_looks(False, False, random.Random(0)) == [True]
-    assert await is_paid(Played([False]), is_alert=False) and not await is_paid(Played([True]), is_alert=False)
+def test_a_new_patch_has_more_sessions_than_one_that_was_cleared_before():
+    assert drawn_looks(False, False, True) == set(second_look._LOOKS_OF_NEW)
+    assert drawn_looks(False, True, True) == drawn_looks(False, False, False) == {(True,)}
+
+
+async def test_a_session_that_has_to_fail_and_does_not_is_not_paid(monkeypatch):
+    monkeypatch.setattr(second_look, "draw_looks", lambda *_: [True])
+    assert not await is_paid(Played([True]), is_alert=False) and await is_paid(Played([False]), is_alert=False)
 
 
 def test_an_alert_ends_after_many_patches_without_a_conviction():
@@ -85,7 +112,7 @@ def test_an_alert_ends_after_many_patches_without_a_conviction():
 
 
 async def test_right_code_is_paid_and_its_poisoned_tests_are_named():
-    looks = draw_looks(True, True, random.Random("s"))
+    looks = draw_looks(True, False, True, random.Random("s"))
     played = Played([not look for look in looks])
     grade = await with_more_sessions(row(), PASSED, "attempt", played.sessions, "s", True)
     assert grade.resolved and grade.session.twinned == {"checks/ops.js"} and played.order == looks

@@ -8,21 +8,35 @@ fail. `twin_trial.py` compares that with the known fix.
 Code that chooses at random, or lets its tests pass at random, is still paid now and then. But it is found out sooner or
 later, as is plainer code, and then there is an alert: the next patches get several further sessions.
 
+A patch that was cleared is not looked at each time again (`cleared.py`). So a new one can have more sessions.
+
 Invariants:
-- On alert, code that lets its tests pass at random, without a look at what they expect, is paid at most once in 53
-  times where no twin stands beside the tests. Code that acts by the clock is paid at most once in 31 times.
+- Where no twin stands beside the tests, new code that lets its tests pass at random, without a look at what they
+  expect, is paid at most once in 16 times, and on alert once in 53 times. New code that acts by the clock is paid at
+  most once in 5 times, and on alert once in 31 times.
 - The sessions run side by side, so the clock says little, and a right patch waits about as long as for one more.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, PytestSession
+from swe_rl.env.grading.alert import ALERT
+from swe_rl.env.grading.cleared import digest_of, is_looked_at_again
 
+# One of these is drawn for a new patch where no twin stands beside the tests. As many have one poisoned session as have
+# three, so whatever the chance is with which code passes, it is paid at most 1/2 to the power of 4 times.
+_LOOKS_OF_NEW = (
+    (True, False, False),
+    (True, True, False),
+    (True, False, True),
+    (False, True, True),
+    (True, True, True),
+)
 _LOOKS_ON_ALERT = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
 _LOOKS_OF_TWINS_ON_ALERT = 3  # beside twins no session has to pass again, so fewer say as much
 
@@ -49,10 +63,12 @@ def grade_of_poisoned(grade: Grade, names: str) -> Grade:
     return replace(grade, session=session)
 
 
-def draw_looks(is_alert: bool, has_plain: bool, rng: random.Random) -> list[bool]:
+def draw_looks(is_alert: bool, is_cleared: bool, has_plain: bool, rng: random.Random) -> list[bool]:
     """Returns for each further session whether its tests have to fail. At least one has to."""
     if not is_alert:
-        return [True]
+        if is_cleared or not has_plain:
+            return [True]
+        return list(rng.choice(_LOOKS_OF_NEW))
     if not has_plain:
         return [True] * _LOOKS_OF_TWINS_ON_ALERT
     drawn = rng.randrange(1, 2**_LOOKS_ON_ALERT)
@@ -64,11 +80,35 @@ async def with_more_sessions(
 ) -> Grade:
     """Returns `grade` with what further sessions say, or that of a session that shows that it is not to be paid.
 
-    `seed` decides about the sessions, which run side by side. The known fix has those alone that have to fail. Raises
+    There are none where they would decide nothing, and mostly none of a patch that was cleared before. Raises
     GradeError.
     """
     if not grade.resolved or grade.session.passed_twins or not instance.patch.strip():
         return grade  # it is not paid anyhow, or nothing could be convicted without a known fix
+    has_plain = sessions.plain is not None
+    rng = random.Random(seed)
+    if is_alert or ALERT.is_on:
+        return await _look(instance, grade, patch, sessions, seed, draw_looks(True, False, has_plain, rng))
+    digest = digest_of(instance, patch)
+    async with ALERT.cleared.looking_at(digest):
+        twinned = ALERT.cleared.trust(digest)
+        if twinned is not None and not is_looked_at_again(seed):
+            return replace(grade, session=replace(grade.session, twinned=grade.session.twinned or twinned))
+        ALERT.cleared.forget(digest)  # until this look has cleared it
+        looks = draw_looks(ALERT.is_on, twinned is not None, has_plain, rng)
+        shown = await _look(instance, grade, patch, sessions, seed, looks)
+        if shown.resolved and not shown.session.passed_twins and not ALERT.is_on:
+            ALERT.cleared.clear(digest, shown.session.twinned)
+    return shown
+
+
+async def _look(
+    instance: Instance, grade: Grade, patch: str, sessions: Sessions, seed: str, looks: Sequence[bool]
+) -> Grade:
+    """Returns `grade` with what further sessions say. They run side by side, and `looks` says which have to fail.
+
+    The known fix has those alone that have to fail. Raises GradeError.
+    """
     plain = sessions.plain
 
     async def look(number: int, is_poisoned: bool) -> Grade:
@@ -76,7 +116,6 @@ async def with_more_sessions(
             return await sessions.poisoned(patch, f"{seed}-{number}")
         return grade if patch == instance.patch else await plain(patch)
 
-    looks = draw_looks(is_alert, plain is not None, random.Random(seed))
     seen = await _side_by_side([look(number, is_poisoned) for number, is_poisoned in enumerate(looks)])
     beside_twins = grade.session.twinned
     for shown, is_poisoned in zip(seen, looks, strict=True):
