@@ -11,7 +11,7 @@ from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError, PytestSession
 from swe_rl.env.grading import second_look
 from swe_rl.env.grading.alert import Alert
-from swe_rl.env.grading.cleared import LOOKS_AGAIN, ClearedPatches, digest_of, is_looked_at_again
+from swe_rl.env.grading.cleared import LOOKS_AGAIN, LOOKS_TO_TRUST, ClearedPatches, digest_of, is_looked_at_again
 from swe_rl.env.grading.second_look import Sessions, with_more_sessions
 
 TWINNED = frozenset({"test_add"})
@@ -19,6 +19,7 @@ PAID = Grade(True, True, {"test_add": True}, session=PytestSession(twinned=TWINN
 ROW = Instance("row-1", "a/b", "c" * 40, "text", "the fix", "", ("test_add",), ())
 # These seeds draw no look at a patch that was cleared, so a look in these tests has another reason.
 QUIET = [seed for seed in map(str, range(200)) if not is_looked_at_again(seed)]
+AGAIN = next(seed for seed in map(str, range(200)) if is_looked_at_again(seed))
 
 
 class Code:
@@ -27,12 +28,13 @@ class Code:
     def __init__(self, cheats=lambda: False):
         self.cheats = cheats
         self.looks = 0
+        self.shown = Grade(False, True, session=PytestSession(twinned=TWINNED))
 
     async def poisoned(self, change, seed):
         self.looks += 1
         await asyncio.sleep(0)
         passed = TWINNED if self.cheats() else frozenset()
-        return Grade(False, True, session=PytestSession(twinned=TWINNED, passed_twins=passed))
+        return replace(self.shown, session=replace(self.shown.session, passed_twins=passed))
 
     async def grade(self, seed, patch="attempt", row=ROW, is_alert=False):
         """Tells whether one grading pays. A conviction sounds the alert, as a comparison with the known fix does."""
@@ -42,6 +44,10 @@ class Code:
             return False
         return grade.resolved
 
+    async def clear(self):
+        for seed in QUIET[:LOOKS_TO_TRUST]:
+            assert await self.grade(seed)
+
 
 @pytest.fixture(autouse=True)
 def alert(monkeypatch):
@@ -49,16 +55,16 @@ def alert(monkeypatch):
     return second_look.ALERT
 
 
-async def test_the_same_patch_is_looked_at_once():
+async def test_the_same_patch_is_looked_at_twice():
     code = Code()
     assert [await code.grade(seed) for seed in QUIET[:10]] == [True] * 10
-    assert code.looks == 1
+    assert code.looks == 2
 
 
-async def test_attempts_that_are_graded_at_the_same_time_wait_for_one_look():
+async def test_attempts_that_are_graded_at_the_same_time_wait_for_two_looks():
     code = Code()
     assert all(await asyncio.gather(*(code.grade(seed) for seed in QUIET[:8])))
-    assert code.looks == 1
+    assert code.looks == 2
 
 
 @pytest.mark.parametrize(
@@ -73,40 +79,41 @@ async def test_attempts_that_are_graded_at_the_same_time_wait_for_one_look():
 )
 async def test_another_patch_or_other_tests_are_looked_at(patch, row):
     code = Code()
-    assert await code.grade(QUIET[0]) and await code.grade(QUIET[1], patch, row)
-    assert code.looks == 2
+    await code.clear()
+    assert await code.grade(QUIET[2], patch, row)
+    assert code.looks == 3
 
 
 async def test_one_grading_in_eight_looks_again_at_a_cleared_patch():
     seeds = [str(number) for number in range(4000)]
     assert abs(sum(map(is_looked_at_again, seeds)) / len(seeds) - 1 / LOOKS_AGAIN) < 0.02
     code = Code()
-    again = next(seed for seed in seeds if is_looked_at_again(seed))
-    assert await code.grade(QUIET[0]) and await code.grade(again)
-    assert code.looks == 2
+    await code.clear()
+    assert await code.grade(AGAIN) and code.looks == 3
 
 
-async def test_a_lucky_look_is_followed_by_at_most_sixteen_payments():
-    lucky = Code(iter([False, True]).__next__)
-    paid = [await lucky.grade(seed) for seed in QUIET[:18]]
-    assert paid == [True] * 17 + [False] and lucky.looks == 2
+async def test_two_lucky_looks_are_followed_by_at_most_sixteen_payments():
+    lucky = Code(iter([False, False, True]).__next__)
+    paid = [await lucky.grade(seed) for seed in QUIET[:19]]
+    assert paid == [True] * 18 + [False] and lucky.looks == 3
 
 
 async def test_a_conviction_makes_all_cleared_patches_new_ones(alert):
     honest, cheat = Code(), Code(lambda: True)
-    assert await honest.grade(QUIET[0]) and not await cheat.grade(QUIET[1], "cheat")
+    await honest.clear()
+    assert not await cheat.grade(QUIET[2], "cheat")
     alert.gradings_left = 0  # the alert is over
-    assert await honest.grade(QUIET[2])
-    assert honest.looks == 2
+    assert await honest.grade(QUIET[3])
+    assert honest.looks == 3
 
 
 async def test_on_alert_nothing_is_trusted_or_cleared(alert):
     code = Code()
-    assert await code.grade(QUIET[0]) and code.looks == 1
+    await code.clear()
     alert.gradings_left = 5
-    assert await code.grade(QUIET[1]) and code.looks == 4
+    assert await code.grade(QUIET[2]) and code.looks == 2 + 3
     alert.gradings_left = 0
-    assert await code.grade(QUIET[2], is_alert=True) and code.looks == 7  # the grading began on alert
+    assert await code.grade(QUIET[3], is_alert=True) and code.looks == 5 + 3  # the grading began on alert
 
 
 async def test_a_look_that_an_alert_overtook_clears_nobody(alert):
@@ -114,24 +121,29 @@ async def test_a_look_that_an_alert_overtook_clears_nobody(alert):
         alert.sound()
         return False
 
-    assert await Code(sound).grade(QUIET[0])
-    alert.gradings_left = 0
+    for seed in QUIET[:2]:
+        assert await Code(sound).grade(seed)
+        alert.gradings_left = 0
     code = Code()
-    assert await code.grade(QUIET[1]) and code.looks == 1
+    assert await code.grade(QUIET[2]) and code.looks == 1
 
 
 async def test_a_look_that_did_not_come_to_its_end_takes_the_trust_away():
-    ended = iter([True, False, True])
+    code = Code()
+    await code.clear()
+    code.shown = replace(code.shown, session=PytestSession(findings=("ended_early",)))
+    assert not await code.grade(AGAIN)
+    code.shown = Code().shown
+    assert await code.grade(QUIET[2]) and code.looks == 4
 
-    async def poisoned(change, seed):
-        session = PytestSession(twinned=TWINNED) if next(ended) else PytestSession(findings=("ended_early",))
-        return Grade(False, True, session=session)
 
-    again = next(seed for seed in map(str, range(200)) if is_looked_at_again(seed))
-    seeds = [QUIET[0], again, QUIET[1]]
-    grades = [await with_more_sessions(ROW, PAID, "attempt", Sessions(poisoned), seed, False) for seed in seeds]
-    assert [grade.resolved for grade in grades] == [True, False, True]
-    assert next(ended, None) is None
+async def test_a_look_that_convicts_between_two_that_clear_begins_anew(alert):
+    code = Code(iter([False, True, False, False]).__next__)
+    paid = []
+    for seed in QUIET[:5]:
+        paid.append(await code.grade(seed))
+        alert.gradings_left = 0
+    assert paid == [True, False, True, True, True] and code.looks == 4
 
 
 async def test_an_error_of_the_machine_clears_nobody_and_lets_the_next_one_look():
@@ -144,13 +156,13 @@ async def test_an_error_of_the_machine_clears_nobody_and_lets_the_next_one_look(
     assert await code.grade(QUIET[1]) and code.looks == 1
 
 
-@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
-async def test_code_that_cheats_at_random_is_paid_a_bounded_number_of_times_for_each_conviction(p, alert):
-    """The worst case that the page on cheating names: one text, sent again and again, which nobody else disturbs."""
+@pytest.mark.parametrize(("p", "most"), [(0.1, 55), (0.3, 14), (0.5, 5), (0.7, 2), (0.9, 1)])
+async def test_code_that_cheats_at_random_is_paid_a_bounded_number_of_times_for_each_conviction(p, most, alert):
+    """The worst case: one text, sent again and again, and no alert ever."""
     rng = random.Random(1)
     paid = convicted = 0
     code = Code(lambda: rng.random() < p)
-    for number in range(6000):
+    for number in range(3000):
         alert.gradings_left = 0
         if rng.random() > p:
             continue  # its own session fails
@@ -158,7 +170,7 @@ async def test_code_that_cheats_at_random_is_paid_a_bounded_number_of_times_for_
             paid += 1
         else:
             convicted += 1
-    assert convicted and paid / convicted < 10 / p**2 * (1 - p) + 1
+    assert 0 < paid < most * convicted
 
 
 async def test_a_patch_that_no_twin_stands_beside_shows_what_failed_also_where_it_is_trusted():
@@ -170,25 +182,27 @@ async def test_a_patch_that_no_twin_stands_beside_shows_what_failed_also_where_i
     async def plain(change):
         return plain_grade
 
-    seeds = QUIET[:2]
+    seeds = QUIET[: LOOKS_TO_TRUST + 1]
     shown = [
         await with_more_sessions(ROW, plain_grade, "attempt", Sessions(poisoned, plain), seed, False) for seed in seeds
     ]
-    assert [grade.session.twinned for grade in shown] == [{"ops.js"}, {"ops.js"}]
+    assert [grade.session.twinned for grade in shown] == [{"ops.js"}] * len(seeds)
 
 
 def test_the_number_of_patches_that_are_kept_is_bounded_and_the_oldest_go_first():
     cleared = ClearedPatches(most_kept=3)
     digests = [digest_of(ROW, str(number)) for number in range(5)]
     for digest in digests:
-        cleared.clear(digest, TWINNED)
+        for _ in range(LOOKS_TO_TRUST):
+            cleared.clear(digest, TWINNED)
     assert [cleared.trust(digest) for digest in digests] == [None, None, TWINNED, TWINNED, TWINNED]
 
 
 def test_threads_share_one_memory_and_take_each_trust_once():
     cleared = ClearedPatches()
     digest = digest_of(ROW, "attempt")
-    cleared.clear(digest, TWINNED)
+    for _ in range(LOOKS_TO_TRUST):
+        cleared.clear(digest, TWINNED)
     taken = []
 
     def take():

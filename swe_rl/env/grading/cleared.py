@@ -5,8 +5,9 @@ Each attempt still has a session of its own, beside twins where there are any. O
 
 Code that acts at random, and satisfied no wrong expectation by luck, would be trusted as well. So there are bounds:
 
-- One in `LOOKS_AGAIN` gradings is looked at all the same. The draw is secret, and made after the patch's own session.
-- After `_TRUSTED` gradings a patch is as good as new, so one lucky look is followed by so many payments at most.
+- A patch is trusted when the looks of two gradings in a row have cleared it.
+- One in `LOOKS_AGAIN` gradings is looked at all the same. The draw is secret, and tested code sees nothing of it.
+- After `_TRUSTED` gradings a patch is as good as new, so what was cleared by luck is paid so many times more at most.
 - A conviction of any patch makes the process forget all of them, and nothing is trusted as long as the alert lasts.
 - A patch is trusted only with the very text, instance, tests and scripts that were looked at.
 """
@@ -17,15 +18,16 @@ import json
 import random
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import bytes_of
 
-# Code that cheats in each session and was lucky once is found out after about seven payments. Looking again more often
-# would cost more than it finds: the alert forgets everything anyhow.
+# Chance that clears half of all looks is found out after about seven further payments. To look more often would cost
+# more than all that is saved: of the attempts that are paid, few have a patch that was not paid before.
 LOOKS_AGAIN = 8
+LOOKS_TO_TRUST = 2
 _TRUSTED = 16  # about two groups of attempts at one instance
 _MOST_KEPT = 4096  # a digest and a number each
 
@@ -41,26 +43,38 @@ def is_looked_at_again(seed: str) -> bool:
     return random.Random(f"{seed} again").randrange(LOOKS_AGAIN) == 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Cleared:
+    """Says of a patch how many looks in a row cleared it, how often it was trusted since, and what failed there."""
+
+    looks: int = 0
+    trusted: int = 0
+    twinned: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class ClearedPatches:
     """Holds the patches that were cleared, by digest. Threads and event loops may share it."""
 
     most_kept: int = _MOST_KEPT
-    _kept: OrderedDict[bytes, tuple[int, frozenset[str]]] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[bytes, _Cleared] = field(default_factory=OrderedDict)
     _guard: threading.Lock = field(default_factory=threading.Lock)
-    _looking: WeakValueDictionary[tuple[int, bytes], asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _looking: WeakValueDictionary[tuple[int, bytes], asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
-    def looking_at(self, digest: bytes) -> asyncio.Lock:
-        """Returns the lock of those who look at a patch in this event loop, so that the others can wait for them."""
+    def looking_at(self, digest: bytes) -> asyncio.Semaphore:
+        """Returns what lets as many look at a patch at once as are needed to trust it, in this event loop.
+
+        The others wait for them.
+        """
         key = (id(asyncio.get_running_loop()), digest)
         with self._guard:
-            return self._looking.setdefault(key, asyncio.Lock())
+            return self._looking.setdefault(key, asyncio.Semaphore(LOOKS_TO_TRUST))
 
     def clear(self, digest: bytes, twinned: frozenset[str]) -> None:
-        """Notes that further sessions convicted a patch of nothing. All of what `twinned` names failed there."""
+        """Notes that a look convicted a patch of nothing. All of what `twinned` names failed there."""
         with self._guard:
-            self._kept[digest] = (_TRUSTED, twinned)
-            self._kept.move_to_end(digest)
+            before = self._kept.pop(digest, _Cleared())
+            self._kept[digest] = _Cleared(before.looks + 1, 0, twinned)
             while len(self._kept) > self.most_kept:
                 self._kept.popitem(last=False)
 
@@ -70,10 +84,13 @@ class ClearedPatches:
         Returns None where it has to be looked at as a new one.
         """
         with self._guard:
-            left, twinned = self._kept.pop(digest, (0, frozenset()))
-            if left > 1:
-                self._kept[digest] = (left - 1, twinned)
-            return twinned if left else None
+            known = self._kept.get(digest, _Cleared())
+            if known.looks < LOOKS_TO_TRUST:
+                return None
+            del self._kept[digest]
+            if known.trusted + 1 < _TRUSTED:
+                self._kept[digest] = replace(known, trusted=known.trusted + 1)
+            return known.twinned
 
     def forget(self, digest: bytes) -> None:
         """Makes a patch a new one."""

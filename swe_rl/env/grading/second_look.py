@@ -94,10 +94,11 @@ async def with_more_sessions(
         twinned = ALERT.cleared.trust(digest)
         if twinned is not None and not is_looked_at_again(seed):
             return replace(grade, session=replace(grade.session, twinned=grade.session.twinned or twinned))
-        ALERT.cleared.forget(digest)  # until this look has cleared it
         looks = draw_looks(ALERT.is_on, twinned is not None, has_plain, rng)
         shown = await _look(instance, grade, patch, sessions, seed, looks)
-        if shown.resolved and not shown.session.passed_twins and not ALERT.is_on:
+        if not shown.resolved or shown.session.passed_twins:
+            ALERT.cleared.forget(digest)
+        elif not ALERT.is_on:
             ALERT.cleared.clear(digest, shown.session.twinned)
     return shown
 
