@@ -1,9 +1,10 @@
 """Compares what a grading costs with twins and without: `python -m bench.twin_cost --pairs 5`.
 
-A right patch of a row is graded with and without twins in turn, after one grading of each that is not counted: it finds
+A right patch of a row is graded with and without twins in turn, after gradings that are not counted: they find
 out what is kept for an instance. The patch is the known fix with a file that fixes nothing, so it is not taken for the
-known fix, which has fewer runs. CPU time is that of all processes of a grading, and of this one. A wrong patch
-is graded as well, because most gradings of a training are of patches that fail.
+known fix, which has fewer runs. It is graded as a new patch, and as one that was cleared before. CPU time is that of
+all processes of a grading, and of this one. A wrong patch is graded as well, because most gradings of a training are
+of patches that fail.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.env import Grading, NotStartedError
 from swe_rl.env.grading import pytest as by_pytest
 from swe_rl.env.grading import script_run
+from swe_rl.env.grading.alert import ALERT
+from swe_rl.env.grading.cleared import LOOKS_TO_TRUST
 from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.swebench import grade_by_swebench
@@ -84,18 +87,21 @@ async def measure(row: Row, patch: str, sandboxes: SandboxProvider) -> tuple[Cos
     return Cost(cpu_seconds() - cpu_s, time.monotonic() - wall_s), is_paid
 
 
-async def compare(row: Row, patch: str, is_paid: bool, sandboxes: SandboxProvider, num_pairs: int) -> str:
+async def compare(row: Row, patch: str, is_paid: bool, is_new: bool, sandboxes: SandboxProvider, num_pairs: int) -> str:
     """Returns a line of the table. Raises AssertionError for a verdict that is not `is_paid`."""
     ratios: dict[str, list[float]] = {"cpu_s": [], "wall_s": []}
     costs: dict[str, list[float]] = {"with": [], "without": []}
     row_without_fix = dataclasses.replace(row, instance=dataclasses.replace(row.instance, patch=""))
-    for number in range(num_pairs + 1):
+    uncounted = 1 if is_new else LOOKS_TO_TRUST
+    for number in range(uncounted + num_pairs):
+        if is_new:
+            ALERT.cleared.forget_all()
         cost, paid = await measure(row, patch, sandboxes)
         assert paid == is_paid, f"{row.kind}: {paid}"
         with without_twins():
             plain, paid = await measure(row_without_fix, patch, sandboxes)
         assert paid == is_paid, f"{row.kind} without twins: {paid}"
-        if number:
+        if number >= uncounted:
             ratios["cpu_s"].append(cost.cpu_s / plain.cpu_s)
             ratios["wall_s"].append(cost.wall_s / plain.wall_s)
             costs["with"].append(cost.cpu_s)
@@ -103,7 +109,7 @@ async def compare(row: Row, patch: str, is_paid: bool, sandboxes: SandboxProvide
     of_cpu = ratios["cpu_s"]
     cells = [
         row.kind,
-        "right patch" if is_paid else "no fix",
+        ("new right patch" if is_new else "right patch again") if is_paid else "no fix",
         f"{statistics.median(costs['without']):.2f}",
         f"{statistics.median(costs['with']):.2f}",
         f"{statistics.median(of_cpu):.2f} ({min(of_cpu):.2f}–{max(of_cpu):.2f})",
@@ -145,8 +151,9 @@ async def main() -> None:
             for row in rows(root):
                 if words.kinds in row.kind:
                     right = row.instance.patch + NOOP_PATCH
-                    print(await compare(row, right, True, sandboxes, words.pairs), flush=True)
-                    print(await compare(row, NOOP_PATCH, False, sandboxes, words.pairs), flush=True)
+                    kinds = ((right, True, True), (right, True, False), (NOOP_PATCH, False, True))
+                    for change, is_paid, is_new in kinds:
+                        print(await compare(row, change, is_paid, is_new, sandboxes, words.pairs), flush=True)
         finally:
             await sandboxes.close()
 
