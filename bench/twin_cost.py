@@ -27,8 +27,7 @@ from swe_rl.env.bugs.env import BugsEnv
 from swe_rl.env.env import Grading, NotStartedError
 from swe_rl.env.grading import pytest as by_pytest
 from swe_rl.env.grading import script_run
-from swe_rl.env.grading.alert import ALERT
-from swe_rl.env.grading.cleared import LOOKS_TO_TRUST
+from swe_rl.env.grading.alert import ALERT, LOOKS_TO_TRUST
 from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.grading.pytest import grade_by_pytest
 from swe_rl.env.grading.swebench import grade_by_swebench

@@ -8,7 +8,7 @@ fail. `twin_trial.py` compares that with the known fix.
 Code that chooses at random, or lets its tests pass at random, is still paid now and then. But it is found out sooner or
 later, as is plainer code, and then there is an alert: the next patches get several further sessions.
 
-A patch that was cleared is not looked at each time again (`cleared.py`). So a new one can have more sessions.
+A patch that was cleared is not looked at each time again (`alert.py`). So a new one can have more sessions.
 
 Invariants:
 - Where no twin stands beside the tests, new code that lets its tests pass at random, without a look at what they
@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, PytestSession
-from swe_rl.env.grading.alert import ALERT
-from swe_rl.env.grading.cleared import digest_of, is_looked_at_again
+from swe_rl.env.grading.alert import ALERT, digest_of, is_looked_at_again
 
 # One of these is drawn for a new patch where no twin stands beside the tests. As many have one poisoned session as have
 # three, so whatever the chance is with which code passes, it is paid at most 1/2 to the power of 4 times.

@@ -10,8 +10,7 @@ import pytest
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError, PytestSession
 from swe_rl.env.grading import second_look
-from swe_rl.env.grading.alert import Alert
-from swe_rl.env.grading.cleared import LOOKS_AGAIN, LOOKS_TO_TRUST, ClearedPatches, digest_of, is_looked_at_again
+from swe_rl.env.grading.alert import LOOKS_AGAIN, LOOKS_TO_TRUST, Alert, ClearedPatches, digest_of, is_looked_at_again
 from swe_rl.env.grading.second_look import Sessions, with_more_sessions
 
 TWINNED = frozenset({"test_add"})
