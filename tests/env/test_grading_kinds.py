@@ -8,7 +8,9 @@ import pytest
 from swe_rl.config.choices import GradingKind, Isolation
 from swe_rl.config.schema import EnvConfig, SandboxConfig
 from swe_rl.env.bugs.env import BugsEnv
-from swe_rl.env.env import GradeError
+from swe_rl.env.env import Grade, GradeError
+from swe_rl.env.grading import make as grading
+from swe_rl.env.grading.alert import Alert
 from swe_rl.env.grading.make import GRADERS, VerdictCache, grade_by_eval_script, grade_by_tests
 from swe_rl.env.patch_files import touched_paths
 from swe_rl.sandbox import base
@@ -139,3 +141,20 @@ async def test_a_cache_of_any_grader(env, sandboxes):
     first = await cache.grade(known, known.patch, env.workspace(known), sandboxes, 60)
     again = await cache.grade(known, known.patch, env.workspace(known), sandboxes, 60)
     assert cache.hits == 1 and again.cached and again.resolved and first.resolved and again.duration_s == 0.0
+
+
+async def test_after_a_conviction_paid_patches_are_graded_once_more(env, monkeypatch):
+    alert = Alert()
+    monkeypatch.setattr(grading, "ALERT", alert)
+    asked = []
+
+    async def grader(instance, patch, *_):
+        asked.append(patch)
+        return Grade(patch == "paid", True)
+
+    cache, known = VerdictCache(grader), env.instances("train")[0]
+    for _ in range(2):
+        for patch in ("paid", "failed", "paid", "failed"):
+            await cache.grade(known, patch, None, None, 60)
+        alert.sound()
+    assert asked == ["paid", "failed", "paid"] and cache.hits == 5

@@ -112,11 +112,13 @@ class Alert:
     """Says whether somebody seems to look for ways to be paid without a fix, which holds for all instances."""
 
     gradings_left: int = 0
+    num_convictions: int = 0
     cleared: ClearedPatches = field(default_factory=ClearedPatches)  # by sessions after the last conviction
 
     def sound(self) -> None:
         """Notes that a patch was convicted. Whoever was cleared before may have been lucky."""
         self.gradings_left = _GRADINGS
+        self.num_convictions += 1
         self.cleared.forget_all()
 
     def ask(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from swe_rl.config.choices import GradingKind
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError, Grading
+from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.blame import blames_the_attempt
 from swe_rl.env.grading.eval_script import grade_by_own_script
 from swe_rl.env.grading.pytest import grade_by_pytest, grade_session
@@ -85,18 +86,23 @@ class VerdictCache:
     """Gives the same verdict for the same instance and patch, which is asked for once.
 
     Trajectories that wait at the same time share it. This is for suites without randomness, clock or network only
-    (`env.cache_verdicts`). A GradeError is not kept.
+    (`env.cache_verdicts`). A GradeError is not kept. When a patch was convicted, those that were paid before are
+    graded once more: any of them may have been lucky.
     """
 
     def __init__(self, grader: Grading = GRADERS[GradingKind.pytest]) -> None:
         self._grader = grader
         self._known: dict[tuple[str, str], asyncio.Task[Grade]] = {}
         self.hits = 0
+        self._num_convictions = ALERT.num_convictions
 
     async def grade(
         self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
     ) -> Grade:
         """Returns the verdict, which has `cached` where it was known before. Raises GradeError."""
+        if self._num_convictions != ALERT.num_convictions:
+            self._num_convictions = ALERT.num_convictions
+            self._known = {key: task for key, task in self._known.items() if not _is_paid(task)}
         key = (instance.instance_id, patch)
         task = self._known.get(key)
         fresh = task is None or (task.done() and (task.cancelled() or task.exception() is not None))
@@ -110,6 +116,11 @@ class VerdictCache:
         self.hits += 1
         known = await asyncio.shield(task)
         return replace(known, duration_s=0.0, cached=True)
+
+
+def _is_paid(task: asyncio.Task[Grade]) -> bool:
+    """Tells whether a grading came to its end with a verdict that is paid."""
+    return task.done() and not task.cancelled() and task.exception() is None and task.result().resolved
 
 
 def _is_of_the_moment(grade: Grade, timeout_s: float) -> bool:
