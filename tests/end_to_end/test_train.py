@@ -18,7 +18,7 @@ def without_times(steps: list[dict]) -> list[dict]:
 def test_a_run_leaves_everything_behind(command):
     """With as few steps and attempts as show everything: `finished`, which tests of the lane `slow` read, has more."""
     per_step = 2
-    done = command.run("trainer.steps=2", "rollout.prompts_per_step=1", f"rollout.n={per_step}")
+    done = command.run("trainer.steps=2", "rollout.prompts_per_step=1", f"rollout.n={per_step}", cold=True)
     assert done.exit_status == 0, done.text
     folder = command.folder()
     last = done.stdout.strip().splitlines()[-1]
