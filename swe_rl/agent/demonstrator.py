@@ -17,6 +17,7 @@ from swe_rl.agent.prompts import system_prompt
 from swe_rl.agent.scripted import Patches, ScriptedAgent, look_up, require_patches
 from swe_rl.config.schema import AgentConfig
 from swe_rl.env.mining.hunks import hunks_of
+from swe_rl.env.patch_hunks import changed_places
 from swe_rl.files.lines import lines_of
 
 _SUBMIT = "submit"
@@ -25,7 +26,6 @@ _LISTED_LINES = 40
 # A function is listed from its beginning on, unless the change is further down than so many listings.
 _MOST_LISTINGS = 3
 _DEFINITION = re.compile(r"^(\s*)(?:async +def|def|class) +(\w+)")
-_RANGE = re.compile(r"^@@ -(\d+)")
 _DELIMITERS = "/|#~@%"
 
 
@@ -73,27 +73,9 @@ def line_edits(patch: str) -> list[LineEdit]:
     for hunk in hunks_of(patch):
         if not hunk.header or "\n\\" in hunk.text:
             return []
-        edits += _edits_of_hunk(hunk.path, lines_of(hunk.text))
+        for number, removed, added in changed_places(lines_of(hunk.text)):
+            edits.append(LineEdit(hunk.path, number, tuple(removed), tuple(added)))
     return edits[::-1]
-
-
-def _edits_of_hunk(path: str, lines: Sequence[str]) -> Iterator[LineEdit]:
-    match = _RANGE.match(lines[0])
-    assert match is not None
-    number = int(match[1])
-    removed: list[str] = []
-    added: list[str] = []
-    for line in [*lines[1:], " "]:
-        if line.startswith("-"):
-            removed.append(line[1:].rstrip("\n"))
-        elif line.startswith("+"):
-            added.append(line[1:].rstrip("\n"))
-        else:
-            if removed or added:
-                yield LineEdit(path, number, tuple(removed), tuple(added))
-            number += len(removed) + 1
-            removed = []
-            added = []
 
 
 class DemonstratingAgent(ScriptedAgent):

@@ -8,6 +8,7 @@ Invariants:
 import re
 from dataclasses import dataclass
 
+from swe_rl.env.patch_hunks import read_header
 from swe_rl.files.lines import lines_of
 
 # This patch adds a file that no test looks at. Unlike an empty patch it is applied, and the tests run.
@@ -110,10 +111,11 @@ def _has_names(lines: list[str], index: int) -> bool:
 
 def _hunk_lines(header: str, lines: list[str], index: int) -> int:
     """Returns how many of the lines after `header` belong to its hunk."""
-    match = re.match(r"@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@", header)
-    if not match:
+    read = read_header(header)
+    if read is None:
         return 0
-    old, new = (int(count) if count is not None else 1 for count in match.groups())
+    old = read.old.lines
+    new = read.new.lines
     taken = 0
     for at in range(index + 1, len(lines)):
         line = lines[at]

@@ -16,6 +16,7 @@ from swe_rl.env.twins.session import Counted
 from swe_rl.errors import UserError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import Workspace
+from tests.support.pytest_alone import EXPORTED
 
 TESTS = "def test_sum():\n    assert 1 + 2 == 3\n"
 FORKS = "env -i bash -c 'go() { (go &); exit; }; go' left_behind & sleep 0.1"  # no process of it lives for long
@@ -95,7 +96,10 @@ async def graded(tmp_path):
     await provider.close()
 
 
-SCRIPT = "#!/bin/bash\nset -ux\ncd /testbed\nBEFORE\n: '>>>>> Start Test Output'\nDURING\n: '>>>>> End Test Output'\n"
+SCRIPT = (
+    f"#!/bin/bash\nset -ux\n{EXPORTED}cd /testbed\n"
+    "BEFORE\n: '>>>>> Start Test Output'\nDURING\n: '>>>>> End Test Output'\n"
+)
 PYTEST = "python -m pytest -rA -p no:cacheprovider tests/test_sum.py"
 
 

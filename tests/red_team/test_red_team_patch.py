@@ -13,6 +13,7 @@ from swe_rl.env.patch import collect_patch
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import ExecResult, SandboxError, Workspace
 from tests.red_team.conftest import SOURCE, TESTS
+from tests.support.pytest_alone import EXPORTED
 from tests.support.scripted_sandbox import ScriptedProvider
 
 # Nothing is changed before its command has ended: what a command does while it runs is the agent's own change.
@@ -179,7 +180,7 @@ async def test_attributes_are_not_the_agent_s_where_the_gold_patch_has_some_too(
     base["test_patch"] = victim.patch({"tests/test_victim.py": TESTS + new_test})
     victim.instance = dataclasses.replace(victim.instance, **base)
     gold = victim.patch({".gitattributes": "*.md text\n", "victim/__init__.py": SOURCE.replace("a - b", "a + b")})
-    script = f"git apply <<'EOF_1'\n{victim.instance.test_patch}EOF_1\npython -m pytest -rA tests\n"
+    script = f"{EXPORTED}git apply <<'EOF_1'\n{victim.instance.test_patch}EOF_1\npython -m pytest -rA tests\n"
     eval_script = script if kind is GradingKind.eval_script else ""
     victim.instance = dataclasses.replace(victim.instance, patch=gold, eval_script=eval_script)
     patch, _, _ = await agent("echo '/tests/* working-tree-encoding=ASCII//TRANSLIT' > .gitattributes")

@@ -15,6 +15,7 @@ from swe_rl.agent.conversation import Conversation
 from swe_rl.agent.observation import format_observation, shorten_text
 from swe_rl.agent.pdb.tools import EDITS_BEFORE_PDB
 from swe_rl.config.schema import AgentConfig
+from swe_rl.env.patch_hunks import HunkHeader, Span
 from swe_rl.files.lines import lines_of
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.sandbox import ExecResult
@@ -175,8 +176,10 @@ def _show_diff(path: str, before: str, after: str) -> str:
     removed = len(old) - same
     added = len(new) - same
     tail = old[removed : removed + _DIFF_LINES]
-    sizes = (removed + len(tail) - begin, added + len(tail) - begin)
-    lines = [f"@@ -{begin + (sizes[0] > 0)},{sizes[0]} +{begin + (sizes[1] > 0)},{sizes[1]} @@"]
+    old_span, new_span = (
+        Span(begin + (size > 0), size) for size in (removed + len(tail) - begin, added + len(tail) - begin)
+    )
+    lines = [str(HunkHeader(old_span, new_span))]
     lines += [f" {line}" for line in old[begin:first]] + [f"-{line}" for line in old[first:removed]]
     lines += [f"+{line}" for line in new[first:added]] + [f" {line}" for line in tail]
     return "\n".join([f"Edited {path}:", *(line.removesuffix("\n") for line in lines)])

@@ -4,7 +4,7 @@ Invariants:
 - Names and sizes alone decide. Nothing of an agent's own package is imported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between
@@ -260,43 +260,46 @@ def agent_prompt_fits(config: Config, _: Host) -> Iterator[Finding]:
 
 @rule_about(Part.rollouts)
 def compaction_agent(config: Config, _: Host) -> Iterator[Finding]:
-    kind = config.rollout.compaction
-    agent = config.agent
-    if kind is CompactionKind.none:
-        return
-    if is_foreign(config, ExtensionKind.agent) or agent.name not in COMPACTED:
-        yield error(
-            "compaction_agent",
-            "rollout.compaction",
-            f"agent={agent.name} keeps its conversation to itself: nobody else can make it shorter",
-            f"rollout.compaction=none, or agent={', '.join(COMPACTED[:-1])} or {COMPACTED[-1]}",
-        )
-    elif config.rollout.capture is Capture.retokenize:
-        yield error(
-            "compaction_capture",
-            "rollout.capture",
-            "a conversation that is compacted has several rows, and rendering it once makes one",
-            "rollout.capture=traced",
+    if config.rollout.compaction is not CompactionKind.none:
+        yield from _several_rows(
+            config,
+            "compaction",
+            "rollout.compaction=none",
+            COMPACTED,
+            "keeps its conversation to itself: nobody else can make it shorter",
+            "a conversation that is compacted",
         )
 
 
 @rule_about(Part.rollouts)
 def delegate_agent(config: Config, _: Host) -> Iterator[Finding]:
-    agent = config.agent
-    if not agent.delegate.depth:
-        return
-    if is_foreign(config, ExtensionKind.agent) or agent.name not in DELEGATING:
-        yield error(
-            "delegate_agent",
-            "agent.delegate.depth",
-            f"agent={agent.name} has no tool that hands a part of the task to a sub-agent of ours",
-            f"agent.delegate.depth=0, or agent={' or '.join(DELEGATING)}",
+    if config.agent.delegate.depth:
+        yield from _several_rows(
+            config,
+            "delegate",
+            "agent.delegate.depth=0",
+            DELEGATING,
+            "has no tool that hands a part of the task to a sub-agent of ours",
+            "an attempt with sub-agents",
         )
+
+
+def _several_rows(
+    config: Config, subject: str, off: str, agents: Sequence[str], lack: str, recorded: str
+) -> Iterator[Finding]:
+    """Finds an agent that cannot do what gives an attempt several rows, and a capture that makes one row of it.
+
+    `off` is the choice without it, `agents` are those that can, and `lack` says why another cannot.
+    """
+    agent = config.agent
+    if is_foreign(config, ExtensionKind.agent) or agent.name not in agents:
+        able = " or ".join(filter(None, [", ".join(agents[:-1]), agents[-1]]))
+        yield error(f"{subject}_agent", off.partition("=")[0], f"agent={agent.name} {lack}", f"{off}, or agent={able}")
     elif config.rollout.capture is Capture.retokenize:
         yield error(
-            "delegate_capture",
+            f"{subject}_capture",
             "rollout.capture",
-            "an attempt with sub-agents has several rows, and rendering it once makes one",
+            f"{recorded} has several rows, and rendering it once makes one",
             "rollout.capture=traced",
         )
 

@@ -20,6 +20,7 @@ from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.find_rows import load_rows
 from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.dataset.records import refuse_duplicates
+from swe_rl.env.patch_hunks import HunkHeader, Span
 from swe_rl.env.swe.columns import with_columns
 from swe_rl.env.swe.prepared import PreparedIdentity, is_evaluated
 from swe_rl.env.swe.read import Read, usable_instances
@@ -208,14 +209,15 @@ def _new_file(path: str, text: str, replaces: str = "") -> str:
     removed = lines_of(replaces, ends=False)
     head = f"diff --git a/{path} b/{path}\n"
     if not replaces:
-        head += f"new file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +{_hunk_span(added)} @@\n"
+        head += f"new file mode 100644\n--- /dev/null\n+++ b/{path}\n"
     else:
-        head += f"--- a/{path}\n+++ b/{path}\n@@ -{_hunk_span(removed)} +{_hunk_span(added)} @@\n"
+        head += f"--- a/{path}\n+++ b/{path}\n"
+    head += f"{HunkHeader(_span_of(removed), _span_of(added))}\n"
     return head + "".join(f"-{line}\n" for line in removed) + "".join(f"+{line}\n" for line in added)
 
 
-def _hunk_span(lines: Sequence[str]) -> str:
-    return f"{1 if lines else 0},{len(lines)}"
+def _span_of(lines: Sequence[str]) -> Span:
+    return Span(1 if lines else 0, len(lines))
 
 
 def _hash_object(kind: str, content: bytes) -> str:

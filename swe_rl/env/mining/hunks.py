@@ -7,14 +7,12 @@ Invariants:
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swe_rl.env.patch_files import split_patch
-from swe_rl.files.lines import lines_of
+from swe_rl.env.patch_hunks import read_header, split_hunks
 
-_RANGE = re.compile(r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _WHOLE = ("new file mode", "deleted file mode", "old mode", "new mode", "GIT binary patch", "rename ", "copy ")
 _DIGITS = 8
 
@@ -33,17 +31,13 @@ def hunks_of(patch: str) -> list[Hunk]:
     """Returns the hunks of a patch, in its order."""
     hunks: list[Hunk] = []
     for part in split_patch(patch):
-        lines = lines_of(part.text)
-        starts = [number for number, line in enumerate(lines) if line.startswith("@@ ")]
-        header = lines[: starts[0]] if starts else lines
-        if not starts or any(line.startswith(_WHOLE) for line in header):
+        header, bodies = split_hunks(part.text)
+        if not bodies or any(line.startswith(_WHOLE) for line in header):
             hunks.append(Hunk(part.paths[-1], "", part.text))
             continue
         # The hashes of the whole files would be wrong of a part of their hunks.
         shown = "".join(line for line in header if not line.startswith("index "))
-        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-            text = "".join(lines[start:end])
-            hunks.append(Hunk(part.paths[-1], shown, text, _growth(lines[start])))
+        hunks += [Hunk(part.paths[-1], shown, "".join(lines), _growth(lines[0])) for lines in bodies]
     return hunks
 
 
@@ -75,13 +69,13 @@ def digest_of_patch(patch: str) -> str:
 
 
 def _growth(line: str) -> int:
-    match = _RANGE.match(line)
-    return int(match[4] or 1) - int(match[2] or 1) if match else 0
+    header = read_header(line)
+    return header.new.lines - header.old.lines if header else 0
 
 
 def _moved(hunk: Hunk, missing: int) -> str:
     """Returns a hunk's text whose place in the new file is so many lines higher."""
-    match = _RANGE.match(hunk.text)
-    if match is None or not missing:
+    header = read_header(hunk.text)
+    if header is None or not missing:
         return hunk.text
-    return f"{hunk.text[: match.start(3)]}{int(match[3]) - missing}{hunk.text[match.end(3) :]}"
+    return str(replace(header, new=replace(header.new, start=header.new.start - missing)))

@@ -13,7 +13,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from swe_rl.env.patch_files import split_patch
-from swe_rl.files.lines import lines_of
+from swe_rl.env.patch_hunks import changed_places, split_hunks
 
 # A backtick marks code in a text, and belongs to no language that is mined.
 _TOKEN = re.compile(r"\w+|[^\w\s`]")
@@ -28,7 +28,6 @@ _MIN_LINE_TOKENS = 4
 _MIN_LINE_CHARACTERS = 20
 # A shorter line stands in many files by chance: `return value`, `if not path:`.
 _MIN_TELLING_TOKENS = 6
-_HUNK = re.compile(r"\n@@ [^\n]*")
 _MAX_FILE_BYTES = 2 * 1024**2
 _UNSEEN_FOLDERS = frozenset({".git", "__pycache__"})
 
@@ -85,8 +84,8 @@ def _shows_lines(content: str, wanted: Sequence[str], places: Sequence[str], *, 
 def _places_after(patch: str) -> Iterator[str]:
     """Yields each changed place as the fix leaves it, with the line before it and the line behind it."""
     for part in split_patch(patch):
-        for hunk in _HUNK.split("\n" + part.text)[1:]:
-            left = [line for line in hunk.split("\n")[1:] if line[:1] in ("+", " ")]
+        for hunk in split_hunks(part.text)[1]:
+            left = [line.removesuffix("\n") for line in hunk[1:] if line[:1] in ("+", " ")]
             added = [number for number, line in enumerate(left) if line.startswith("+")]
             if added:
                 yield "\n".join(line[1:] for line in left[max(added[0] - 1, 0) : added[-1] + 2])
@@ -111,20 +110,8 @@ def added_lines(patch: str) -> list[AddedLine]:
 def _blocks_of(patch: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yields the removed and the added lines of each changed place."""
     for part in split_patch(patch):
-        lines = lines_of(part.text, ends=False)
-        starts = [number for number, line in enumerate(lines) if line.startswith("@@ ")]
-        removed: list[str] = []
-        added: list[str] = []
-        for line in [*lines[starts[0] :], ""] if starts else ():
-            if line.startswith("-"):
-                removed.append(line[1:])
-            elif line.startswith("+"):
-                added.append(line[1:])
-            elif not line.startswith("\\"):
-                if added:
-                    yield removed, added
-                removed = []
-                added = []
+        for hunk in split_hunks(part.text)[1]:
+            yield from ((removed, added) for _, removed, added in changed_places(hunk) if added)
 
 
 def _telling_parts(tokens: Tokens, removed: Sequence[Tokens]) -> Iterator[Tokens]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from swe_rl.dataset.instance import Instance, InstanceError, check_id
 from swe_rl.env.grading.log_text import failing_lines, strip_escapes
+from swe_rl.env.patch_hunks import HunkHeader, Span
 from swe_rl.env.swe.swe_smith import commit_as, name_of_base
 
 LOG_PARSER = "r2e_gym"  # An instance's `log_parser` names `parse_log` so.
@@ -197,14 +198,14 @@ def _side_name(diff: Mapping[str, Any], side: str) -> str:
 
 def _hunk_lines(hunks: list[Mapping[str, Any]]) -> Iterator[str]:
     for hunk in hunks:
-        old = hunk["descriptor"]["old_range"]
-        new = hunk["descriptor"]["new_range"]
-        section = hunk["descriptor"].get("section")
-        yield f"@@ -{_hunk_range(old)} +{_hunk_range(new)} @@{f' {section}' if section else ''}"
+        descriptor = hunk["descriptor"]
+        section = descriptor.get("section")
+        old = _span_of(descriptor["old_range"])
+        new = _span_of(descriptor["new_range"])
+        yield str(HunkHeader(old, new, f" {section}" if section else ""))
         for line in hunk["line_group"]["all_lines"]:
             yield _SIGNS.get(str(line["type"]), " ") + str(line["content"])
 
 
-def _hunk_range(span: Mapping[str, Any]) -> str:
-    length = span.get("length")
-    return str(span["start"]) if length is None else f"{span['start']},{length}"
+def _span_of(span: Mapping[str, Any]) -> Span:
+    return Span(span["start"], span.get("length"))

@@ -7,10 +7,11 @@ Invariants:
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from swe_rl.dataset.instance import InstanceError
+from swe_rl.env.patch_hunks import read_header
 
-_HUNK = re.compile(r"@@ -(\d+)(,\d+)? \+(\d+)(,\d+)? @@")
 # Each of these lines of a header becomes its opposite in the reversed diff.
 _SWAPPED = {
     "new file mode ": "deleted file mode ",
@@ -32,8 +33,8 @@ def reverse_patch(patch: str, where: str) -> str:
     header: list[str] = []
     index = 0
     while index < len(lines):
-        match = _HUNK.match(lines[index])
-        if not match:
+        hunk = read_header(lines[index])
+        if hunk is None:
             if lines[index].startswith(("GIT binary patch", "Binary files ")):
                 raise InstanceError(f"{where}: the patch has binary parts and cannot be turned around")
             header.append(lines[index])
@@ -41,18 +42,11 @@ def reverse_patch(patch: str, where: str) -> str:
             continue
         out += _reverse_header(header)
         header = []
-        start = index + 1
-        end = _end_of_hunk(lines, index, _count_lines(match[2]), _count_lines(match[4]))
-        rest = lines[index][match.end() :]
-        out.append(f"@@ -{match[3]}{match[4] or ''} +{match[1]}{match[2] or ''} @@{rest}")
-        out += _reverse_hunk(lines[start:end])
+        end = _end_of_hunk(lines, index, hunk.old.lines, hunk.new.lines)
+        out.append(str(replace(hunk, old=hunk.new, new=hunk.old)))
+        out += _reverse_hunk(lines[index + 1 : end])
         index = end
     return "\n".join([*out, *_reverse_header(header)])
-
-
-def _count_lines(text: str | None) -> int:
-    """Returns the number of lines that a hunk's header gives; without a number it is one line."""
-    return int(text[1:]) if text else 1
 
 
 def _end_of_hunk(lines: list[str], index: int, old: int, new: int) -> int:

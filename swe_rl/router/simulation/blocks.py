@@ -58,7 +58,6 @@ class BlockCache:
         self.free = capacity
         self.used = 0
         self.idle = 0
-        self.evicted = 0
         self._parts: dict[Key, ChainPart] = {}
         self._idle: OrderedDict[Key, ChainPart] = OrderedDict()
 
@@ -126,7 +125,6 @@ class BlockCache:
         self.idle = 0
 
     def _evict(self, blocks: int) -> None:
-        self.evicted += blocks
         self.idle -= blocks
         self.free += blocks
         while blocks:

@@ -82,8 +82,6 @@ class EngineCounts:
     steps: int = 0
     prefill_tokens: int = 0
     recomputed_tokens: int = 0
-    # These were copied from the host's memory.
-    loaded_tokens: int = 0
     sampled_tokens: int = 0
     preemptions: int = 0
 
@@ -345,7 +343,6 @@ class EngineModel:
             if request.cached_tokens < 0:
                 request.cached_tokens = hit
             self._loaded_tokens += hit - here
-            self.counts.loaded_tokens += hit - here
             self._take_chunk(request, tokens)
             budget -= tokens
 
