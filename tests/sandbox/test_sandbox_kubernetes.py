@@ -23,6 +23,7 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "cluster").mkdir()
     with FakeKubernetes(tmp_path / "cluster") as fake:
         monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
+        monkeypatch.setattr("swe_rl.sandbox.kubernetes._LOOK_S", 0.02)
         yield fake
 
 
