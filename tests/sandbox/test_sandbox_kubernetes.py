@@ -113,7 +113,7 @@ async def test_a_pod_that_ends_while_a_command_runs_is_an_error_and_no_exit_stat
     running = asyncio.ensure_future(sandbox.exec("sleep 600", timeout_s=600))
     (pod,) = cluster.pods.values()
     await until(lambda: len(pod.running) > 1)
-    pod.process.kill()
+    pod.end()
     with pytest.raises(SandboxError):
         await running
 
@@ -122,8 +122,7 @@ async def test_a_pod_that_ends_while_a_command_runs_is_an_error_and_no_exit_stat
 async def test_an_ended_pod_that_another_run_left_is_removed(cluster, provide):
     await provide().create(Workspace(image="a:1"), owner="left")
     (name,) = cluster.pods
-    cluster.pods[name].process.kill()
-    cluster.pods[name].process.wait()
+    cluster.pods[name].end()
     await provide().create(Workspace(image="a:1"), owner="next")
     assert name not in cluster.pods and len(cluster.pods) == 1
 

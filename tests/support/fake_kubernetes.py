@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 from dataclasses import dataclass, field
@@ -35,6 +36,14 @@ class FakePod:
     inside: int  # the number of its first process on this machine
     looks: int = 0
     running: list[Any] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Kills all that runs in it. The first process inside may not yet die with bubblewrap itself."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.inside, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
 
 
 class FakeKubernetes:
@@ -86,8 +95,7 @@ class FakeKubernetes:
 
     async def _end(self) -> None:
         for pod in self.pods.values():
-            pod.process.kill()
-            pod.process.wait()
+            pod.end()
         await self._runner.cleanup()
 
     @web.middleware
@@ -134,8 +142,7 @@ class FakeKubernetes:
         pod = self.pods.pop(request.match_info["name"], None)
         if pod is None:
             return _status(404, "there is no such pod")
-        pod.process.kill()
-        await asyncio.to_thread(pod.process.wait)
+        await asyncio.to_thread(pod.end)
         return web.json_response(_shown(pod))
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
