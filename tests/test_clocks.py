@@ -6,6 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "swe_rl"
 WALL_CLOCK = re.compile(r"\btime\.time\b|\bdatetime\.(?:now|utcnow|today)\b|\bfrom time import\b.*\btime\b")
 ALLOWED = {
+    "agent/nemo_gym/response.py": "when a response was made, for its server",
     "agent/mini_swe/parts.py": "when a message was made",
     "env/proof/prove.py": "when a proof was made, for people",
     "env/strength/measure.py": "when a strength was measured, for people",

@@ -125,6 +125,7 @@ COMMANDS = {
     "peft": ("lora", ["trainer.lora_rank=8"]),
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
     "swe-rex": ("swe_rex", ["sandbox=swe_rex"]),
+    "kubernetes": ("kubernetes", ["sandbox=kubernetes", "sandbox.image=a:b"]),
     "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
     "verifiers": ("verifiers", ["env=verifiers", "env.dataset=json"]),
     "ray": ("ray", ["hardware.ray_address=head:6379", "layout=local2"]),
@@ -163,6 +164,12 @@ from pathlib import Path
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.swe_rex import SweRex
 SweRex(SandboxConfig(), Path("scratch"))
+""",
+    "kubernetes": """
+from pathlib import Path
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.kubernetes import Kubernetes
+Kubernetes(SandboxConfig(), Path("scratch"))
 """,
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
     "verifiers": "from swe_rl.env.verifiers import import_library; import_library()",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from swe_rl.check import endpoint, imitation, mix, packages, schedule
+from swe_rl.check import endpoint, imitation, mix, packages, schedule, served
 from swe_rl.check.findings import ConfigRule, Finding, Host, Severity, error, rule_about, rules_of, warning
 from swe_rl.check.parts import ask_parts
 from swe_rl.check.rules import (
@@ -66,6 +66,7 @@ _FILES = (
     logprobs,
     schedule,
     data,
+    served,
     mix,
     strength,
     extension,

@@ -15,7 +15,7 @@ from swe_rl.config.secrets import mask_text
 from swe_rl.host.addresses import base_address
 
 # The instances of these environments have texts of their own kind.
-_OWN_TEXTS = frozenset({"bugs", "harbor", "humaneval", "kodcode", "openenv", "verifiers"})
+_OWN_TEXTS = frozenset({"bugs", "harbor", "humaneval", "kodcode", "nemo_gym", "openenv", "verifiers"})
 # An endpoint alone has these keys.
 _KEYS = (
     "url", "model", "key", "dialect", "price_in", "price_out", "price_cached", "budget", "budget_tokens",

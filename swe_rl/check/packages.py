@@ -211,8 +211,8 @@ def _uses_containers(config: Config, _: Host, job: JobName) -> bool:
     return job in _ACTS and config.sandbox.kind in _ENGINES
 
 
-def _uses_swe_rex(config: Config, _: Host, job: JobName) -> bool:
-    return job in _ACTS and config.sandbox.name == "swe_rex"
+def _acts_in(name: str) -> Callable[[Config, Host, JobName], bool]:
+    return lambda config, _, job: job in _ACTS and config.sandbox.name == name
 
 
 def _serves_containers(config: Config, _: Host, job: JobName) -> bool:
@@ -227,7 +227,7 @@ def _fetches_images(config: Config, _: Host, job: JobName) -> bool:
 
 def _data_sets(config: Config, job: JobName) -> list[str]:
     env = config.env
-    if env.name in ("bugs", "openenv", "verifiers") or job not in _READS:
+    if env.name in ("bugs", "nemo_gym", "openenv", "verifiers") or job not in _READS:
         return []
     evaluated = env.eval_dataset or env.dataset
     if job is JobName.eval:
@@ -293,7 +293,8 @@ NEEDS = (
     Need(("ray",), "ray", "hardware.ray_address", _joins_ray),
     Need(("docker",), "docker", "sandbox.kind", _uses_containers),
     Need(("docker",), "docker", "runtime.containers", _serves_containers),
-    Need(("swe-rex",), "swe_rex", "sandbox.name", _uses_swe_rex),
+    Need(("swe-rex",), "swe_rex", "sandbox.name", _acts_in("swe_rex")),
+    Need(("kubernetes",), "kubernetes", "sandbox.name", _acts_in("kubernetes")),
     Need(("docker",), "docker", "job.images_action", _fetches_images),
     Need(("verifiers",), "verifiers", "env.name", _uses_verifiers),
     Need(("mini-swe-agent",), "mini_swe", "agent.name", _acts_by_library),

@@ -61,8 +61,8 @@ def _prepare(config: Config) -> int:
             "env=harbor: task folders are read as they are, and there is nothing to prepare; job=validate proves each "
             "task by its solution. An image is built by your engine: docker build -t NAME TASK/environment"
         )
-    if config.env.name == "openenv":
-        console.print("env=openenv has nothing to prepare: the server has the episodes")
+    if config.env.name in ("nemo_gym", "openenv"):
+        console.print(f"env={config.env.name} has nothing to prepare: its server has what is played")
         return 0
     if config.env.name in ("verifiers", "humaneval"):
         console.print(f"env={config.env.name} has nothing to prepare: its package brings its rows")

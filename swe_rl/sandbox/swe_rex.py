@@ -5,81 +5,33 @@ A deployment may be local, docker, modal, fargate, daytona or remote.
 Invariants:
 - Each sandbox has a deployment, which is stopped with it. A folder goes there as one archive. An image is the
   deployment's.
-- Its server answers one request at a time: a command runs beside it, and each request waits a second for its end. So a
-  command can be stopped, may take longer than a request, and the run's sign of life gets through.
-- A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
+- Its server answers one request at a time, so a command runs beside it (`shell.py`), and the run's sign of life gets
+  through.
 - A container of docker that hears nothing from its run for sandbox.lease_s ends by itself, from its start on.
 - The library is imported when the provider is made. No call of it that blocks its event loop runs on this one.
 """
 
 import asyncio
-import base64
 import contextlib
 import importlib
 import math
 import os
-import shlex
 import shutil
-import tarfile
-import tempfile
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError
-from swe_rl.sandbox.base import TIMEOUT_EXIT, image_of
-from swe_rl.sandbox.sandbox import Door, ExecResult, SandboxError, Workspace
+from swe_rl.sandbox.base import image_of
+from swe_rl.sandbox.sandbox import Door, Workspace
+from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 
-_KILLED = 137  # A command that SIGKILL ended has this status, so that of `timeout -s KILL`, too.
-_MARGIN_S = 20.0  # A command gets so long beyond its own time, for its end.
 # The run gives so many signs of life within a lease, so that a late one does not end a sandbox.
 _BEATS_IN_A_LEASE = 4
 _CONTAINERS = ("docker", "podman")  # These deployments take options of a container engine's command line.
 _OF_SERVER = 32  # SWE-ReX's own server needs so many processes and threads beside sandbox.max_processes.
-# The arguments are $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, then NAME=VALUE. `timeout`
-# leads a process group of its own. What left the group is found by a variable of this command.
-_RUN = r"""
-cd -- "$1" && mkdir -m 700 -- "$5" || { echo 125; exit; }
-seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5; shift 5
-(
-env -i PATH="$PATH" HOME="${HOME:-/}" LANG=C.UTF-8 "$mark" "$@" \
-  timeout -s KILL "$seconds" bash -c "$command" > "$place/out" 2>&1 < /dev/null &
-pid=$!
-wait "$pid" 2> /dev/null; status=$?
-kill -KILL -- "-$pid" 2> /dev/null
-for tries in 1 2 3; do
-  left=$(grep -lsaF -- "$mark" /proc/[0-9]*/environ 2> /dev/null | tr -dc '0-9\n')
-  [ -n "$left" ] || break
-  kill -KILL $left 2> /dev/null
-done
-echo "$status" > "$place/ended"; mv "$place/ended" "$place/status"
-) > /dev/null 2>&1 < /dev/null &
-echo $! > "$place/pid"
-set -- "$place"
-"""
-# The argument $1 is the command's folder. The first line of output is the status, which is empty while it runs.
-_WAIT = r"""
-for pause in .01 .01 .02 .04 .08 .1 .1 .1 .1 .1 .1 .1 .1; do
-  [ -e "$1/status" ] && break
-  kill -0 "$(cat "$1/pid")" 2> /dev/null || { [ -e "$1/status" ] || echo 137 > "$1/status"; break; }
-  sleep "$pause"
-done
-[ -e "$1/status" ] || { echo; exit; }
-cat "$1/status"
-if [ "$(wc -c < "$1/out")" -gt 2097152 ]; then
-  head -c 1048576 "$1/out"; echo; tail -c 1048576 "$1/out"
-else
-  cat "$1/out"
-fi
-rm -rf -- "$1"
-"""
-# The arguments are $1: the command's mark, $2: its folder.
-_END = r"""
-kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc '0-9\n') 2> /dev/null
-rm -rf -- "$2"
-"""
 _BEAT = "/tmp/swe_rl-beat"  # The time of this file is that of the run's last sign of life.
 # Docker runs this in a container again and again, from its start on. The container's first process gets no signal from
 # inside: it ends when all others have.
@@ -87,15 +39,6 @@ _LEASE = (
     "grep -qa swerex-remote /proc/1/cmdline || exit 0; [ -e {beat} ] || touch {beat}; "
     "[ $(($(date +%s) - $(stat -c %Y {beat}))) -le {seconds} ] || while :; do kill -KILL -1; sleep 0.2; done"
 )
-# The arguments are $1: workdir, $2: a path. The scripts that begin so end with status 4 where it leaves the workdir.
-_INSIDE = r"""
-cd -- "$1" || exit 125
-path=$(realpath -m -- "$2"); here=$(realpath -- .)
-case "$path" in "$here"/*) ;; *) exit 4 ;; esac
-"""
-_READ = _INSIDE + '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; base64 -w0 -- "$path"'
-_WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && mv -f -- "$3" "$path"'
-_UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
 
 
 class SweRex:
@@ -193,19 +136,16 @@ class SweRex:
     async def close(self) -> None: ...
 
 
-class Deployed:
+class Deployed(ShellSandbox):
     """This is a sandbox in one deployment. `lease_s` is 0 where nothing there ends a deployment that its run left."""
 
     def __init__(
         self, sandbox_id: str, workdir: str, deployment: Any, scratch: Path, lease_s: float, *, local: bool
     ) -> None:
-        self.sandbox_id = sandbox_id
-        self.workdir = workdir
+        super().__init__(sandbox_id, workdir, scratch)
         self._deployment = deployment
-        self._scratch = scratch
         self._local = local
         self._lease_s = lease_s
-        self._mark = uuid.uuid4().hex
         self._starting: asyncio.Future[None] | None = None
         self._beating: asyncio.Future[None] | None = None
 
@@ -216,51 +156,14 @@ class Deployed:
         if self._lease_s:
             self._beating = asyncio.ensure_future(self._beat())
         if folder is not None:
-            with tempfile.TemporaryDirectory(dir=self._scratch) as place:
-                archive = Path(place) / "folder.tar"
-                await asyncio.to_thread(_pack_folder, folder, archive)
-                there = await self._upload(archive)
-            await self._script(_UNPACK, self.workdir, there)
+            await self._unpack(folder)
 
     async def _beat(self) -> None:
         while True:
             # What is wrong here is said by the next command.
             with contextlib.suppress(Exception):
-                await self._ran('touch -- "$1"', (_BEAT,), _MARGIN_S)
+                await self._ran('touch -- "$1"', (_BEAT,), MARGIN_S)
             await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
-
-    async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
-        began_s = asyncio.get_running_loop().time()
-        place = f"/tmp/swe_rl-{uuid.uuid4().hex}"
-        given = [f"{name}={value}" for name, value in env.items()]
-        words = (self.workdir, f"{timeout_s:g}", command, self._mark, place, *given)
-        try:
-            status, output = await self._answer(_RUN + _WAIT, words)
-            while not status:
-                if asyncio.get_running_loop().time() - began_s > timeout_s + _MARGIN_S:
-                    raise SandboxError(f"{self.sandbox_id}: a command did not end {_MARGIN_S:g} s after its time")
-                status, output = await self._answer(_WAIT, (place,))
-        except BaseException:
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self._ran(_END, (self._mark, place), _MARGIN_S))
-            raise
-        late = int(status) == _KILLED and asyncio.get_running_loop().time() - began_s >= timeout_s
-        return ExecResult(TIMEOUT_EXIT if late else int(status), output, timed_out=late)
-
-    async def _answer(self, script: str, words: tuple[str, ...]) -> tuple[str, str]:
-        _, said = await self._ran(script, words, _MARGIN_S)
-        status, _, output = said.partition("\n")
-        return status, output
-
-    async def write_file(self, path: str, content: bytes) -> None:
-        with tempfile.TemporaryDirectory(dir=self._scratch) as place:
-            file = Path(place) / "file"
-            await asyncio.to_thread(file.write_bytes, content)
-            there = await self._upload(file)
-        await self._script(_WRITE, self.workdir, path, there)
-
-    async def read_file(self, path: str) -> bytes:
-        return base64.b64decode(await self._script(_READ, self.workdir, path))
 
     async def close(self) -> None:
         if self._beating is not None:
@@ -280,18 +183,6 @@ class Deployed:
         await self._deployment.runtime.upload(UploadRequest(source_path=str(file), target_path=target))
         return target
 
-    async def _script(self, script: str, *words: str) -> str:
-        """Runs a script there and returns its output.
-
-        Raises FileNotFoundError for the script's own status of a missing file, and SandboxError for any other failure.
-        """
-        status, output = await self._ran(script, words, 120.0)
-        if status == 3:
-            raise FileNotFoundError(words[1])
-        if status:
-            raise SandboxError(f"{self.sandbox_id}: {shlex.join(words)[:200]}: status {status} {output[-300:]}")
-        return output
-
     async def _ran(self, script: str, words: tuple[str, ...], limit_s: float) -> tuple[int, str]:
         from swerex.runtime.abstract import Command
 
@@ -306,8 +197,3 @@ class Deployed:
 async def _run_aside(call: Coroutine[Any, Any, Any]) -> Any:
     """Returns what `call` returns; it runs in a thread, on a loop of its own, because it blocks its loop."""
     return await asyncio.to_thread(asyncio.run, call)
-
-
-def _pack_folder(folder: Path, archive: Path) -> None:
-    with tarfile.open(archive, "w") as packed:
-        packed.add(folder, ".")

@@ -17,6 +17,11 @@ from swe_rl.errors import UserError
 OPTIONS = sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / "agent").glob("*.yaml"))
 INSIDE = {"qwen_code", "claude_code", "codex", "opencode", "openhands", "terminus_2", "kimi_cli", "command"}
 
+OF_ENV = {
+    "openenv": ("env=openenv", "env.dataset=http://127.0.0.1:8000"),
+    "nemo_gym": ("env=nemo_gym", "env.dataset=rows.jsonl", "env.params.server=http://127.0.0.1:8000"),
+}
+
 
 def made(option: str, *overrides: str) -> Agent:
     if option == "mini_swe":
@@ -28,8 +33,7 @@ def made(option: str, *overrides: str) -> Agent:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_is_an_agent(option: str):
-    of_env = ["env=openenv", "env.dataset=http://127.0.0.1:8000"] if option == "openenv" else []
-    agent = made(option, "agent.command=program", *of_env)
+    agent = made(option, "agent.command=program", *OF_ENV.get(option, ()))
     assert agent.name in AGENT_TOOLS and agent.needs_door is (agent.name in INSIDE)
 
 

@@ -11,9 +11,10 @@ from swe_rl.agent.make import make_agent
 from swe_rl.agent.openenv.actions import Actions, show_observation
 from swe_rl.config.compose import compose
 from swe_rl.dataset.instance import InstanceError
+from swe_rl.dataset.server_address import OPENENV_SERVER, clean_address
 from swe_rl.env.env import GradeError
 from swe_rl.env.make import make_env
-from swe_rl.env.openenv.server import clean_address, look_at_server
+from swe_rl.env.openenv.server import look_at_server
 from swe_rl.errors import UserError
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, replies
 from tests.support.openenv_server import ACTION, TEXT_ACTION, OpenEnvServer
@@ -237,9 +238,9 @@ def test_seeds_of_the_evaluation_are_others_and_slices_are_known(tmp_path):
 )  # fmt: skip
 def test_an_address_elsewhere_or_of_another_form_is_refused(address):
     with pytest.raises(UserError, match="env.dataset="):
-        clean_address(address)
-    assert clean_address("http://[::1]:8000/") == "http://[::1]:8000"
-    assert clean_address("https://host.example", allow_remote=True) == "https://host.example"
+        clean_address(address, OPENENV_SERVER)
+    assert clean_address("http://[::1]:8000/", OPENENV_SERVER) == "http://[::1]:8000"
+    assert clean_address("https://host.example", OPENENV_SERVER, allow_remote=True) == "https://host.example"
 
 
 async def test_what_is_no_openenv_server_is_refused_by_name():

@@ -24,10 +24,10 @@ from tests.support.hub_configs import HUB_CONFIGS
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = Host(
-    environment={"WANDB_API_KEY": "x"},
-    file_exists=lambda _: False,
+    environment={"WANDB_API_KEY": "x", "KUBECONFIG": "x"},
+    file_exists=lambda path: path == "/data/rows.jsonl",
     folder_writable=lambda _: True,
-    exists=lambda path: path == "/data/mine",
+    exists=lambda path: path in ("/data/mine", "/data/rows.jsonl"),
     listing=lambda path: ["train.jsonl", "heldout.jsonl"] if path == "/data/mine" else [],
     version=lambda _: "",  # every package is installed
     absolute=lambda path: str(Path("/home/me", path)),  # wherever the tests are
@@ -51,6 +51,7 @@ TRUE = {
     "fasrc_prod": {"loopback"},
 }
 # Groups whose options stand for a machine or a set-up as large as the option needs.
+NEMO_GYM = ["env.dataset=/data/rows.jsonl", "env.params.server=http://127.0.0.1:8000"]
 LENGTHS = [
     "model.max_position_embeddings=32768",
     "rollout.max_trajectory_tokens=32768",
@@ -112,7 +113,7 @@ NEEDS = {
     "sandbox": {
         "remote": ["sandbox.runtime_url=http://a:1"],
         # The embedded instances are folders: a container needs an image to copy them into.
-        **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer")},
+        **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer", "kubernetes")},
     },
     "runtime": {"external": ["sandbox.runtime_url=http://a:1", "env=swe_gym"], "job": ["env=swe_gym"]},
     "env": {
@@ -123,6 +124,7 @@ NEEDS = {
         "verifiers": ["env.dataset=rich"],
         "mix": ["+env@env.mix.bugs=bugs"],
         "openenv": ["env.dataset=http://127.0.0.1:8000"],
+        "nemo_gym": NEMO_GYM,
     },
     "agent": {
         "command": ["agent.command=program"],
@@ -138,6 +140,7 @@ NEEDS = {
         "kimi_cli": LENGTHS,
         "verifiers": ["env=verifiers", "env.dataset=rich"],
         "openenv": ["env=openenv", "env.dataset=http://127.0.0.1:8000"],
+        "nemo_gym": ["env=nemo_gym", *NEMO_GYM],
     },
 }
 LARGE = [

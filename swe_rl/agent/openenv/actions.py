@@ -10,26 +10,17 @@ Invariants:
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from swe_rl.agent.client import CalledTool, ChatReply
 from swe_rl.agent.observation import shorten_text
+from swe_rl.agent.played import Asked, read_arguments
 
 LIST_TOOLS = {"type": "list_tools"}
 _ACT = "act"
 # The server fills these fields itself, and they tell the model nothing.
 _OWN_FIELDS = frozenset({"metadata", "done", "reward"})
 _FENCED = re.compile(r"```[a-z]*\s*\n(.*?)\n?```", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Holds an action that a reply asks for, or the reason why it is none. `call_id` is that of its call, if any."""
-
-    action: dict[str, Any] | None
-    why_not: str = ""
-    call_id: str | None = None
 
 
 class Actions:
@@ -54,12 +45,9 @@ class Actions:
         return [self._of_text(reply.content)]
 
     def _of_call(self, call: CalledTool) -> Asked:
-        try:
-            arguments = json.loads(call.arguments)
-        except (ValueError, RecursionError) as error:
-            return Asked(None, f"The arguments of {call.name} are no JSON: {error}", call.call_id)
-        if not isinstance(arguments, dict):
-            return Asked(None, f"The arguments of {call.name} are no JSON object.", call.call_id)
+        arguments = read_arguments(call)
+        if isinstance(arguments, Asked):
+            return arguments
         if self._has_tools:
             action = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
             return Asked(action, call_id=call.call_id)

@@ -8,22 +8,21 @@ Invariants:
 """
 
 import asyncio
-import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from swe_rl.agent.agent import AgentError, AgentResult, Assignment, Exit, Turn
 from swe_rl.agent.client import ChatClient, ChatReply
 from swe_rl.agent.conversation import Conversation
-from swe_rl.agent.openenv.actions import LIST_TOOLS, Actions, Asked, is_tool, show_observation
-from swe_rl.config.ranges import LARGEST_REWARD
+from swe_rl.agent.openenv.actions import LIST_TOOLS, Actions, is_tool, show_observation
+from swe_rl.agent.played import Play, require_reward, write_score
 from swe_rl.config.schema import AgentConfig
+from swe_rl.dataset.server_address import OPENENV_SERVER, clean_address
 from swe_rl.env.openenv.env import seed_of
-from swe_rl.env.openenv.episode import Episode, EpisodeError, Observed, RefusedActionError
-from swe_rl.env.openenv.server import ServerFacts, clean_address, look_at_server
+from swe_rl.env.openenv.episode import Episode
+from swe_rl.env.openenv.server import ServerFacts, look_at_server
+from swe_rl.env.served import EpisodeError, RefusedActionError
 from swe_rl.errors import UserError
-from swe_rl.extension.make import describe_value, is_usable_reward
 
 _PAID = ("sum", "last")
 _LEAST_GRACE_S = 60.0
@@ -60,7 +59,7 @@ class OpenEnvAgent:
         self._config = config
         self._client = client
         self._max_turns = max_turns
-        self._address = clean_address(url, allow_remote=allow_remote)
+        self._address = clean_address(url, OPENENV_SERVER, allow_remote=allow_remote)
         self._reset = dict(reset or {})
         self._paid = paid
         self._passed_at = passed_at
@@ -100,36 +99,22 @@ class OpenEnvAgent:
     def _write_score(self, play: "_Play", work: Assignment) -> str:
         """Returns the score as JSON. Raises AgentError for rewards that are no numbers."""
         where = f"{self._address}: the episode of {work.task.instance_id}"
-        given = [reward for reward in play.rewards if reward is not None]
+        given = [require_reward(reward, where) for reward in play.rewards if reward is not None]
         if not given:
             raise AgentError(f"{where} ended after {len(play.rewards)} actions without any reward")
-        for reward in given:
-            if not is_usable_reward(reward):
-                raise AgentError(
-                    f"{where} gave the reward {describe_value(reward)}, which is no finite number (the largest size is "
-                    f"{LARGEST_REWARD:g})"
-                )
-        score = float(given[-1] if self._paid == "last" else sum(given))
-        if not is_usable_reward(score):
-            raise AgentError(f"{where} has a score of more than {LARGEST_REWARD:g} in size")
-        record = {"reward": score, "passed": score >= self._passed_at, "rewards": play.rewards, "done": play.is_done}
-        return json.dumps(record) + "\n"
+        score = require_reward(given[-1] if self._paid == "last" else sum(given), where)
+        return write_score(score, self._passed_at, rewards=play.rewards, done=play.is_done)
 
 
-class _Play:
+class _Play(Play):
     """Holds one episode as it is played."""
 
-    talk: Conversation
-
     def __init__(self, config: AgentConfig, facts: ServerFacts, episode: Episode, steps: int, max_turns: int) -> None:
+        super().__init__(config, most_actions=steps or max_turns)
         self.episode = episode
         self.rewards: list[Any] = []
-        self.is_done = False
-        self._config = config
         self._facts = facts
         self._steps = steps
-        # A reply may call several tools. All calls together are not more than the turns are.
-        self._most_actions = steps or max_turns
         self._actions: Actions
 
     async def find_tools(self) -> list[dict[str, Any]]:
@@ -150,54 +135,15 @@ class _Play:
         asked = self._actions.read(reply)
         if not reply.tool_calls and asked[0].action is None:
             return self.talk.answer_format_error(turn, asked[0].why_not, self._config.max_format_errors)
-        refused = 0
-        said: list[str] = []
-        for wish in asked:
-            text, was_done = await self._do(wish, turn)
-            refused += not was_done
-            said.append(text)
-            if self.is_done or len(self.rewards) >= self._most_actions:
-                break
-            self._answer(wish, text)
-        done = [json.dumps(wish.action, ensure_ascii=False) for wish in asked if wish.action is not None]
-        turn.command = "\n".join(done)
-        turn.observation = "\n".join(said)
-        if self.is_done or (self._steps and len(self.rewards) >= self._steps):
+        refused = await self.do_all(asked, turn)
+        if self.is_done or (self._steps and self.is_over):
             return Exit.SUBMITTED
-        if len(self.rewards) >= self._most_actions:
+        if self.is_over:
             return Exit.STEP_LIMIT
-        return self._count_refusals(turn, refused == len(asked))
+        return refused
 
-    async def _do(self, asked: Asked, turn: Turn) -> tuple[str, bool]:
-        """Returns what the model is told of an action, and whether it was done. Raises EpisodeError."""
-        if asked.action is None:
-            return asked.why_not, False
-        began_s = time.monotonic()
-        try:
-            observed = await self.episode.step(asked.action)
-        except RefusedActionError as error:
-            return f"The environment refuses this action: {error}", False
-        finally:
-            turn.command_s += time.monotonic() - began_s
-        self._note(observed)
-        return show_observation(observed.observation, self._config.max_observation_chars), True
-
-    def _note(self, observed: Observed) -> None:
+    async def _perform(self, action: dict[str, Any]) -> str:
+        observed = await self.episode.step(action)
         self.rewards.append(observed.reward)
         self.is_done = observed.done
-
-    def _answer(self, asked: Asked, text: str) -> None:
-        if asked.call_id is None:
-            self.talk.say("user", text)
-        else:
-            self.talk.say("tool", text, tool_call_id=asked.call_id)
-
-    def _count_refusals(self, turn: Turn, all_refused: bool) -> Exit | None:
-        if not all_refused:
-            self.talk.format_errors_in_a_row = 0
-            return None
-        turn.format_error = True
-        self.talk.format_errors_in_a_row += 1
-        if self.talk.format_errors_in_a_row > self._config.max_format_errors:
-            return Exit.FORMAT_ERRORS
-        return None
+        return show_observation(observed.observation, self._config.max_observation_chars)

@@ -14,6 +14,7 @@ from swe_rl.config.parts import AGENTS_WITHOUT_MODEL, Part, started_parts
 from swe_rl.config.schema import AgentConfig, Config
 from swe_rl.dataset.predictions import KEY as PREDICTIONS
 from swe_rl.dataset.predictions import PredictionsError, parse_predictions
+from swe_rl.dataset.server_address import NEMO_GYM_SERVER, OPENENV_SERVER, ServerKind
 from swe_rl.extension.find import is_foreign
 
 
@@ -27,6 +28,7 @@ class PlayedPair:
     env_words: str  # Why no other agent will do.
     plays: str  # What the agent plays.
     dataset: str  # An example of env.dataset.
+    server: ServerKind | None = None  # The servers that it plays at, if any.
 
 
 VERIFIERS = PlayedPair(
@@ -44,8 +46,18 @@ OPENENV = PlayedPair(
     env_words="episodes of an OpenEnv server have no repository to work in, and only agent=openenv plays them",
     plays="the episodes of an OpenEnv server",
     dataset="http://127.0.0.1:8000",
+    server=OPENENV_SERVER,
 )
-PAIRS = (VERIFIERS, OPENENV)
+NEMO_GYM = PlayedPair(
+    name="nemo_gym",
+    env="swe_rl.env.nemo_gym.env.NemoGymEnv",
+    agent="swe_rl.agent.nemo_gym.agent.NemoGymAgent",
+    env_words="tasks of a resource server have no repository to work in, and only agent=nemo_gym plays them",
+    plays="the tasks of a resource server of NeMo-Gym",
+    dataset="rows.jsonl",
+    server=NEMO_GYM_SERVER,
+)
+PAIRS = (VERIFIERS, OPENENV, NEMO_GYM)
 AGENT_TOOLS = {
     "bash": ("bash",),
     "mini_swe": ("bash", "bash_calls"),
@@ -65,6 +77,7 @@ AGENT_TOOLS = {
     "predictions": ("none",),
     "verifiers": ("none",),
     "openenv": ("none",),
+    "nemo_gym": ("none",),
 }
 AGENT_PROMPTS = {
     "bash": ("standard", "short"),

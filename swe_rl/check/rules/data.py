@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Any
 
 from swe_rl.check.findings import Finding, Host, error, error_if, rule_about, rule_between, warning
-from swe_rl.check.rules.agent import AGENT_TOOLS, OPENENV, VERIFIERS
+from swe_rl.check.rules.agent import AGENT_TOOLS, VERIFIERS
 from swe_rl.config.choices import OWN_ROWS, ExtensionKind, GradingKind, Keep, SandboxKind, Unproven
 from swe_rl.config.dataset_files import no_such_instances
 from swe_rl.config.folders import PACKAGE
@@ -22,7 +22,6 @@ from swe_rl.config.keys import nearest_words
 from swe_rl.config.parts import Part, reads_key, started_parts
 from swe_rl.config.schema import Config, EnvConfig
 from swe_rl.dataset.columns import TREE_COLUMNS, absent_columns, rename_columns, unknown_names
-from swe_rl.dataset.openenv_address import find_address_problem
 from swe_rl.extension.code import search_folders
 from swe_rl.extension.find import foreign_names, is_foreign
 from swe_rl.extension.kinds import group_of
@@ -33,7 +32,7 @@ PLACEHOLDERS = ("instance_id", "instance_id_s", "instance_id_1776")
 ENVS = (
     "bugs", "jsonl", "mined", "swe_gym", "swe_gym_lite", "swebench_verified", "swebench_lite", "django201", "r2e_gym",
     "swe_smith", "kodcode", "swe_rebench", "swebench_multilingual", "swebench_live", "harbor", "verifiers", "openenv",
-    "humaneval", "swebench_pro", "mix",
+    "humaneval", "swebench_pro", "nemo_gym", "mix",
 )  # fmt: skip
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SHOWN = 5
@@ -365,13 +364,3 @@ def verifiers_package(config: Config, host: Host) -> Iterator[Finding]:
         words = f"there is no installed package with the module {module}, which an environment of that name is"
         fix = f"pip install {config.env.dataset.split('/')[-1]}, or job.code=[FOLDER] that has it"
         yield error("verifiers_package", "env.dataset", words, fix)
-
-
-@rule_about(Part.data)
-def openenv_address(config: Config, _: Host) -> Iterator[Finding]:
-    if config.env._target_ != OPENENV.env:
-        return
-    allow_remote = config.env.params.get("allow_remote") is True
-    problem = find_address_problem(config.env.dataset, allow_remote=allow_remote)
-    if problem is not None:
-        yield error("openenv_address", "env.dataset", problem.words, problem.fix)

@@ -332,3 +332,21 @@ def runtime_address(config: Config, host: Host) -> Iterator[Finding]:
             "is not there, so no job=runtime serves in it",
             "runtime.shared_dir=FOLDER of a job=runtime, or sandbox.runtime_url=http://HOST:PORT",
         )
+
+
+@rule_about(Part.sandboxes)
+def kubernetes_cluster(config: Config, host: Host) -> Iterator[Finding]:
+    """Finds that nothing names a cluster, where the job runs here. A job elsewhere may have what this machine lacks."""
+    if config.sandbox.name != "kubernetes" or host.elsewhere or host.submitted:
+        return
+    environment = host.environment
+    default = f"{environment.get('HOME', '')}/.kube/config"
+    in_pod = "KUBERNETES_SERVICE_HOST" in environment
+    if environment.get("KUBECONFIG") is None and not in_pod and not host.file_exists(default):
+        words = "sandbox=kubernetes needs a cluster: neither KUBECONFIG is set, nor is there a file ~/.kube/config"
+        yield error(
+            "kubernetes_cluster", "sandbox.name", words, "KUBECONFIG=FILE in the environment, or sandbox=process"
+        )
+    if config.sandbox.mounts:
+        words = "folders of this machine are in no pod"
+        yield error("kubernetes_mounts", "sandbox.mounts", words, "sandbox.mounts=[], and an image with the programs")

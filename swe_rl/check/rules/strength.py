@@ -13,7 +13,8 @@ from swe_rl.config.parts import Part
 from swe_rl.config.schema import Config
 from swe_rl.extension.find import is_foreign
 
-_UNMEASURED_ENVS = ("kodcode", "humaneval", "harbor", "openenv", "verifiers")  # they have no gold patch, or no proofs
+# They have no gold patch, or no proofs.
+_UNMEASURED_ENVS = ("kodcode", "humaneval", "harbor", "nemo_gym", "openenv", "verifiers")
 
 
 @rule_about(Part.steps, Part.evaluation)

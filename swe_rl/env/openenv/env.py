@@ -13,7 +13,8 @@ from typing import Any
 
 from swe_rl.config.schema import EnvConfig
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.openenv.server import clean_address, look_at_server
+from swe_rl.dataset.server_address import OPENENV_SERVER, clean_address
+from swe_rl.env.openenv.server import look_at_server
 from swe_rl.env.played import PlayedEnv
 from swe_rl.errors import UserError
 
@@ -46,7 +47,7 @@ class OpenEnvEnv(PlayedEnv):
         for name, number in {"episodes": episodes, "eval_episodes": eval_episodes}.items():
             if not isinstance(number, int) or not 0 < number <= _MOST_EPISODES:
                 raise UserError(f"env.params.{name}={number} is no number of seeds from 1 to {_MOST_EPISODES}")
-        self._address = clean_address(config.dataset, allow_remote=allow_remote)
+        self._address = clean_address(config.dataset, OPENENV_SERVER, allow_remote=allow_remote)
 
     def split_instances(self, split: str) -> int | None:
         return self._numbers.get(split.partition("[")[0])

@@ -17,7 +17,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from swe_rl.errors import RunError, one_line
+from swe_rl.env.served import EpisodeError, RefusedActionError
+from swe_rl.errors import one_line
 
 _MOST_BYTES = 16_000_000
 _CONNECT_S = 10.0
@@ -25,14 +26,6 @@ _CLOSE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _SHOWN_CHARS = 1000
-
-
-class EpisodeError(RunError):
-    """The server or its environment failed. There is no reward."""
-
-
-class RefusedActionError(Exception):
-    """The server says that an action has not the form that its schema asks for. Nothing was done."""
 
 
 class _NoPlaceError(Exception):

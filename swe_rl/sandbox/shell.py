@@ -1,0 +1,169 @@
+"""This module has sandboxes elsewhere of which only short calls are known: one runs a script there and returns.
+
+Invariants:
+- A command runs beside the call that started it, and each further call waits some time for its end. So a command can be
+  stopped, may take longer than a call, and what breaks one call does not end the command.
+- A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
+- The place needs bash, coreutils and grep, and a /proc.
+"""
+
+import asyncio
+import base64
+import contextlib
+import shlex
+import tarfile
+import tempfile
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+from swe_rl.sandbox.base import TIMEOUT_EXIT
+from swe_rl.sandbox.sandbox import ExecResult, SandboxError
+
+MARGIN_S = 20.0  # A call gets so long beyond what it waits for; a command beyond its own time, for its end.
+_FILE_S = 120.0  # A call that moves a file gets so long.
+_KILLED = 137  # A command that SIGKILL ended has this status, so that of `timeout -s KILL`, too.
+# The arguments are $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, $6: how many tenths of a
+# second a call waits, then NAME=VALUE. `timeout` leads a process group of its own. What left the group is found by a
+# variable of this command.
+_RUN = r"""
+cd -- "$1" && mkdir -m 700 -- "$5" || { echo 125; exit; }
+seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5 tenths=$6; shift 6
+(
+env -i PATH="$PATH" HOME="${HOME:-/}" LANG=C.UTF-8 "$mark" "$@" \
+  timeout -s KILL "$seconds" bash -c "$command" > "$place/out" 2>&1 < /dev/null &
+pid=$!
+wait "$pid" 2> /dev/null; status=$?
+kill -KILL -- "-$pid" 2> /dev/null
+for tries in 1 2 3; do
+  left=$(grep -lsaF -- "$mark" /proc/[0-9]*/environ 2> /dev/null | tr -dc '0-9\n')
+  [ -n "$left" ] || break
+  kill -KILL $left 2> /dev/null
+done
+echo "$status" > "$place/ended"; mv "$place/ended" "$place/status"
+) > /dev/null 2>&1 < /dev/null &
+echo $! > "$place/pid"
+set -- "$place" "$tenths"
+"""
+# The arguments are $1: the command's folder, $2: so many tenths of a second are waited. The first line of output is the
+# status, which is empty while it runs.
+_WAIT = r"""
+waited=0
+for pause in .01 .01 .02 .04 .08; do
+  [ -e "$1/status" ] && break
+  sleep "$pause"
+done
+while [ ! -e "$1/status" ] && [ "$waited" -lt "$2" ]; do
+  kill -0 "$(cat "$1/pid")" 2> /dev/null || { [ -e "$1/status" ] || echo 137 > "$1/status"; break; }
+  sleep .1; waited=$((waited + 1))
+done
+[ -e "$1/status" ] || { echo; exit; }
+cat "$1/status"
+if [ "$(wc -c < "$1/out")" -gt 2097152 ]; then
+  head -c 1048576 "$1/out"; echo; tail -c 1048576 "$1/out"
+else
+  cat "$1/out"
+fi
+rm -rf -- "$1"
+"""
+# The arguments are $1: the command's mark, $2: its folder.
+_END = r"""
+kill -KILL $(grep -lsaF -- "SWE_RL_COMMAND=$1" /proc/[0-9]*/environ | tr -dc '0-9\n') 2> /dev/null
+rm -rf -- "$2"
+"""
+# The arguments are $1: workdir, $2: a path. The scripts that begin so end with status 4 where it leaves the workdir.
+_INSIDE = r"""
+cd -- "$1" || exit 125
+path=$(realpath -m -- "$2"); here=$(realpath -- .)
+case "$path" in "$here"/*) ;; *) exit 4 ;; esac
+"""
+_READ = _INSIDE + '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; base64 -w0 -- "$path"'
+_WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && mv -f -- "$3" "$path"'
+_UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
+
+
+class ShellSandbox(ABC):
+    """This is a sandbox whose place runs scripts. `scratch` is a folder of this machine for what goes there."""
+
+    wait_s = 1.0  # So long one call waits for a command's end.
+
+    def __init__(self, sandbox_id: str, workdir: str, scratch: Path) -> None:
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
+        self._scratch = scratch
+        self._mark = uuid.uuid4().hex
+
+    @abstractmethod
+    async def _ran(self, script: str, words: tuple[str, ...], limit_s: float) -> tuple[int, str]:
+        """Runs a script there with its arguments. Returns the exit status and both streams as text."""
+
+    @abstractmethod
+    async def _upload(self, file: Path) -> str:
+        """Copies a file of this machine there, and returns its path."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Ends all that runs and removes all files."""
+
+    async def exec(self, command: str, timeout_s: float, env: Mapping[str, str]) -> ExecResult:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        place = f"/tmp/swe_rl-{uuid.uuid4().hex}"
+        tenths = f"{10 * self.wait_s:.0f}"
+        given = [f"{name}={value}" for name, value in env.items()]
+        words = (self.workdir, f"{timeout_s:g}", command, self._mark, place, tenths, *given)
+        try:
+            status, output = await self._answer(_RUN + _WAIT, words)
+            while not status:
+                if clock() - began_s > timeout_s + MARGIN_S:
+                    raise SandboxError(f"{self.sandbox_id}: a command did not end {MARGIN_S:g} s after its time")
+                status, output = await self._answer(_WAIT, (place, tenths))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await asyncio.shield(self._ran(_END, (self._mark, place), MARGIN_S))
+            raise
+        if not status.isdigit():
+            raise SandboxError(f"{self.sandbox_id}: a command has no exit status: {status[:200]!r}")
+        is_late = int(status) == _KILLED and clock() - began_s >= timeout_s
+        return ExecResult(TIMEOUT_EXIT if is_late else int(status), output, timed_out=is_late)
+
+    async def write_file(self, path: str, content: bytes) -> None:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as place:
+            file = Path(place) / "file"
+            await asyncio.to_thread(file.write_bytes, content)
+            there = await self._upload(file)
+        await self._script(_WRITE, self.workdir, path, there)
+
+    async def read_file(self, path: str) -> bytes:
+        return base64.b64decode(await self._script(_READ, self.workdir, path))
+
+    async def _unpack(self, folder: Path) -> None:
+        """Copies a folder of this machine there as the working folder, as one archive."""
+        with tempfile.TemporaryDirectory(dir=self._scratch) as place:
+            archive = Path(place) / "folder.tar"
+            await asyncio.to_thread(_pack_folder, folder, archive)
+            there = await self._upload(archive)
+        await self._script(_UNPACK, self.workdir, there)
+
+    async def _answer(self, script: str, words: tuple[str, ...]) -> tuple[str, str]:
+        _, said = await self._ran(script, words, self.wait_s + MARGIN_S)
+        status, _, output = said.partition("\n")
+        return status, output
+
+    async def _script(self, script: str, *words: str) -> str:
+        """Runs a script there and returns its output.
+
+        Raises FileNotFoundError for the script's own status of a missing file, and SandboxError for any other failure.
+        """
+        status, output = await self._ran(script, words, _FILE_S)
+        if status == 3:
+            raise FileNotFoundError(words[1])
+        if status:
+            raise SandboxError(f"{self.sandbox_id}: {shlex.join(words)[:200]}: status {status} {output[-300:]}")
+        return output
+
+
+def _pack_folder(folder: Path, archive: Path) -> None:
+    with tarfile.open(archive, "w") as packed:
+        packed.add(folder, ".")

@@ -1,0 +1,165 @@
+"""sandbox=kubernetes by the official client: pods of a fake API server, which run commands for real."""
+
+import asyncio
+import json
+
+import pytest
+
+from swe_rl.config.compose import compose
+from swe_rl.errors import UserError
+from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.provider import make_provider
+from swe_rl.sandbox.sandbox import SandboxError, Workspace
+from swe_rl.testing import check_sandbox
+from tests.support.fake_kubernetes import CAN_RUN, TOKEN, FakeKubernetes
+from tests.support.waiting import until
+
+pytest.importorskip("kubernetes")
+needs_pods = pytest.mark.skipif(not CAN_RUN, reason="the fake's pods need root, bubblewrap and nsenter")
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    (tmp_path / "cluster").mkdir()
+    with FakeKubernetes(tmp_path / "cluster") as fake:
+        monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
+        monkeypatch.setattr("swe_rl.sandbox.kubernetes._LOOK_S", 0.02)
+        yield fake
+
+
+@pytest.fixture
+async def provide(tmp_path):
+    made = []
+
+    def make(*words):
+        config = compose(["sandbox=kubernetes", "sandbox.image=a:1", "sandbox.concurrency=4", *words]).config.sandbox
+        scratch = tmp_path / "scratch"
+        scratch.mkdir(exist_ok=True)
+        made.append(make_provider(config, scratch, pytest.fail))
+        return made[-1]
+
+    yield make
+    for provider in made:
+        await provider.close()
+
+
+@needs_pods
+@pytest.mark.slow
+def test_pods_conform_and_those_of_a_killed_run_end_by_their_lease(cluster, tmp_path):
+    from swe_rl.sandbox.kubernetes import Kubernetes
+
+    (tmp_path / "scratch").mkdir()
+    check_sandbox(QuickLease, tmp_path / "scratch", image="a:1")
+    assert Kubernetes.ends_when_killed
+    left = [name for name, pod in cluster.pods.items() if pod.process.poll() is None]
+    assert not left, "only the ended pod of the killed run is there"
+
+
+def _quick_lease():
+    from dataclasses import replace
+
+    from swe_rl.sandbox.kubernetes import Kubernetes
+
+    class QuickLease(Kubernetes):
+        """With a lease that a test can wait for."""
+
+        def __init__(self, config, scratch):
+            super().__init__(replace(config, lease_s=4.0, concurrency=4), scratch)
+
+    QuickLease.__qualname__ = "QuickLease"
+    return QuickLease
+
+
+QuickLease = _quick_lease()
+
+
+@needs_pods
+async def test_a_folder_is_copied_into_a_pod_that_is_described_as_asked(cluster, provide, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "given.txt").write_text("given\n")
+    words = ["sandbox.cpus=0.5", "sandbox.memory_gb=1", "sandbox.disk_gb=2", "+sandbox.params.pod.nodeSelector.a=b"]
+    provider = provide(*words)
+    sandbox = await provider.create(Workspace(path=tmp_path / "folder"), owner="group/one")
+    assert (await sandbox.exec("cat given.txt; pwd", timeout_s=20)).output == "given\n/testbed\n"
+    (name,) = cluster.pods
+    pod = cluster.pods[name].described
+    (container,) = pod["spec"]["containers"]
+    assert pod["metadata"]["labels"] == {"swe_rl.sandbox": name, "swe_rl.owner": "group_one"}
+    amounts = {"cpu": "0.5", "memory": str(1024**3), "ephemeral-storage": str(2 * 1024**3)}
+    assert container["resources"] == {"limits": amounts, "requests": amounts}
+    assert pod["spec"]["nodeSelector"] == {"a": "b"} and pod["spec"]["activeDeadlineSeconds"] == 86_400
+    assert pod["spec"]["automountServiceAccountToken"] is False and pod["spec"]["restartPolicy"] == "Never"
+    assert cluster.policies[0]["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert cluster.authorized == {f"Bearer {TOKEN}"}
+    await sandbox.close()
+    assert not cluster.pods
+
+
+@needs_pods
+async def test_long_commands_and_files_do_not_go_into_the_address(cluster, provide):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    said = "x" * 100_000
+    assert (await sandbox.exec(f"echo {said} | wc -c", timeout_s=20)).output == "100001\n"
+    content = bytes(range(256)) * 8_000
+    await sandbox.write_file("large", content)
+    assert await sandbox.read_file("large") == content
+    with pytest.raises(MissingFileError):
+        await sandbox.read_file("nowhere")
+
+
+@needs_pods
+async def test_a_pod_that_ends_while_a_command_runs_is_an_error_and_no_exit_status(cluster, provide):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    running = asyncio.ensure_future(sandbox.exec("sleep 600", timeout_s=600))
+    (pod,) = cluster.pods.values()
+    await until(lambda: len(pod.running) > 1)
+    pod.end()
+    with pytest.raises(SandboxError):
+        await running
+
+
+@needs_pods
+async def test_an_ended_pod_that_another_run_left_is_removed(cluster, provide):
+    await provide().create(Workspace(image="a:1"), owner="left")
+    (name,) = cluster.pods
+    cluster.pods[name].end()
+    await provide().create(Workspace(image="a:1"), owner="next")
+    assert name not in cluster.pods and len(cluster.pods) == 1
+
+
+@needs_pods
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"waiting": "ErrImagePull"}, "the pod cannot start: ErrImagePull: of its image"),
+        ({"POST pods": 403}, "the cluster refuses create_namespaced_pod: 403"),
+        ({"GET exec": 500}, "no command can be started"),
+    ],
+    ids=["image", "forbidden", "exec"],
+)
+async def test_a_cluster_that_refuses_is_an_error_and_leaves_no_pod(cluster, provide, fault, said):
+    cluster.faults.update(fault)
+    with pytest.raises(SandboxError, match=said):
+        await provide().create(Workspace(image="a:1"), owner="o")
+    assert not cluster.pods
+
+
+@needs_pods
+async def test_a_cancelled_start_leaves_no_pod(cluster, provide):
+    provider = provide()
+    start = asyncio.ensure_future(provider.create(Workspace(image="a:1"), owner="o"))
+    await until(lambda: ("POST", "/api/v1/namespaces/default/pods") in cluster.requests)
+    start.cancel()
+    await asyncio.wait({start})
+    await until(lambda: not cluster.pods)
+
+
+def test_what_cannot_be_used_is_a_users_mistake(cluster, provide, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="are in no pod"):
+        provide("sandbox.mounts=[/a:/b]")
+    with pytest.raises(UserError, match="finds no cluster .*elsewhere.*set KUBECONFIG"):
+        provide("sandbox.params.context=elsewhere")
+    (tmp_path / "empty").write_text(json.dumps({}))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="finds no cluster"):
+        provide()

@@ -1,0 +1,204 @@
+"""An API server of Kubernetes for tests: pods, exec over a websocket, and commands that run for real.
+
+Invariants:
+- A pod is a bubblewrap with files and processes of its own; `exec` enters it as a kubelet enters a container. It needs
+  root, bubblewrap and nsenter.
+- As in a cluster, a broken connection ends no command, and a pod ends with its first process. Its object stays.
+- Whatever is not in `faults` is answered as the official client reads it. `requests` has all methods and paths.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+CAN_RUN = os.geteuid() == 0 and shutil.which("bwrap") is not None and shutil.which("nsenter") is not None
+TOKEN = "token-of-the-cluster"
+_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
+_ROOT = ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--proc", "/proc", "--dev", "/dev"]
+_ROOT += [word for name in ("bin", "sbin", "lib", "lib64") for word in ("--symlink", f"usr/{name}", f"/{name}")]
+_ROOT += ["--tmpfs", "/tmp", "--dir", "/root"]
+
+
+@dataclass
+class FakePod:
+    described: dict[str, Any]
+    process: subprocess.Popen[bytes]
+    inside: int  # the number of its first process on this machine
+    looks: int = 0
+    running: list[Any] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Kills all that runs in it. The first process inside may not yet die with bubblewrap itself."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.inside, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()
+
+
+class FakeKubernetes:
+    """`with FakeKubernetes(folder) as cluster`: `cluster.kubeconfig` is the file for the client."""
+
+    def __init__(self, folder: Path) -> None:
+        self.kubeconfig = folder / "kubeconfig"
+        self.pods: dict[str, FakePod] = {}
+        self.policies: list[dict[str, Any]] = []
+        self.requests: list[tuple[str, str]] = []
+        self.authorized: set[str | None] = set()
+        self.faults: dict[str, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> "FakeKubernetes":
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        app = web.Application(middlewares=[self._note])
+        pods = "/api/v1/namespaces/{namespace}/pods"
+        app.router.add_post("/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies", self._add_policy)
+        app.router.add_post(pods, self._create)
+        app.router.add_get(pods, self._list)
+        app.router.add_get(f"{pods}/{{name}}", self._read)
+        app.router.add_delete(f"{pods}/{{name}}", self._delete)
+        app.router.add_get(f"{pods}/{{name}}/exec", self._exec)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        port = self._runner.addresses[0][1]
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "here"}}],
+            "clusters": [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "here", "user": {"token": TOKEN}}],
+        }
+        self.kubeconfig.write_text(json.dumps(config))
+
+    async def _end(self) -> None:
+        for pod in self.pods.values():
+            pod.end()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append((request.method, request.path))
+        self.authorized.add(request.headers.get("Authorization"))
+        status = self.faults.get(f"{request.method} {request.path.rpartition('/')[2].partition('-')[0]}")
+        if status:
+            return _status(status, "it does not want to")
+        return await handler(request)
+
+    async def _add_policy(self, request: web.Request) -> web.Response:
+        if self.policies:
+            return _status(409, "it is there")
+        self.policies.append(await request.json())
+        return web.json_response(self.policies[0], status=201)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        described = await request.json()
+        name = described["metadata"]["name"]
+        (container,) = described["spec"]["containers"]
+        read, write = os.pipe()
+        words = ["bwrap", *_ROOT, "--unshare-pid", "--die-with-parent", "--info-fd", str(write), *container["command"]]
+        process = subprocess.Popen(words, env=_ENV, pass_fds=[write], start_new_session=True)  # noqa: ASYNC220
+        os.close(write)
+        with os.fdopen(read) as said:
+            inside = json.loads(await asyncio.to_thread(said.read))["child-pid"]
+        self.pods[name] = FakePod(described, process, inside)
+        return web.json_response(described, status=201)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        label = request.query["labelSelector"]
+        items = [_shown(pod) for pod in self.pods.values() if label in pod.described["metadata"]["labels"]]
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
+
+    async def _read(self, request: web.Request) -> web.Response:
+        pod = self.pods.get(request.match_info["name"])
+        if pod is None:
+            return _status(404, "there is no such pod")
+        pod.looks += 1
+        return web.json_response(_shown(pod, self.faults.get("waiting")))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        pod = self.pods.pop(request.match_info["name"], None)
+        if pod is None:
+            return _status(404, "there is no such pod")
+        await asyncio.to_thread(pod.end)
+        return web.json_response(_shown(pod))
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        pod = self.pods.get(request.match_info["name"])
+        if pod is None or pod.process.poll() is not None:
+            return _status(404, "there is no such pod")
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        pipe = asyncio.subprocess.PIPE
+        enter = ["nsenter", "-t", str(pod.inside), "-m", "-p", "--", *request.query.getall("command")]
+        process = await asyncio.create_subprocess_exec(*enter, env=_ENV, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe)
+        assert process.stdin and process.stdout and process.stderr
+        typing = asyncio.ensure_future(_type(socket, process.stdin))
+        pod.running.append(process)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
+            await socket.send_bytes(b"\3" + json.dumps(_ended(await process.wait())).encode())
+            await socket.close()
+        typing.cancel()
+        return socket
+
+
+async def _type(socket: web.WebSocketResponse, to: asyncio.StreamWriter) -> None:
+    async for message in socket:
+        if message.type is WSMsgType.BINARY and message.data[:1] == b"\0":
+            with contextlib.suppress(ConnectionError):
+                to.write(message.data[1:])
+                await to.drain()
+
+
+async def _send(socket: web.WebSocketResponse, channel: int, of: asyncio.StreamReader) -> None:
+    while data := await of.read(32_000):
+        await socket.send_bytes(bytes([channel]) + data)
+
+
+def _ended(code: int) -> dict[str, Any]:
+    if code == 0:
+        return {"metadata": {}, "status": "Success"}
+    causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]
+    return {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
+
+
+def _shown(pod: FakePod, waiting: str | None = None) -> dict[str, Any]:
+    code = pod.process.poll()
+    state: dict[str, Any] = {"running": {}}
+    phase = "Running"
+    if code is not None:
+        phase = "Failed" if code else "Succeeded"
+        state = {"terminated": {"exitCode": code}}
+    elif waiting or pod.looks < 2:
+        phase = "Pending"
+        state = {"waiting": {"reason": waiting or "ContainerCreating", "message": "of its image"}}
+    container = {"name": "sandbox", "image": "a", "imageID": "", "ready": True, "restartCount": 0, "state": state}
+    return {**pod.described, "status": {"phase": phase, "containerStatuses": [container]}}
+
+
+def _status(code: int, message: str) -> web.Response:
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
+    return web.json_response(body, status=code)
