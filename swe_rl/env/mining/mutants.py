@@ -190,8 +190,8 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
         bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
         if len(bugs) >= number:
             break
-    told = "".join(f"; {number} times {refusal}" for refusal, number in refusals.most_common())
-    return bugs or [replace(without, reason=Reason.no_bug, detail=f"{runs.spent}{told}")]
+    counts = "".join(f"; {number} times {refusal}" for refusal, number in refusals.most_common())
+    return bugs or [replace(without, reason=Reason.no_bug, detail=f"{runs.spent}{counts}")]
 
 
 def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
