@@ -13,8 +13,10 @@ import random
 import re
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -58,6 +60,18 @@ _BENCHMARK = re.compile(r"(?:^|_)bench(?:mark)?s?[_.]")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _QUICK = "--tb=no --continue-on-collection-errors"
 _ENDING = "Find the bug in the code and mend it. The tests that show it are not in the repository."
+
+
+class Refusal(StrEnum):
+    """Says why a swap of a token is no task."""
+
+    unseen = "no test fails"
+    late = "the tests do not end in time"
+    seen_before = "an earlier task has these tests"
+    broad = "too many tests fail"
+    unhidden = "its tests cannot be hidden"
+    untold = "its tests say too little"
+    leak = "its tests say the fix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +164,7 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
     longest_s = _LEAST_S + _LONGER * runs.tests_s / _SIDE_RUNS
     sound = with_early_end(sound, runs.not_passed)
     shown_by: set[tuple[str, ...]] = set()
+    refusals: Counter[Refusal] = Counter()
     in_vain = 0
     for path, site in _sites(release):
         if in_vain == _MOST_IN_VAIN:
@@ -161,18 +176,22 @@ async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, num
             failing = tuple(sorted(passes - await runs.passing(sound, patch, longest_s)))
         except TestsTimedOutError:
             # Whether its loop is endless or the machine slow, its tests cannot judge it.
+            refusals[Refusal.late] += 1
             continue
         except BudgetEndedError:
             break
         # Tests that show an earlier bug would say the same of this one.
-        bug = bug_of(release, path, site, failing) if failing not in shown_by else None
-        if bug is not None:
-            in_vain = 0
-            shown_by.add(failing)
-            bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
+        bug = Refusal.seen_before if failing in shown_by else bug_of(release, path, site, failing)
+        if isinstance(bug, Refusal):
+            refusals[bug] += 1
+            continue
+        in_vain = 0
+        shown_by.add(failing)
+        bugs.append(replace(bug, detail=f"{site.swap.family} in {path}, after {runs.spent}"))
         if len(bugs) >= number:
             break
-    return bugs or [replace(without, reason=Reason.no_bug, detail=runs.spent)]
+    counts = "".join(f"; {number} times {refusal}" for refusal, number in refusals.most_common())
+    return bugs or [replace(without, reason=Reason.no_bug, detail=f"{runs.spent}{counts}")]
 
 
 def _sites(release: SoundRelease) -> Iterator[tuple[str, MutationSite]]:
@@ -219,22 +238,24 @@ def is_shipped_module(path: str, files: Collection[str]) -> bool:
     return len(inside) == 1 or f"{top}/__init__.py" in files
 
 
-def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequence[str]) -> TaskCandidate | None:
-    """Returns the candidate of a bug, and None where the tests that fail by it cannot judge it."""
+def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequence[str]) -> TaskCandidate | Refusal:
+    """Returns the candidate of a bug, or why the tests that fail by it cannot judge it."""
     sound = release.candidate.instance
     assert sound is not None and sound.source is not None
+    if not failing:
+        return Refusal.unseen
     functions = test_functions(failing)
-    if functions is None or not 1 <= sum(map(len, functions.values())) <= MAX_FAILING_TESTS:
-        return None
-    if len(failing) > MAX_FAILING_CASES:
-        return None
+    if functions is None:
+        return Refusal.unhidden
+    if sum(map(len, functions.values())) > MAX_FAILING_TESTS or len(failing) > MAX_FAILING_CASES:
+        return Refusal.broad
     shown: dict[str, str] = {}
     lines: list[str] = []
     examples: list[str] = []
     for file, names in functions.items():
         left = without_tests(release.files.get(file, ""), names)
         if left is None:
-            return None
+            return Refusal.unhidden
         shown[file] = left
         described = descriptions_in(release.files[file])
         short_names = [name.rpartition("::")[2] for name in names]
@@ -243,11 +264,13 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
         examples += [of_file[name] for name in short_names if name in of_file]
     source = release.files[path]
     if not changes_code(source, site.mutate(source)):
-        return None
+        return Refusal.unseen
     patch = patch_between({path: site.mutate(source)}, {path: source})
     statement = _statement(release.candidate, lines, examples, _words_of_function(source, site))
-    if not statement or shows_fix(statement, patch):
-        return None
+    if not statement:
+        return Refusal.untold
+    if shows_fix(statement, patch):
+        return Refusal.leak
     instance = replace(
         sound,
         instance_id=f"{sound.instance_id.removesuffix('-sound')}-bug-{digest_of_patch(patch)}",
@@ -279,7 +302,10 @@ def bug_again(release: SoundRelease, recipe: TaskRecipe) -> TaskCandidate | None
         return None
     swap = Swap(recipe.family, recipe.right, recipe.wrong)
     sites = [site for site in find_sites(release.files[recipe.file], [swap]) if site.line == recipe.line]
-    return bug_of(release, recipe.file, sites[-1], recipe.tests) if sites else None
+    if not sites:
+        return None
+    bug = bug_of(release, recipe.file, sites[-1], recipe.tests)
+    return None if isinstance(bug, Refusal) else bug
 
 
 def _words_of_function(source: str, site: MutationSite) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Bugs that are put into a release: which are kept, what an agent sees of them, and which tests are hidden."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from swe_rl.env.env import SuiteRun
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.hidden_tests import without_tests
 from swe_rl.env.mining.mutants import (
+    Refusal,
     SoundRelease,
     bug_again,
     bugs_of,
@@ -128,10 +130,23 @@ def test_a_bug_of_an_inner_function_is_one_task():
     assert len({candidate.instance.instance_id for candidate in found}) == len(found) == 1
 
 
-@pytest.mark.parametrize("failing", [(), ("no_file::test_a",), ("summary",)])
-def test_a_bug_that_no_function_of_a_file_shows_is_none(failing):
-    (found,), _ = hunt(lambda patch: () if patch == NOOP_PATCH else failing)
+@pytest.mark.parametrize(
+    ("failing", "why"),
+    [
+        ((), Refusal.unseen),
+        (("no_file::test_a",), Refusal.unhidden),
+        (("summary",), Refusal.unhidden),
+        (("tests/test_summer.py::TestLow::test_of_a_base_class",), Refusal.unhidden),
+        (tuple(f"tests/test_summer.py::test_{number}" for number in range(7)), Refusal.broad),
+    ],
+)
+def test_a_bug_that_no_function_of_a_file_shows_is_none_and_the_report_says_why(failing, why):
+    (found,), asked = hunt(lambda patch: () if patch == NOOP_PATCH else failing, more=failing)
     assert found.reason is Reason.no_bug and "runs of tests" in found.detail
+    others = {patch for patch, _ in asked} - {NOOP_PATCH}
+    refusals = re.findall(r"; (\d+) times ([^;]+)", found.detail)
+    assert sum(int(number) for number, _ in refusals) == len(others) == 3, "each swap is counted once"
+    assert refusals[0][1] == why
 
 
 def test_a_release_whose_tests_all_fail_has_no_bug_put_in():
@@ -225,7 +240,7 @@ def test_a_bug_whose_tests_have_short_names_shows_one_of_them_or_is_no_task():
 def test_where_tests_have_short_names_the_function_is_told_or_it_is_no_task():
     """`test_less` says nothing of the function `low`, and its example names `is_less`."""
     (none,), _ = hunt(lambda patch: ALL[1:2] if "max(" in patch else ())
-    assert none.reason is Reason.no_bug
+    assert none.reason is Reason.no_bug and Refusal.untold in none.detail
     two = renamed(
         "def test_less():\n", "def test_less():\n    assert is_less(low(1, 2), 3)\n\n\ndef test_more_or_less():\n"
     )
@@ -302,7 +317,7 @@ def test_a_bug_whose_test_says_the_code_is_no_task():
     told = TEST_FILE.replace("The smaller of two.", "Low is ``min(a, b)``.")
     release = replace(RELEASE, files={**RELEASE.files, "tests/test_summer.py": told})
     (found,), _ = hunt(low_fails, release=release)
-    assert found.reason is Reason.no_bug
+    assert found.reason is Reason.no_bug and Refusal.leak in found.detail
 
 
 @pytest.mark.parametrize("names", [["test_none"], ["TestLow::test_other"], ["TestLow"]])
