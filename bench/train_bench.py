@@ -32,6 +32,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bench.train_models import MODELS, config_of, train_flops
+
 PRESETS = {
     "tiny": ["tiny:check:2x64", "tiny:2x64", "tiny:2x64:plain", "tiny:sp2:2x64", "tiny:dp2:4x64"],
     "one": [
@@ -56,20 +58,6 @@ PRESETS = {
         "14b:dp4:16x8192",
     ],
 }
-# layers, hidden, intermediate, heads, key-value heads, head size, vocabulary, tied: as in conf/model
-SIZES: dict[str, tuple[int, int, int, int, int, int, int, bool]] = {
-    "tiny": (2, 64, 128, 4, 2, 16, 256, True),
-    "0.6b": (28, 1024, 3072, 16, 8, 128, 151936, True),
-    "1.7b": (28, 2048, 6144, 16, 8, 128, 151936, True),
-    "4b": (36, 2560, 9728, 32, 8, 128, 151936, True),
-    "8b": (36, 4096, 12288, 32, 8, 128, 151936, False),
-    "14b": (40, 5120, 17408, 40, 8, 128, 151936, False),
-    "32b": (64, 5120, 25600, 64, 8, 128, 151936, False),
-    "30b-a3b": (48, 2048, 6144, 32, 4, 128, 151936, False),
-    "3b-dense": (48, 2048, 6144, 32, 4, 128, 151936, False),
-    "tiny-moe": (2, 64, 128, 4, 2, 16, 256, False),
-}
-EXPERTS = {"30b-a3b": (128, 8), "tiny-moe": (8, 2)}  # of a layer, and of a token, whose widths together are in SIZES
 TRAINED_SHARE = 0.25  # of a row's tokens are sampled; the rest is prompt and observations
 MICRO_BATCH_TOKENS = 16384
 MATRIX = 8192
@@ -132,39 +120,12 @@ def parse(text: str) -> Case:
             size = word
         else:
             options.add(word)
-    if model not in SIZES or not size:
+    if model not in MODELS or not size:
         raise SystemExit(
-            f"{text}: a case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(SIZES)}"
+            f"{text}: a case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...], MODEL of {', '.join(MODELS)}"
         )
     rows, tokens = size.split("x")
     return Case(text, model, rows=int(rows), tokens=int(tokens), options=frozenset(options), **ways)
-
-
-def model_config(case: Case) -> Any:
-    from transformers import Qwen3Config, Qwen3MoeConfig
-
-    layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tied = SIZES[case.model]
-    kept = min(case.layers or layers, layers)
-    mixture: dict[str, Any] = {}
-    if case.model in EXPERTS:
-        experts, active = EXPERTS[case.model]
-        mixture = {"num_experts": experts, "num_experts_per_tok": active, "norm_topk_prob": True}
-        mixture["moe_intermediate_size"] = intermediate // active
-    kind: Any = Qwen3MoeConfig if mixture else Qwen3Config
-    return kind(
-        **mixture,
-        vocab_size=-(-vocab * kept // layers // 64) * 64,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=kept,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=max(40960, case.tokens),
-        tie_word_embeddings=tied,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        use_cache=False,
-    )
 
 
 def synthetic_rows(case: Case, vocab: int, seed: int = 0) -> list[Any]:
@@ -216,23 +177,26 @@ def matrix_rate(device: Any) -> float:
 
 
 def build(case: Case, mesh: Any, config: Any) -> Any:
-    """A sharded model of random weights, and its attention's name."""
+    """Returns a sharded model of random weights, and how it attends."""
     import torch
 
     from swe_rl.trainer.sharded.attention import choose_kernel
     from swe_rl.trainer.sharded.materialize import empty_model, fill_random
-    from swe_rl.trainer.sharded.model import ShardedModel, head_shape
+    from swe_rl.trainer.sharded.model import ShardedModel, head_shape, is_fast, pack_if_proven
     from swe_rl.trainer.sharded.ulysses import heads_per_rank
 
     on_gpu = mesh.device.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    heads, kv_heads, head_dim = head_shape(config)
-    own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
-    name = case.attention or "auto"
-    kernel = choose_kernel(mesh, (own_heads, own_kv, head_dim), dtype, name)
     offload, compiled = "offload" in case.options, "compile" in case.options
+    name, kernel = case.attention or "auto", None
+    if is_fast(config):
+        heads, kv_heads, head_dim = head_shape(config)
+        own_heads, own_kv = heads_per_rank(heads, kv_heads, mesh.sp)
+        kernel = choose_kernel(mesh, (own_heads, own_kv, head_dim), dtype, name)
     model = ShardedModel(empty_model(config), mesh, kernel, compute_dtype=dtype, compiled=compiled, offload=offload)
     fill_random(model, torch.device("cpu") if offload else mesh.device)
+    if not model.is_fast:
+        name = "own, packed" if pack_if_proven(model) is None else "own, a row at a time"
     return model, name
 
 
@@ -263,7 +227,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from swe_rl.trainer.sharded.flops import cost_per_token
     from swe_rl.trainer.sharded.model import checkpoint_activations
 
-    config = model_config(case)
+    config = config_of(case.model, case.layers, case.tokens)
     result = Result(case.text)
     model, result.attention = build(case, mesh, config)
     trainer = Trainer(
@@ -279,7 +243,7 @@ def run_sharded(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
         ),
         AlgoConfig(),
         pad_token_id=0,
-        compute=ShardedCompute(mesh, cost_per_token(config)),
+        compute=ShardedCompute(mesh, cost_per_token(config), packs_rows=model.packs_rows),
     )
     if "recomputeattn" in case.options:
         checkpoint_activations(model, True, keep_attention=False)
@@ -303,10 +267,14 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     from torch.nn import functional
     from transformers import AutoModelForCausalLM
 
-    config = model_config(case)
+    from swe_rl.trainer.sharded.model import is_fast
+
+    config = config_of(case.model, case.layers, case.tokens)
     device = mesh.device
+    # Other families choose their attention, as not every one of them takes torch's.
+    attention = case.attention or ("sdpa" if is_fast(config) else None)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device.type == "cuda")
@@ -331,7 +299,7 @@ def run_plain(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
         optimizer.zero_grad(set_to_none=True)
 
     seconds = timed_steps(step, mesh, budget_s, steps)
-    result = Result(case.text, attention="sdpa", micro_batches=-(-len(rows) // in_batch))
+    result = Result(case.text, attention=config._attn_implementation, micro_batches=-(-len(rows) // in_batch))
     return fill(result, case, mesh, config, seconds, rows)
 
 
@@ -339,7 +307,7 @@ def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     """The trainer's own start-up probe on random weights."""
     from swe_rl.trainer.sharded.model import compare_packed
 
-    config = model_config(case)
+    config = config_of(case.model, case.layers, case.tokens)
     result = Result(case.text)
     model, result.attention = build(case, mesh, config)
     found = compare_packed(model, tokens=case.tokens, rows=case.rows)
@@ -348,18 +316,6 @@ def run_check(case: Case, mesh: Any, budget_s: float, steps: int) -> Result:
     figures = f"mean |d logprob| {found.mean:.2e}, max {found.largest:.2e}, spread {found.spread:.2e} nats"
     result.note = f"{verdict}: {figures}"
     return result
-
-
-def train_flops(config: Any, row_tokens: Sequence[int], trained_tokens: int) -> float:
-    """Of one forward and backward pass over rows of so many tokens: forward once, backward twice (arXiv:2104.04473,
-    appendix). The output head counts at trained tokens only, attention under the causal mask only.
-    """
-    from swe_rl.trainer.sharded.flops import layer_weights, pair_flops
-
-    matrices = 2.0 * layer_weights(config) * sum(row_tokens)
-    attention = sum(pair_flops(config) * tokens * tokens / 2.0 for tokens in row_tokens)
-    head = 2.0 * config.vocab_size * config.hidden_size * trained_tokens
-    return 3.0 * (config.num_hidden_layers * (matrices + attention) + head)
 
 
 def fill(result: Result, case: Case, mesh: Any, config: Any, seconds: list[float], rows: list[Any]) -> Result:

@@ -6,35 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from bench import train_bench
-from bench.train_bench import Result, model_config, parse, synthetic_rows, table, train_flops
-from swe_rl.trainer.sharded.flops import layer_weights, pair_flops
+from bench.train_bench import Result, parse, synthetic_rows, table
 
 
 def test_a_case_is_read_from_its_name():
     case = parse("14b:sp4:dp2:8x32768:compile:mb4096:attn=varlen")
     assert (case.model, case.dp, case.sp, case.rows, case.tokens, case.world) == ("14b", 2, 4, 8, 32768, 8)
     assert case.micro_tokens == 4096 and case.attention == "varlen" and "compile" in case.options
-
-
-def test_a_mixture_is_as_wide_for_a_token_as_its_dense_pair():
-    mixture, dense = (parse(f"{name}:dp2:ep2:4x64:layers4") for name in ("30b-a3b", "3b-dense"))
-    assert (mixture.ep, mixture.world) == (2, 2)
-    configs = [model_config(case) for case in (mixture, dense)]
-    router = configs[0].hidden_size * configs[0].num_experts
-    assert configs[0].num_experts == 128 and layer_weights(configs[0]) == layer_weights(configs[1]) + router
-    for config in configs:
-        assert config.num_hidden_layers == 4 and config.vocab_size == 12672  # 151,936 / 12, up to a multiple of 64
-    assert configs[1].intermediate_size == 8 * 768 and pair_flops(configs[0]) == pair_flops(configs[1])
-
-
-def test_flops_are_six_a_weight_and_token_and_attention_grows_with_the_square():
-    config = SimpleNamespace(num_hidden_layers=40, hidden_size=5120, intermediate_size=17408, vocab_size=151936)
-    vars(config).update(num_attention_heads=40, num_key_value_heads=8, head_dim=128)
-    assert 40 * layer_weights(config) == pytest.approx(13.2e9, rel=0.01)
-    short = train_flops(config, [1], 0)
-    assert short == pytest.approx(6 * 13.2e9, rel=0.01)
-    assert train_flops(config, [65536], 0) - 65536 * short == pytest.approx(6 * 40 * 5120 * 65536**2, rel=0.01)
-    assert train_flops(config, [], 1) == 6 * 5120 * 151936
 
 
 def test_a_micro_batch_holds_at_least_one_row():

@@ -18,6 +18,10 @@ from torch.nn import functional
 from swe_rl.trainer.sharded.packing import Segments
 
 NAME = "swe_rl_rows"
+# A sink needs one number more in queries and keys; fused kernels want a multiple of eight.
+_SINK_SIZES = 8
+# Queries of a block share one mask. Shorter blocks compute fewer pairs outside of windows, and are more calls.
+_BLOCK_TOKENS = 1024
 # transformers hands these on to every attention function; they say nothing that a row's own positions do not.
 _HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "logits_to_keep"})
 
@@ -105,19 +109,79 @@ def _of_row(
     tokens = query.shape[2]
     if window is not None and window >= tokens:
         window = None
-    if softcap is None and sinks is None and window is None:
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    if softcap is not None:
+        return _capped(query, key, value, scale, window, softcap, sinks)
+    if sinks is not None:
+        query, key, value = _with_sink(query, key, value, scale, sinks)
+    size = value.shape[-1]
+    if window is None:
+        done = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
+    else:
+        done = _in_windows(query, key, value, scale, window, has_sink=sinks is not None)
+    if sinks is not None:
+        done = done[:, :, 1:, : size - _SINK_SIZES]
+    return done
+
+
+def _with_sink(query: Tensor, key: Tensor, value: Tensor, scale: float, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the row with its sink as a key before the first one, so that torch's fused kernels compute it.
+
+    A sink is one more key that takes its share and has no value. Its score is the same for all queries of a head: they
+    have a 1 where it alone has something. The first query, which stands beside it, is of no use.
+    """
+    heads = query.shape[1]
+    queries = functional.pad(query, (0, _SINK_SIZES, 1, 0))
+    queries[..., query.shape[-1]] = 1.0
+    score = (sinks.reshape(1, heads, 1, 1) / scale).to(key.dtype)
+    sink = functional.pad(score, (key.shape[-1], _SINK_SIZES - 1))
+    keys = torch.cat([sink, functional.pad(key, (0, _SINK_SIZES))], dim=2)
+    values = functional.pad(value, (0, _SINK_SIZES, 1, 0))
+    return queries, keys, values
+
+
+def _in_windows(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int, *, has_sink: bool) -> Tensor:
+    """Returns attention of each token to the `window` tokens that end with it, and to the row's sink.
+
+    Blocks of queries see the keys of their windows only, so that time and memory grow with the row's length, and not
+    with its square.
+    """
+    tokens = query.shape[2]
+    done = []
+    for start in range(0, tokens, _BLOCK_TOKENS):
+        stop = min(start + _BLOCK_TOKENS, tokens)
+        first = max(0, start - window + 1)
+        place = torch.arange(first, stop, device=query.device)
+        asked = torch.arange(start, stop, device=query.device).unsqueeze(1)
+        seen = (place <= asked) & (place > asked - window)
+        keys, values = key[:, :, first:stop], value[:, :, first:stop]
+        if has_sink and first > 0:
+            keys = torch.cat([key[:, :, :1], keys], dim=2)
+            values = torch.cat([value[:, :, :1], values], dim=2)
+            seen = functional.pad(seen, (1, 0), value=True)
+        elif has_sink:
+            seen = seen | (place == 0)
+        part = query[:, :, start:stop]
+        done.append(functional.scaled_dot_product_attention(part, keys, values, attn_mask=seen, scale=scale))
+    return torch.cat(done, 2)
+
+
+def _capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Returns attention with capped scores, which no fused kernel of torch has: memory grows with the row's square."""
+    tokens = query.shape[2]
     seen = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
     if window is not None:
         seen = seen.triu(1 - window)
-    if softcap is None and sinks is None:
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scale)
-    scores = query @ key.transpose(2, 3) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     if sinks is not None:
-        # A sink is one more key that takes its share and has no value.
         sink = sinks.reshape(1, -1, 1, 1).expand(1, -1, tokens, 1).to(scores.dtype)
         scores = torch.cat([scores, sink], dim=-1)
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
