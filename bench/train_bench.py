@@ -182,7 +182,8 @@ def build(case: Case, mesh: Any, config: Any) -> Any:
 
     from swe_rl.trainer.sharded.attention import choose_kernel
     from swe_rl.trainer.sharded.materialize import empty_model, fill_random
-    from swe_rl.trainer.sharded.model import ShardedModel, head_shape, is_fast, pack_if_proven
+    from swe_rl.trainer.sharded.model import ShardedModel, head_shape, is_fast
+    from swe_rl.trainer.sharded.pack_proof import pack_if_proven
     from swe_rl.trainer.sharded.ulysses import heads_per_rank
 
     on_gpu = mesh.device.type == "cuda"

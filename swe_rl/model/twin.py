@@ -71,31 +71,48 @@ def write_twin(model: ModelConfig, target: Path, seed: int = 0) -> int:
     folder = model_folder(model)
     if not (folder / "config.json").is_file():
         raise ModelError(f"model.path={model.path} has no config.json; give a model's folder, or a name of the hub")
+    said = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().to_dict()
+    try:
+        shape = smallest_shape(said)
+    except ModelError as error:
+        raise ModelError(f"model.path={model.path}: {error}; use another model") from error
+    torch.manual_seed(seed)
+    twin = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+    twin.save_pretrained(target)
+    _copy_tokenizer(folder, target)
+    return int(sum(parameter.numel() for parameter in twin.parameters()))
+
+
+def smallest_shape(said: Mapping[str, Any]) -> Any:
+    """Returns a transformers configuration of a small model of the same architecture as the configuration `said`.
+
+    Raises ModelError where none of the smaller configurations computes.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     problem: Exception | None = None
-    for facts in _smaller(folder):
+    for facts in _smaller(said):
         try:
             shape = AutoConfig.for_model(**facts)
-            torch.manual_seed(seed)
-            twin = AutoModelForCausalLM.from_config(shape, dtype=torch.float32).eval()
-            with torch.no_grad():
+            # Whoever asks in the middle of a run goes on with the same random numbers.
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                twin = AutoModelForCausalLM.from_config(shape, dtype=torch.float32).eval()
                 twin(input_ids=torch.arange(8)[None], use_cache=False)
         except Exception as error:
             # transformers raises whatever its families raise: of a size that does not divide another one, of a list.
             problem = error
             continue
-        twin.save_pretrained(target)
-        _copy_tokenizer(folder, target)
-        return int(sum(parameter.numel() for parameter in twin.parameters()))
-    raise ModelError(f"model.path={model.path}: no smaller model of its kind computes ({problem}); use another model")
+        return shape
+    raise ModelError(f"no smaller model of its kind computes ({problem})")
 
 
-def _smaller(folder: Path) -> Iterator[dict[str, Any]]:
+def _smaller(said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields configurations, the smallest first."""
-    from transformers import AutoConfig
-
-    said = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config().to_dict()
     dropped = ("architectures", "quantization_config", "transformers_version")
-    facts = {key: value for key, value in said.items() if not key.startswith("_") and key not in dropped}
+    facts: dict[str, Any] = {
+        key: value for key, value in said.items() if not key.startswith("_") and key not in dropped
+    }
     sizes = {key: min(size, facts[key]) for key, size in _SIZES.items() if isinstance(facts.get(key), int)}
     if isinstance(facts.get("pad_token_id"), int) and facts["pad_token_id"] >= facts.get("vocab_size", 0):
         sizes["pad_token_id"] = 0
@@ -103,7 +120,7 @@ def _smaller(folder: Path) -> Iterator[dict[str, Any]]:
     # Multi-head latent attention has as many heads of keys as of queries; state-space mixers of some families are as
     # wide as the model.
     latent = {"num_key_value_heads": sizes.get("num_attention_heads", 4)}
-    mixer = {key: 8 for key in ("mamba_n_heads", "mamba_num_heads", "num_heads") if key in facts}
+    mixer: dict[str, int] = {key: 8 for key in ("mamba_n_heads", "mamba_num_heads", "num_heads") if key in facts}
     wide: dict[str, Any] = {"head_dim": 16}
     if "mamba_d_head" in facts:
         wide = {"mamba_d_head": "auto"}

@@ -28,7 +28,8 @@ from swe_rl.trainer.sharded.attention import Kernel, choose_kernel
 from swe_rl.trainer.sharded.flops import cost_per_token
 from swe_rl.trainer.sharded.materialize import empty_model, fill_from_folder
 from swe_rl.trainer.sharded.mesh import Mesh
-from swe_rl.trainer.sharded.model import ShardedModel, head_shape, is_fast, pack_if_proven, require_agreement
+from swe_rl.trainer.sharded.model import ShardedModel, head_shape, is_fast, require_agreement
+from swe_rl.trainer.sharded.pack_proof import pack_if_proven
 from swe_rl.trainer.sharded.row_attention import use_row_attention
 from swe_rl.trainer.sharded.ulysses import check_heads, heads_per_rank
 

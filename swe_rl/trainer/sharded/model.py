@@ -8,16 +8,15 @@ Invariants:
 - The names of the parameters stay transformers' own, or `adapter_names` tells them.
 - What is frozen below an adapter is of one type, which may be `compute_dtype`; it has no gradient and no float32 copy.
 - Between two calls the parameters are shards: an optimizer made then holds what is trained.
-- A family that is not among the fast ones is computed by transformers' own code: packed rows where `pack_if_proven`
+- A family that is not among the fast ones is computed by transformers' own code: packed rows where `pack_proof.py`
   has seen that no row looks into another one, else a row at a time. It is neither split by sequence nor by expert.
 - Before the first step packed and plain log-probabilities are seen to agree: the reference is transformers' own code
   with its own attention and, unless they are spread, its own experts, on one row at a time, with the same weights. All
   ranks take part, and come to the same verdict; a difference that rounding does not explain stops the run.
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,7 @@ from swe_rl.trainer.sharded.attention import Kernel, attention_operators
 from swe_rl.trainer.sharded.experts import use_sharded_experts
 from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.packing import PackedBatch, pack_sequences
-from swe_rl.trainer.sharded.row_attention import Rows, mixes_by_attention_alone, use_row_attention
+from swe_rl.trainer.sharded.row_attention import Rows
 from swe_rl.trainer.sharded.ulysses import NAME, Packed, check_heads, use_packed_attention
 from swe_rl.trainer.trainer import CorruptionError, MeshError, TrainerError
 
@@ -80,9 +79,9 @@ class ShardedModel(nn.Module):
         self.rows: Rows | None = None
         self.layers = decoder_layers(causal_lm)
         if self.is_fast:
-            self._plain_attention = "sdpa"
+            self.own_attention = "sdpa"
         else:
-            self._plain_attention = config._attn_implementation
+            self.own_attention = config._attn_implementation
         self._plain_experts = getattr(config, "_experts_implementation", None)
         spread = []
         if self.is_fast:
@@ -149,7 +148,7 @@ class ShardedModel(nn.Module):
         config = self.causal_lm.config
         here = getattr(config, "_experts_implementation", None)
         packed = config._attn_implementation
-        config._attn_implementation = self._plain_attention
+        config._attn_implementation = self.own_attention
         if self.mesh.ep == 1 and here is not None:
             config._experts_implementation = self._plain_experts
         try:
@@ -263,38 +262,9 @@ class LogprobDifference:
     tokens: int
 
 
-def pack_if_proven(model: ShardedModel, *, tokens: int = 512) -> str | None:
-    """Lets a model of another family than the fast ones take packed rows, where they are seen to equal single rows.
-
-    Returns None, or why its rows are computed one at a time, in words. All ranks come to the same verdict.
-    """
-    config = model.causal_lm.config
-    with torch.no_grad():
-        # The first pass looks at the model's own head, whose code has to run with its own attention.
-        model(pack_sequences([([0, 0], [0, 1])], (0,), 0, model.mesh.device), 1.0)
-    if not mixes_by_attention_alone(model.layers):
-        return "its layers have convolutions or states, which would run on from row to row"
-    takes = inspect.signature(layers_of(model.causal_lm).forward).parameters.values()
-    if not any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in takes):
-        return "its layers cannot be told where rows end"
-    use_row_attention(model.causal_lm)
-    difference = compare_packed(model, tokens=tokens, rows=_PROBED_ROWS)
-    problem = None
-    if model.rows is None or model.rows.calls != len(model.layers):
-        problem = "not every layer calls transformers' attention interface"
-    elif model.rows.problem:
-        problem = model.rows.problem
-    elif not difference.mean <= TOLERANCE[model.compute_dtype]:
-        problem = f"packed rows differ from single ones by {difference.mean:.3g} nats"
-    model.packs_rows = problem is None
-    if problem:
-        config._attn_implementation = model._plain_attention
-    return problem
-
-
 def require_agreement(model: ShardedModel, *, tokens: int = 512) -> LogprobDifference:
     """Raises CorruptionError where packed and plain log-probabilities differ by more than rounding."""
-    difference = compare_packed(model, tokens=tokens, rows=_PROBED_ROWS)
+    difference = compare_packed(model, tokens=tokens)
     dtype = model.compute_dtype
     # The negation also catches a mean that is not a number.
     if not difference.mean <= TOLERANCE[dtype]:
@@ -308,8 +278,13 @@ def require_agreement(model: ShardedModel, *, tokens: int = 512) -> LogprobDiffe
 
 
 @torch.no_grad()
-def compare_packed(model: ShardedModel, *, tokens: int, rows: int) -> LogprobDifference:
-    """Compares random rows of uneven length, at most `tokens` long, packed into one sequence, with each row alone."""
+def compare_packed(
+    model: ShardedModel, *, tokens: int, rows: int = _PROBED_ROWS, by_own_code: bool = True
+) -> LogprobDifference:
+    """Compares random rows of uneven length, at most `tokens` long, packed into one sequence, with each row alone.
+
+    `by_own_code` has transformers' own attention and experts compute the rows that are alone. Else both ways have ours.
+    """
     mesh = model.mesh
     vocab = int(model.causal_lm.config.get_text_config().vocab_size)
     generator = np.random.default_rng(0)
@@ -327,7 +302,7 @@ def compare_packed(model: ShardedModel, *, tokens: int, rows: int) -> LogprobDif
     together[batch.trained_index] = got.double()
     # The data-parallel groups computed the same rows.
     together = mesh.sum(together) / mesh.dp
-    with model.plain_attention():
+    with model.plain_attention() if by_own_code else nullcontext():
         alone = torch.cat([model(packed([i], 1, 0), 1.0)[0] for i in members]).double()
     return _measure_difference(together, alone)
 
