@@ -7,8 +7,8 @@ A case is MODEL[:dpN][:spN][:epN]:ROWSxTOKENS[:OPTION...]; dp * sp GPUs train RO
 of them share the experts of a mixture. Options: `layersN` (of all layers the first N, and as small a part of the
 words), `plain` (transformers with autocast, padded rows, whole logits; one GPU), `compile`, `norecompute`,
 `recomputeattn` (attention too is computed twice, as usual), `mbN` (tokens of a micro-batch on each GPU), `attn=NAME`,
-`profile`, `offload` (weights, gradients and moments in the host's memory), `check` (packed against plain
-log-probabilities).
+`profile`, `alltrained` (no prompt and no observations), `offload` (weights, gradients and moments in the host's
+memory), `check` (packed against plain log-probabilities).
 
 Invariants:
 - Cases of one number of GPUs share their processes; a case that fails or hangs ends them, and the next ones get new
@@ -139,9 +139,10 @@ def synthetic_rows(case: Case, vocab: int, seed: int = 0) -> list[Any]:
     for i in range(case.rows):
         mask = np.zeros(case.tokens, dtype=np.bool_)
         turn = max(4, case.tokens // 32)
-        sampled = max(1, int(turn * TRAINED_SHARE))
+        sampled = turn if "alltrained" in case.options else max(1, int(turn * TRAINED_SHARE))
         for start in range(turn, case.tokens + 1, turn):
             mask[start - sampled : start] = True
+        mask[0] = False  # nothing predicts the first token
         logprobs = np.where(mask, -float(np.log(vocab)), 0.0)
         made.append(
             Row(

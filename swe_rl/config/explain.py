@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.config.folders import extension_names, option_names
-from swe_rl.config.foreign_keys import SAME, describe_unit, our_key
+from swe_rl.config.foreign_keys import SAME, describe_unit, misspelt_key, our_key
 from swe_rl.config.keys import (
     describe_type,
     is_legal,
@@ -318,9 +318,9 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     if "." in key:
         candidates = nearest_keys(key)
     else:
-        candidates = [*nearest_words(key, groups), *nearest_keys(key)]
+        candidates = nearest_words(key, groups) or nearest_keys(key)
     unit = ""
-    if known := our_key(key):
+    if known := our_key(key) or misspelt_key(key):
         candidates = [known]
         unit = describe_unit(known)
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"

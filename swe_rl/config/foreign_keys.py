@@ -8,7 +8,13 @@ Invariants:
 - A key of ours is answered with what it counts: the same word is often another unit elsewhere.
 """
 
-from swe_rl.config.keys import comment_of, is_legal
+import difflib
+from functools import cache
+
+from swe_rl.config.keys import comment_of, is_legal, key_types
+
+# One wrong, missing or exchanged letter in a word of five is nearer than this.
+_NEAR_SPELLING = 0.8
 
 _VERL = "actor_rollout_ref."
 SAME = {
@@ -275,6 +281,14 @@ COMMON = {
     "gpus": "hardware.gpus_per_node",
     "n_epochs": "trainer.steps",
     "model_path": "model.path",
+    "context_length": "rollout.max_trajectory_tokens",
+    "num_samples": "rollout.n",
+    "n_rollouts": "rollout.n",
+    "kl_beta": "algo.kl_coef",
+    "clip_eps": "algo.clip_low",
+    "tp_size": "layout.engine_tp",
+    "num_workers": "rollout.concurrency",
+    "data_path": "env.dataset",
     # TRL
     "max_completion_length": "rollout.max_trajectory_tokens",
     "epsilon": "algo.clip_low",
@@ -339,7 +353,7 @@ def our_key(key: str) -> str | None:
         if known := SAME.get(spelled) or NEAR.get(spelled):
             return known
     group, _, word = plain.rpartition(".")
-    known = COMMON.get(word)
+    known = _words_elsewhere().get(word)
     if known is None:
         return None
     # Several groups have a key of the same name: who types `sft.learning_rate` means that of `sft`.
@@ -347,6 +361,29 @@ def our_key(key: str) -> str | None:
     if is_legal(in_same_group):
         return in_same_group
     return known
+
+
+def misspelt_key(key: str) -> str | None:
+    """Returns our key for a misspelt one of another system, or None where a key of ours is as near by its spelling."""
+    word = key.lstrip("+~-").replace("-", "_").rpartition(".")[2]
+    ours = {name.rpartition(".")[2] for name in key_types()}
+    nearest = difflib.get_close_matches(word, [*ours, *_words_elsewhere()], n=1, cutoff=_NEAR_SPELLING)
+    if not nearest or nearest[0] in ours:
+        return None
+    return our_key(key[: len(key) - len(word)] + nearest[0])
+
+
+@cache
+def _words_elsewhere() -> dict[str, str]:
+    """Maps the last word of each key of another system to our key, as its group is often left out.
+
+    A word that is the last one of a key of ours is left out: who types it means that key.
+    """
+    ours = {name.rpartition(".")[2] for name in key_types()}
+    words: dict[str, str] = {}
+    for key, known in [*SAME.items(), *NEAR.items()]:
+        words.setdefault(key.rpartition(".")[2], known)
+    return {word: known for word, known in words.items() if word not in ours} | COMMON
 
 
 def describe_unit(key: str) -> str:

@@ -93,13 +93,17 @@ def nearest_words(word: str, candidates: Iterable[str], count: int = 3) -> list[
 
 def nearest_keys(key: str, count: int = 3) -> list[str]:
     """Returns the nearest keys: same last part first (`n` for `rollout.n`), those of few parts before others, then
-    the same group's keys, then every key."""
+    the same group's keys, then every key by its last part, then by the whole."""
     pool = [name for name in key_types() if "." in name]
     parent, _, leaf = key.rpartition(".")
     same_leaf = sorted((name for name in pool if name.rpartition(".")[2] == leaf), key=lambda name: name.count("."))
     siblings = {name.rpartition(".")[2]: name for name in pool if name.rpartition(".")[0] == parent}
     close = [siblings[name] for name in nearest_words(leaf, siblings)]
-    return list(dict.fromkeys([*same_leaf, *close, *([] if close else nearest_words(key, pool))]))[:count]
+    if not close:
+        leaves = [name.rpartition(".")[2] for name in pool]
+        near_leaves = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
+        close = [name for name in pool if name.rpartition(".")[2] in near_leaves] or nearest_words(key, pool)
+    return list(dict.fromkeys([*same_leaf, *close]))[:count]
 
 
 def describe_type(hint: Any) -> str:

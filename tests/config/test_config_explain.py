@@ -1,5 +1,6 @@
 """The messages of a user's main mistakes, word for word."""
 
+import re
 from dataclasses import is_dataclass
 
 import pytest
@@ -125,6 +126,31 @@ def test_keys_of_other_systems_have_ours_beside_them():
 def test_a_key_of_another_system_is_answered_with_ours(foreign, key):
     with pytest.raises(ConfigError, match=rf"Did you mean {key}\?"):
         compose([foreign])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("learnig_rate=1e-5", "trainer.lr"),
+        ("trainer.learing_rate=1e-5", "trainer.lr"),
+        ("samples_per_prompt=8", "rollout.n"),
+        ("save_freq=10", "trainer.checkpoint_every_steps"),
+        ("ppo_mini_batch_size=64", "trainer.prompts_per_mini_batch"),
+        ("lora_alfa=16", "trainer.lora_alpha"),
+        ("tempreture=0.7", "rollout.temperature"),
+        ("trainer.stpes=3", "trainer.steps"),
+        ("rollout.num_samples=8", "rollout.n"),
+    ],
+)
+def test_a_misspelt_word_of_ours_or_of_another_system_is_answered_with_our_key(typed, meant):
+    with pytest.raises(ConfigError, match=f"Did you mean {re.escape(meant)}[? ]"):
+        compose([typed])
+
+
+def test_a_word_that_resembles_nothing_gets_no_guess():
+    with pytest.raises(ConfigError) as raised:
+        compose(["xyzzy=1"])
+    assert "Did you mean" not in str(raised.value)
 
 
 def test_a_flag_of_another_system_is_answered_with_our_key(capsys):
