@@ -54,7 +54,7 @@ NEMO_GYM = PlayedPair(
     agent="swe_rl.agent.nemo_gym.agent.NemoGymAgent",
     env_words="tasks of a resource server have no repository to work in, and only agent=nemo_gym plays them",
     plays="the tasks of a resource server of NeMo-Gym",
-    dataset="rows.jsonl",
+    dataset="ROWS.jsonl env.params.server=ADDRESS",
     server=NEMO_GYM_SERVER,
 )
 PAIRS = (VERIFIERS, OPENENV, NEMO_GYM)
