@@ -60,11 +60,11 @@ def has_changing_frequencies(causal_lm: nn.Module) -> bool:
     """
     kinds: list[str] = []
     for module in causal_lm.modules():
-        found = getattr(module, "rope_type", "")
-        if isinstance(found, dict):
-            kinds += found.values()
+        kind = getattr(module, "rope_type", "")
+        if isinstance(kind, dict):
+            kinds += kind.values()
         else:
-            kinds.append(found)
+            kinds.append(kind)
     return any(kind == "longrope" or "dynamic" in kind for kind in kinds)
 
 
