@@ -21,6 +21,7 @@ from swe_rl.config.keys import (
     is_text,
     item_type,
     key_types,
+    keys_spelled_like,
     nearest_keys,
     nearest_words,
     row_table,
@@ -318,10 +319,12 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     if "." in key:
         candidates = nearest_keys(key)
     else:
-        candidates = nearest_words(key, groups) or nearest_keys(key)
+        tops = [name for name in key_types() if "." not in name]
+        candidates = nearest_words(key, [*groups, *tops]) or nearest_keys(key)
     unit = ""
     if known := our_key(key) or misspelt_key(key):
-        candidates = [known]
+        # `trainer.beta` is TRL's word for another thing, or our `beta1` with a letter missing.
+        candidates = [known, *keys_spelled_like(key)]
         unit = describe_unit(known)
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 

@@ -11,10 +11,7 @@ Invariants:
 import difflib
 from functools import cache
 
-from swe_rl.config.keys import comment_of, is_legal, key_types
-
-# One wrong, missing or exchanged letter in a word of five is nearer than this.
-_NEAR_SPELLING = 0.8
+from swe_rl.config.keys import NEAR_SPELLING, comment_of, is_legal, key_types
 
 _VERL = "actor_rollout_ref."
 SAME = {
@@ -367,7 +364,7 @@ def misspelt_key(key: str) -> str | None:
     """Returns our key for a misspelt one of another system, or None where a key of ours is as near by its spelling."""
     word = key.lstrip("+~-").replace("-", "_").rpartition(".")[2]
     ours = {name.rpartition(".")[2] for name in key_types()}
-    nearest = difflib.get_close_matches(word, [*ours, *_words_elsewhere()], n=1, cutoff=_NEAR_SPELLING)
+    nearest = difflib.get_close_matches(word, [*ours, *_words_elsewhere()], n=1, cutoff=NEAR_SPELLING)
     if not nearest or nearest[0] in ours:
         return None
     return our_key(key[: len(key) - len(word)] + nearest[0])

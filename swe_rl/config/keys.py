@@ -23,6 +23,10 @@ from swe_rl.config import schema
 from swe_rl.config.schema import Config
 from swe_rl.files.lines import lines_of
 
+# One wrong, missing or exchanged letter in a word of five is nearer than this.
+NEAR_SPELLING = 0.8
+_RESEMBLES = 0.6
+
 
 @cache
 def fields_of(schema: type) -> dict[str, Any]:
@@ -88,15 +92,18 @@ def nearest_words(word: str, candidates: Iterable[str], count: int = 3) -> list[
     it is."""
     pool = list(dict.fromkeys(candidates))
     starts = [name for name in pool if len(word) > 2 and name.startswith(word)]
-    return list(dict.fromkeys([*difflib.get_close_matches(word, pool, n=count, cutoff=0.6), *starts]))[:count]
+    return list(dict.fromkeys([*difflib.get_close_matches(word, pool, n=count, cutoff=_RESEMBLES), *starts]))[:count]
 
 
 def nearest_keys(key: str, count: int = 3) -> list[str]:
-    """Returns the nearest keys: same last part first (`n` for `rollout.n`), those of few parts before others, then
-    the same group's keys, then every key by its last part, then by the whole."""
+    """Returns the nearest keys: same last part first (`n` for `rollout.n`), those of a group that is spelled alike and
+    of few parts before others, then the same group's keys, then every key by its last part, then by the whole."""
     pool = [name for name in key_types() if "." in name]
     parent, _, leaf = key.rpartition(".")
-    same_leaf = sorted((name for name in pool if name.rpartition(".")[2] == leaf), key=lambda name: name.count("."))
+    same_leaf = sorted(
+        (name for name in pool if name.rpartition(".")[2] == leaf),
+        key=lambda name: (-_nearness(parent, name.rpartition(".")[0]), name.count(".")),
+    )
     siblings = {name.rpartition(".")[2]: name for name in pool if name.rpartition(".")[0] == parent}
     close = [siblings[name] for name in nearest_words(leaf, siblings)]
     if not close:
@@ -104,6 +111,17 @@ def nearest_keys(key: str, count: int = 3) -> list[str]:
         near_leaves = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
         close = [name for name in pool if name.rpartition(".")[2] in near_leaves] or nearest_words(key, pool)
     return list(dict.fromkeys([*same_leaf, *close]))[:count]
+
+
+def keys_spelled_like(key: str) -> list[str]:
+    """Returns the keys whose group and last word are spelled alike, as with a wrong letter, the nearest word first."""
+    parent, _, leaf = key.rpartition(".")
+    named: dict[str, list[str]] = {}
+    for name in key_types():
+        group, _, word = name.rpartition(".")
+        if _nearness(parent, group):
+            named.setdefault(word, []).append(name)
+    return [name for word in difflib.get_close_matches(leaf, named, cutoff=NEAR_SPELLING) for name in named[word]]
 
 
 def describe_type(hint: Any) -> str:
@@ -118,6 +136,12 @@ def describe_type(hint: Any) -> str:
         return "a table of keys"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(hint, str(hint))
+
+
+def _nearness(typed: str, name: str) -> float:
+    """Returns how alike two names are, from 0 to 1, and 0 where they are hardly."""
+    ratio = difflib.SequenceMatcher(None, typed, name).ratio()
+    return ratio if ratio >= _RESEMBLES else 0.0
 
 
 def _walk_schema(schema: type, prefix: str) -> Iterator[tuple[str, Any]]:

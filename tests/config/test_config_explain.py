@@ -1,5 +1,6 @@
 """The messages of a user's main mistakes, word for word."""
 
+import random
 import re
 from dataclasses import is_dataclass
 
@@ -7,7 +8,7 @@ import pytest
 
 from swe_rl.cli.launch import run_command
 from swe_rl.config.compose import compose
-from swe_rl.config.explain import ConfigError
+from swe_rl.config.explain import ConfigError, _find_problem, groups_of
 from swe_rl.config.foreign_keys import COMMON, NEAR, SAME
 from swe_rl.config.keys import comment_of, is_legal, key_types, nearest_keys
 
@@ -145,6 +146,48 @@ def test_a_key_of_another_system_is_answered_with_ours(foreign, key):
 def test_a_misspelt_word_of_ours_or_of_another_system_is_answered_with_our_key(typed, meant):
     with pytest.raises(ConfigError, match=f"Did you mean {re.escape(meant)}[? ]"):
         compose([typed])
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("trainer.beta=0.9", "trainer.beta1"),
+        ("trainer.bet2a=0.9", "trainer.beta2"),
+        ("job.tdype=bfloat16", "job.dtype"),
+        ("runtime.nnode=local", "runtime.node"),
+        ("enginee.kind=fake", "engine.kind"),
+        ("sf.epochs=2", "sft.epochs"),
+        ("nme=a", "name"),
+    ],
+)
+def test_a_key_of_ours_with_a_wrong_letter_is_among_the_answers(typed, ours):
+    """Another system's word may be as near, and a key of another group may have the same name."""
+    with pytest.raises(ConfigError) as raised:
+        compose([typed])
+    assert ours in re.search(r"Did you mean (.*?)\?", str(raised.value))[1].split(" or ")
+
+
+def test_nearly_every_key_of_ours_is_found_again_with_a_wrong_letter():
+    """A letter is left out, doubled, or exchanged with the next one, in the group or in the last word."""
+    rng = random.Random(0)
+    groups = groups_of(None)
+    missed = []
+    asked = 0
+    for key in rng.sample([key for key in key_types() if "." in key], 80):
+        group, _, leaf = key.rpartition(".")
+        for word, typed in ((group, "{}." + leaf), (leaf, group + ".{}")):
+            at = rng.randrange(len(word))
+            letter, following, rest = word[at : at + 1], word[at + 1 : at + 2], word[at + 2 :]
+            change = rng.choice((following, letter + letter + following, following + letter))
+            wrong = typed.format(word[:at] + change + rest)
+            if is_legal(wrong) or "" in wrong.split("."):
+                continue
+            asked += 1
+            answer = re.search(r"Did you mean (.*?)\?", _find_problem(f"{wrong}=1", groups))
+            if answer is None or key not in answer[1].split(" or "):
+                missed.append(wrong)
+    assert asked > 120
+    assert len(missed) <= 0.02 * asked, missed
 
 
 def test_a_word_that_resembles_nothing_gets_no_guess():

@@ -1,5 +1,6 @@
 """The graders beside pytest's: a data set's own script, a row's own test file."""
 
+import asyncio
 import dataclasses
 import re
 
@@ -158,3 +159,48 @@ async def test_after_a_conviction_paid_patches_are_graded_once_more(env, monkeyp
             await cache.grade(known, patch, None, None, 60)
         alert.sound()
     assert asked == ["paid", "failed", "paid"] and cache.hits == 5
+
+
+async def test_a_verdict_that_a_conviction_overtook_is_asked_for_once_more(env, monkeypatch):
+    """Its grading began when nobody looked closely."""
+    alert = Alert()
+    monkeypatch.setattr(grading, "ALERT", alert)
+    may_end = asyncio.Event()
+    asked = []
+
+    async def grader(instance, patch, *_):
+        asked.append(patch)
+        if patch == "slow":
+            await may_end.wait()
+        return Grade(True, True)
+
+    cache, known = VerdictCache(grader), env.instances("train")[0]
+    first = asyncio.ensure_future(cache.grade(known, "slow", None, None, 60))
+    await asyncio.sleep(0)
+    alert.sound()
+    await cache.grade(known, "another", None, None, 60)
+    may_end.set()
+    assert (await first).resolved
+    assert not (await cache.grade(known, "slow", None, None, 60)).cached
+    assert (await cache.grade(known, "slow", None, None, 60)).cached
+    assert asked == ["slow", "another", "slow"]
+
+
+async def test_who_waits_for_a_grading_that_is_cancelled_asks_anew(env):
+    asked = []
+
+    has_begun = asyncio.Event()
+
+    async def grader(*_):
+        asked.append(1)
+        has_begun.set()
+        await asyncio.sleep(60 if len(asked) == 1 else 0)
+        return Grade(True, True)
+
+    cache, known = VerdictCache(grader), env.instances("train")[0]
+    first, *others = (asyncio.ensure_future(cache.grade(known, "paid", None, None, 60)) for _ in range(3))
+    await has_begun.wait()
+    first.cancel()
+    grades = await asyncio.gather(first, *others, return_exceptions=True)
+    assert isinstance(grades[0], asyncio.CancelledError)
+    assert [grade.cached for grade in grades[1:]] == [False, True] and len(asked) == 2

@@ -6,7 +6,7 @@ Invariants:
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from swe_rl.config.choices import GradingKind
 from swe_rl.dataset.instance import Instance
@@ -86,41 +86,48 @@ class VerdictCache:
     """Gives the same verdict for the same instance and patch, which is asked for once.
 
     Trajectories that wait at the same time share it. This is for suites without randomness, clock or network only
-    (`env.cache_verdicts`). A GradeError is not kept. When a patch was convicted, those that were paid before are
-    graded once more: any of them may have been lucky.
+    (`env.cache_verdicts`). A GradeError is not kept. When a patch was convicted, those that are paid by a grading that
+    began before are graded once more: any of them may have been lucky.
     """
 
     def __init__(self, grader: Grading = GRADERS[GradingKind.pytest]) -> None:
         self._grader = grader
-        self._known: dict[tuple[str, str], asyncio.Task[Grade]] = {}
+        self._known: dict[tuple[str, str], _Asked] = {}
         self.hits = 0
-        self._num_convictions = ALERT.num_convictions
 
     async def grade(
         self, instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider, timeout_s: float
     ) -> Grade:
         """Returns the verdict, which has `cached` where it was known before. Raises GradeError."""
-        if self._num_convictions != ALERT.num_convictions:
-            self._num_convictions = ALERT.num_convictions
-            self._known = {key: task for key, task in self._known.items() if not _is_paid(task)}
         key = (instance.instance_id, patch)
-        task = self._known.get(key)
-        fresh = task is None or (task.done() and (task.cancelled() or task.exception() is not None))
-        if fresh or task is None:
-            task = asyncio.ensure_future(self._grader(instance, patch, workspace, sandboxes, timeout_s))
-            self._known[key] = task
-            grade = await task
-            if _is_of_the_moment(grade, timeout_s):
-                self._known.pop(key, None)
-            return grade
-        self.hits += 1
-        known = await asyncio.shield(task)
-        return replace(known, duration_s=0.0, cached=True)
+        while (asked := self._known.get(key)) and asked.is_valid:
+            await asyncio.wait([asked.grading])
+            if not asked.grading.cancelled():
+                self.hits += 1
+                return replace(asked.grading.result(), duration_s=0.0, cached=True)
+        grading = asyncio.ensure_future(self._grader(instance, patch, workspace, sandboxes, timeout_s))
+        self._known[key] = _Asked(grading, ALERT.num_convictions)
+        grade = await grading
+        if _is_of_the_moment(grade, timeout_s):
+            self._known.pop(key, None)
+        return grade
 
 
-def _is_paid(task: asyncio.Task[Grade]) -> bool:
-    """Tells whether a grading came to its end with a verdict that is paid."""
-    return task.done() and not task.cancelled() and task.exception() is None and task.result().resolved
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Holds a grading, and how many patches had been convicted when it began."""
+
+    grading: asyncio.Task[Grade]
+    num_convictions: int
+
+    @property
+    def is_valid(self) -> bool:
+        """Tells whether its verdict, which may be still to come, stands for the same patch."""
+        if not self.grading.done():
+            return True
+        if self.grading.cancelled() or self.grading.exception() is not None:
+            return False
+        return not self.grading.result().resolved or self.num_convictions == ALERT.num_convictions
 
 
 def _is_of_the_moment(grade: Grade, timeout_s: float) -> bool:

@@ -194,6 +194,8 @@ def check_supported(causal_lm: Any, mesh: Mesh) -> None:
         problem = "attention in a sliding window"
     elif head.bias is not None:
         problem = "an output head with a bias"
+    elif row_attention.has_changing_frequencies(causal_lm):
+        problem = "rotary frequencies that the longest row decides"
     if problem:
         raise MeshError(
             f"The parallel trainer does not compute {problem} of a `{config.model_type}` model: it takes these with "

@@ -7,7 +7,7 @@ Two questions are asked, each where rounding cannot hide the answer:
   with single ones, and both have our attention, which computes a row alike wherever it lies.
 
 Invariants:
-- All ranks come to the same verdict, as all of them compute the same.
+- All ranks come to the same verdict: they compute the same, and one that sees a problem tells the others.
 - A family of which nothing is proven is computed by its own attention, a row at a time.
 """
 
@@ -19,9 +19,14 @@ from swe_rl.model.load import ModelError
 from swe_rl.model.twin import smallest_shape
 from swe_rl.trainer.output_head import layers_of
 from swe_rl.trainer.sharded.materialize import empty_model, fill_random
+from swe_rl.trainer.sharded.mesh import Mesh
 from swe_rl.trainer.sharded.model import TOLERANCE, LogprobDifference, ShardedModel, compare_packed
 from swe_rl.trainer.sharded.packing import pack_sequences
-from swe_rl.trainer.sharded.row_attention import mixes_by_attention_alone, use_row_attention
+from swe_rl.trainer.sharded.row_attention import (
+    has_changing_frequencies,
+    mixes_by_attention_alone,
+    use_row_attention,
+)
 
 # Longer than the windows of small models (`model/twin.py`), so that a window that is not kept is seen.
 _PROBED_TOKENS = 512
@@ -35,9 +40,9 @@ def pack_if_proven(model: ShardedModel) -> str | None:
     with torch.no_grad():
         # The first pass looks at the model's own head, whose code has to run with its own attention.
         model(pack_sequences([([0, 0], [0, 1])], (0,), 0, model.mesh.device), 1.0)
-    problem = _problem_of_layers(model) or _problem_of_small_model(model)
+    problem = _agree(_problem_of_layers(model) or _problem_of_small_model(model), model.mesh)
     if problem is None:
-        problem = _problem_of_rows(model, by_own_code=False)
+        problem = _agree(_problem_of_rows(model, by_own_code=False), model.mesh)
     model.packs_rows = problem is None
     if problem:
         model.causal_lm.config._attn_implementation = model.own_attention
@@ -51,20 +56,33 @@ def _problem_of_layers(model: ShardedModel) -> str | None:
     takes = inspect.signature(layers_of(model.causal_lm).forward).parameters.values()
     if not any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in takes):
         return "its layers cannot be told where rows end"
+    if has_changing_frequencies(model.causal_lm):
+        return "its rotary frequencies are those of the longest row"
     return None
 
 
 def _problem_of_small_model(model: ShardedModel) -> str | None:
     """Returns how our attention differs from the family's own in a small model of its architecture, or None."""
+    problem = None
     try:
         shape = smallest_shape(model.causal_lm.config.get_text_config().to_dict())
     except ModelError as error:
-        return str(error)
+        problem = str(error)
+    # Memory of one host may not be enough for it, and then the others would wait for that rank in the small model.
+    if problem := _agree(problem, model.mesh):
+        return problem
     small = ShardedModel(empty_model(shape), model.mesh, None, compute_dtype=torch.float32)
     fill_random(small, model.mesh.device)
-    with torch.no_grad():
-        small(pack_sequences([([0, 0], [0, 1])], (0,), 0, model.mesh.device), 1.0)
-    return _problem_of_rows(small, by_own_code=True)
+    try:
+        with torch.no_grad():
+            small(pack_sequences([([0, 0], [0, 1])], (0,), 0, model.mesh.device), 1.0)
+        return _problem_of_rows(small, by_own_code=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        # A family's code raises whatever it likes where it needs a mask that it is not given. The small model alone is
+        # in a bad state then, and it is done with.
+        return f"its code does not run with our attention ({error})"
 
 
 def _problem_of_rows(model: ShardedModel, *, by_own_code: bool) -> str | None:
@@ -83,3 +101,11 @@ def _problem_of_difference(difference: LogprobDifference, dtype: torch.dtype) ->
     if not difference.mean <= TOLERANCE[dtype]:
         return f"packed rows differ from single ones by {difference.mean:.3g} nats"
     return None
+
+
+def _agree(problem: str | None, mesh: Mesh) -> str | None:
+    """Returns this rank's problem, or that another rank has one, or None where none has."""
+    num_problems = mesh.sum(torch.tensor(float(problem is not None), device=mesh.device))
+    if problem is None and num_problems.item() > 0:
+        return "another rank saw a difference, which its log names"
+    return problem

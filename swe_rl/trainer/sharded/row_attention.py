@@ -53,6 +53,21 @@ def mixes_by_attention_alone(layers: nn.ModuleList) -> bool:
     return not any(isinstance(module, nn.Conv1d) or hasattr(module, "A_log") for module in layers.modules())
 
 
+def has_changing_frequencies(causal_lm: nn.Module) -> bool:
+    """Tells whether rotary embeddings of transformers take other frequencies for longer rows than for shorter ones.
+
+    They take the same for all rows of a sequence, so a row would change with what stands beside it.
+    """
+    kinds: list[str] = []
+    for module in causal_lm.modules():
+        kind = getattr(module, "rope_type", "")
+        if isinstance(kind, dict):
+            kinds += kind.values()
+        else:
+            kinds.append(kind)
+    return any(kind == "longrope" or "dynamic" in kind for kind in kinds)
+
+
 def _attend(
     module: Any,
     query: Tensor,
