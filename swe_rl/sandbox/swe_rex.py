@@ -187,11 +187,12 @@ class Deployed(ShellSandbox):
         from swerex.runtime.abstract import Command
 
         argv = ["bash", "-c", script, "swe_rl", *words]
-        command = Command(command=argv, timeout=limit_s, merge_output_streams=True)
+        command = Command(command=argv, timeout=limit_s)
         call = self._deployment.runtime.execute(command)
         # A local deployment blocks the loop that it runs on.
         done = await (_run_aside(call) if self._local else call)
-        return int(done.exit_code or 0), str(done.stdout)
+        status = int(done.exit_code or 0)
+        return status, f"{done.stdout}{done.stderr}" if status else str(done.stdout)
 
 
 async def _run_aside(call: Coroutine[Any, Any, Any]) -> Any:

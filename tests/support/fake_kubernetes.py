@@ -56,6 +56,7 @@ class FakeKubernetes:
         self.requests: list[tuple[str, str]] = []
         self.authorized: set[str | None] = set()
         self.faults: dict[str, Any] = {}
+        self.busy: dict[str, int] = {}  # So many requests get the status 429 first.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -102,7 +103,11 @@ class FakeKubernetes:
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
         self.authorized.add(request.headers.get("Authorization"))
-        status = self.faults.get(f"{request.method} {request.path.rpartition('/')[2].partition('-')[0]}")
+        asked = f"{request.method} {request.path.rpartition('/')[2].partition('-')[0]}"
+        if self.busy.get(asked, 0) > 0:
+            self.busy[asked] -= 1
+            return _status(429, "it is busy")
+        status = self.faults.get(asked)
         if status:
             return _status(status, "it does not want to")
         return await handler(request)
@@ -118,7 +123,8 @@ class FakeKubernetes:
         name = described["metadata"]["name"]
         (container,) = described["spec"]["containers"]
         read, write = os.pipe()
-        words = ["bwrap", *_ROOT, "--unshare-pid", "--die-with-parent", "--info-fd", str(write), *container["command"]]
+        words = ["bwrap", *_ROOT, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--info-fd", str(write)]
+        words += container["command"]
         process = subprocess.Popen(words, env=_ENV, pass_fds=[write], start_new_session=True)  # noqa: ASYNC220
         os.close(write)
         with os.fdopen(read) as said:
