@@ -19,7 +19,7 @@ import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ _FROM_INPUT = 'eval "$(head -c "$1")"'
 _TAKE = 'head -c "$2" > "$1" && [ "$(wc -c < "$1")" -eq "$2" ]'
 _HOPELESS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
              "CreateContainerError", "RunContainerError")  # fmt: skip
+_InThread = Callable[..., Awaitable[Any]]
 _PULLS = {"missing": "IfNotPresent", "always": "Always", "never": "Never"}
 
 
@@ -95,7 +96,7 @@ class Kubernetes:
             self._prepared = asyncio.ensure_future(self._in_thread(self._cluster.prepare))
         await asyncio.shield(self._prepared)
         name = f"swe-rl-{uuid.uuid4().hex[:16]}"
-        pod = Pod(name, workspace.workdir, self._scratch, self._cluster, self._in_thread, self._config.lease_s)
+        pod = Pod(name, workspace.workdir, self._scratch, self._config, self._cluster, self._in_thread)
         described = self._describe(name, image, owner, workspace.workdir)
         making = asyncio.ensure_future(self._in_thread(self._cluster.create, described))
         try:
@@ -164,12 +165,12 @@ class Pod(ShellSandbox):
     wait_s = 20.0  # Each call is a connection through the API server.
 
     def __init__(
-        self, name: str, workdir: str, scratch: Path, cluster: "_Cluster", in_thread: Callable[..., Any], lease_s: float
+        self, name: str, workdir: str, scratch: Path, config: SandboxConfig, cluster: "_Cluster", in_thread: _InThread
     ) -> None:
-        super().__init__(name, workdir, scratch)
+        super().__init__(name, workdir, scratch, config)
         self._cluster = cluster
         self._in_thread = in_thread
-        self._lease_s = lease_s
+        self._lease_s = config.lease_s
         self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None, limit_s: float) -> None:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.base import TIMEOUT_EXIT
 from swe_rl.sandbox.sandbox import ExecResult, SandboxError
 
@@ -83,7 +84,11 @@ cd -- "$1" || exit 125
 path=$(realpath -m -- "$2"); here=$(realpath -- .)
 case "$path" in "$here"/*) ;; *) exit 4 ;; esac
 """
-_READ = _INSIDE + '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; base64 -w0 -- "$path"'
+# $3: so many bytes a file may have.
+_READ = _INSIDE + (
+    '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; '
+    '[ "$(stat -L -c %s -- "$path")" -le "$3" ] || { echo "it has more than $3 bytes"; exit 5; }; base64 -w0 -- "$path"'
+)
 _WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && mv -f -- "$3" "$path"'
 _UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
 
@@ -93,10 +98,11 @@ class ShellSandbox(ABC):
 
     wait_s = 1.0  # So long one call waits for a command's end.
 
-    def __init__(self, sandbox_id: str, workdir: str, scratch: Path) -> None:
+    def __init__(self, sandbox_id: str, workdir: str, scratch: Path, config: SandboxConfig) -> None:
         self.sandbox_id = sandbox_id
         self.workdir = workdir
         self._scratch = scratch
+        self._max_file_bytes = config.max_file_mb * 1024**2
         self._mark = uuid.uuid4().hex
 
     @abstractmethod
@@ -144,7 +150,7 @@ class ShellSandbox(ABC):
         await self._script(_WRITE, self.workdir, path, there)
 
     async def read_file(self, path: str) -> bytes:
-        return base64.b64decode(await self._script(_READ, self.workdir, path))
+        return base64.b64decode(await self._script(_READ, self.workdir, path, str(self._max_file_bytes)))
 
     async def _unpack(self, folder: Path) -> None:
         """Copies a folder of this machine there as the working folder, as one archive."""

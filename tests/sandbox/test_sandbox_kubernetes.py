@@ -230,3 +230,13 @@ async def test_a_cancelled_start_stays_cancelled_where_its_pod_cannot_be_removed
     await asyncio.wait({start})
     assert start.cancelled()
     cluster.faults.clear()
+
+
+@needs_pods
+async def test_a_file_larger_than_any_may_be_is_refused_before_it_is_sent(cluster, provide):
+    sandbox = await provide("sandbox.max_file_mb=1").create(Workspace(image="a:1"), owner="o")
+    await sandbox.exec("truncate -s 64M large", timeout_s=8)
+    before = cluster.sent_bytes
+    with pytest.raises(SandboxError, match="large"):
+        await sandbox.read_file("large")
+    assert cluster.sent_bytes - before < 10_000

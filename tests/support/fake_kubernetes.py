@@ -55,6 +55,7 @@ class FakeKubernetes:
         self.policies: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str]] = []
         self.authorized: set[str | None] = set()
+        self.sent_bytes = 0  # by commands
         self.faults: dict[str, Any] = {}
         self.busy: dict[str, int] = {}  # So many requests get the status 429 first.
         self._loop = asyncio.new_event_loop()
@@ -164,7 +165,8 @@ class FakeKubernetes:
         typing = asyncio.ensure_future(_type(socket, process.stdin))
         pod.running.append(process)
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
+            sent = await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
+            self.sent_bytes += sum(sent)
             await socket.send_bytes(b"\3" + json.dumps(_ended(await process.wait())).encode())
             await socket.close()
         typing.cancel()
@@ -179,9 +181,12 @@ async def _type(socket: web.WebSocketResponse, to: asyncio.StreamWriter) -> None
                 await to.drain()
 
 
-async def _send(socket: web.WebSocketResponse, channel: int, of: asyncio.StreamReader) -> None:
+async def _send(socket: web.WebSocketResponse, channel: int, of: asyncio.StreamReader) -> int:
+    num_bytes = 0
     while data := await of.read(32_000):
         await socket.send_bytes(bytes([channel]) + data)
+        num_bytes += len(data)
+    return num_bytes
 
 
 def _ended(code: int) -> dict[str, Any]:
