@@ -103,6 +103,8 @@ def read_arguments(call: CalledTool) -> dict[str, Any] | Asked:
     """Returns the arguments of a call, or why there is no action where they are no JSON object."""
     try:
         arguments = json.loads(call.arguments)
+        # Python reads NaN, 1e999 and half of a character, which a server may stumble over.
+        json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return Asked(None, f"The arguments of {call.name} are no JSON: {error}", call.call_id)
     if not isinstance(arguments, dict):

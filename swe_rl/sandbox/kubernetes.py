@@ -14,11 +14,12 @@ import contextlib
 import importlib
 import math
 import os
+import re
 import shlex
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,22 +33,27 @@ from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 _LABEL = "swe_rl.sandbox"  # Every pod of ours has it; its value is the pod's name.
 _POLICY = "swe-rl-deny"
 _CONTAINER = "sandbox"
-_BEAT = "/tmp/swe_rl-beat"  # The time of this file is that of the run's last sign of life.
 _BEATS_IN_A_LEASE = 4
 _CALL_S = 30.0  # One request of the API server may take so long.
 _LOOK_S = 0.3  # A pod that starts is looked at so often.
 _CHUNK_BYTES = 256 * 1024
-# The first process of a pod. It ends when the lease is over, and the pod with it.
+_TRIES = 5  # A request that a busy cluster refuses is made so often in all.
+_PAUSE_S = 1.0  # The first pause between tries. Each further one is twice as long.
+_BUSY = (429, 503)  # With these statuses nothing was done.
+# The first process of a pod. It ends when the lease is over, and the pod with it. A sign of life is a signal, as a
+# command could remove a file or make it old, and so end its pod. No signal from inside ends a first process.
 _FIRST = (
-    "touch {beat}; mkdir -p {workdir}; "
-    "while [ $(($(date +%s) - $(stat -c %Y {beat} || echo 0))) -le {seconds} ]; do sleep 1; done"
+    "beat=$SECONDS; trap 'beat=$SECONDS' USR1; mkdir -p {workdir}; "
+    "while [ $((SECONDS - beat)) -le {seconds} ]; do sleep 1; done"
 )
+_BEAT = "kill -USR1 1"
 # The script and its arguments come by the input, as those of a request are limited to some kilobytes. $1: their bytes.
 _FROM_INPUT = 'eval "$(head -c "$1")"'
 # The arguments are $1: a path, $2: the number of bytes. A websocket cannot end the input.
 _TAKE = 'head -c "$2" > "$1" && [ "$(wc -c < "$1")" -eq "$2" ]'
 _HOPELESS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError",
              "CreateContainerError", "RunContainerError")  # fmt: skip
+_InThread = Callable[..., Awaitable[Any]]
 _PULLS = {"missing": "IfNotPresent", "always": "Always", "never": "Never"}
 
 
@@ -86,11 +92,11 @@ class Kubernetes:
     async def create(self, workspace: Workspace, owner: str, door: Door | None) -> "Pod":
         """Returns a new sandbox. Raises UserError for a workspace without an image, and SandboxError."""
         image = image_of(workspace, self._config, owner)
-        if self._prepared is None:
+        if self._prepared is None or (self._prepared.done() and self._prepared.exception() is not None):
             self._prepared = asyncio.ensure_future(self._in_thread(self._cluster.prepare))
         await asyncio.shield(self._prepared)
         name = f"swe-rl-{uuid.uuid4().hex[:16]}"
-        pod = Pod(name, workspace.workdir, self._scratch, self._cluster, self._in_thread, self._config.lease_s)
+        pod = Pod(name, workspace.workdir, self._scratch, self._config, self._cluster, self._in_thread)
         described = self._describe(name, image, owner, workspace.workdir)
         making = asyncio.ensure_future(self._in_thread(self._cluster.create, described))
         try:
@@ -118,7 +124,7 @@ class Kubernetes:
         amounts = {"cpu": f"{config.cpus:g}", "memory": str(int(config.memory_gb * 1024**3))}
         if config.disk_gb:
             amounts["ephemeral-storage"] = str(int(config.disk_gb * 1024**3))
-        first = _FIRST.format(beat=_BEAT, workdir=shlex.quote(workdir), seconds=math.ceil(config.lease_s))
+        first = _FIRST.format(workdir=shlex.quote(workdir), seconds=math.ceil(config.lease_s))
         container = {
             "name": _CONTAINER,
             "image": image,
@@ -134,6 +140,7 @@ class Kubernetes:
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            "shareProcessNamespace": False,
         }
         labels = {_LABEL: name, "swe_rl.owner": safe_name(owner)[:60].strip("-_.") or "sandbox"}
         return {
@@ -147,7 +154,9 @@ class Kubernetes:
 async def _undo(making: "asyncio.Future[None]", pod: "Pod") -> None:
     """Removes a pod that is not wanted. Its request may still be on the way, and would make it afterwards."""
     await asyncio.wait({making})
-    await pod.close()
+    # Why the pod is not wanted has to be said, and a cancellation may not be lost. Its lease ends what is left.
+    with contextlib.suppress(SandboxError):
+        await pod.close()
 
 
 class Pod(ShellSandbox):
@@ -156,12 +165,12 @@ class Pod(ShellSandbox):
     wait_s = 20.0  # Each call is a connection through the API server.
 
     def __init__(
-        self, name: str, workdir: str, scratch: Path, cluster: "_Cluster", in_thread: Callable[..., Any], lease_s: float
+        self, name: str, workdir: str, scratch: Path, config: SandboxConfig, cluster: "_Cluster", in_thread: _InThread
     ) -> None:
-        super().__init__(name, workdir, scratch)
+        super().__init__(name, workdir, scratch, config)
         self._cluster = cluster
         self._in_thread = in_thread
-        self._lease_s = lease_s
+        self._lease_s = config.lease_s
         self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None, limit_s: float) -> None:
@@ -183,7 +192,7 @@ class Pod(ShellSandbox):
             await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
             # What is wrong here is said by the next command.
             with contextlib.suppress(SandboxError):
-                await self._ran('touch -- "$1"', (_BEAT,), MARGIN_S)
+                await self._ran(_BEAT, (), MARGIN_S)
 
     async def _upload(self, file: Path) -> str:
         target = f"/tmp/swe_rl-{uuid.uuid4().hex}"
@@ -268,7 +277,7 @@ class _Cluster:
             status = self.read_status(name)
             if status is None or status.phase in ("Succeeded", "Failed"):
                 raise OutsideError(f"{name}: the pod ended before it began ({_describe_end(status)})")
-            states = [container.state for container in status.container_statuses or ()]
+            states = [each.state for each in status.container_statuses or () if each.name == _CONTAINER]
             if status.phase == "Running" and states and states[0].running is not None:
                 return
             waiting = states[0].waiting if states else None
@@ -278,10 +287,21 @@ class _Cluster:
                 raise SandboxError(f"{name}: the pod does not run after {limit_s:g} s; it is {status.phase}")
             time.sleep(_LOOK_S)
 
+    def retry(self, request: Callable[[], Any]) -> Any:
+        """Returns what a request gives, which is made again while the cluster is busy. Raises what it raises."""
+        for number in range(_TRIES - 1):
+            try:
+                return request()
+            except Exception as error:
+                if _status_of(error) not in _BUSY:
+                    raise
+            time.sleep(_PAUSE_S * 2**number)
+        return request()
+
     def _ask(self, call: Callable[..., Any], *words: Any, fine: tuple[int, ...] = (), **named: Any) -> Any:
         """Returns what a request gives, or None for a status that is `fine`. Raises SandboxError."""
         try:
-            return call(*words, **named, _request_timeout=_CALL_S)
+            return self.retry(lambda: call(*words, **named, _request_timeout=_CALL_S))
         except self.client.ApiException as error:
             if error.status in fine:
                 return None
@@ -304,11 +324,13 @@ class _Exec:
         self._limit_s = limit_s
 
     def run(self) -> tuple[int, bytes]:
-        """Returns the exit status, and both streams. Raises SandboxError."""
+        """Returns the exit status and stdout, and stderr where it is not 0. Raises SandboxError."""
         try:
-            socket = self._open()
+            socket = self._cluster.retry(self._open)
+            # A frame that does not go on, or an input that nobody reads, may not hold the thread.
+            socket.sock.settimeout(_CALL_S)
         except Exception as error:
-            raise SandboxError(f"{self._name}: no command can be started: {one_line(error)}") from error
+            raise SandboxError(f"{self._name}: no command can be started: {_describe_refusal(error)}") from error
         try:
             return self._read(socket)
         except SandboxError:
@@ -340,18 +362,35 @@ class _Exec:
         for start in range(0, len(self._typed), _CHUNK_BYTES):
             socket.write_stdin(self._typed[start : start + _CHUNK_BYTES])
         ends_s = time.monotonic() + self._limit_s
-        output = bytearray()
+        streams = {1: bytearray(), 2: bytearray()}
         while socket.is_open():
             if self.is_given_up.is_set() or time.monotonic() > ends_s:
                 raise SandboxError(f"{self._name}: a call took longer than {self._limit_s:g} s")
             socket.update(timeout=0.5)
-            output += socket.read_channel(1) + socket.read_channel(2)
-        output += socket.read_channel(1) + socket.read_channel(2)
+            for channel, got in streams.items():
+                got += socket.read_channel(channel)
+        for channel, got in streams.items():
+            got += socket.read_channel(channel)
         try:
-            return int(socket.returncode), bytes(output)
+            status = int(socket.returncode)
         except (TypeError, KeyError, LookupError, ValueError) as error:
             # Without a status the container or the connection ended, and not the script.
             raise SandboxError(f"{self._name}: the connection ended without a status of the script") from error
+        return status, bytes(streams[1] + streams[2] if status else streams[1])
+
+
+def _status_of(error: BaseException) -> int:
+    """Returns the status of a request, or 0. That of a refused websocket is in the words of its library alone."""
+    refused = re.match(r"Handshake status (\d+)", _describe_refusal(error))
+    return int(refused[1] if refused else getattr(error, "status", None) or 0)
+
+
+def _describe_refusal(error: BaseException) -> str:
+    """Returns why no websocket was opened. The client stumbles over its own error, and raises another one in turn."""
+    reason = getattr(error, "reason", None)
+    if reason is None and error.__context__ is not None:
+        return _describe_refusal(error.__context__)
+    return one_line(reason or error)
 
 
 def _describe_end(status: Any) -> str:

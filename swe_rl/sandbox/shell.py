@@ -4,6 +4,7 @@ Invariants:
 - A command runs beside the call that started it, and each further call waits some time for its end. So a command can be
   stopped, may take longer than a call, and what breaks one call does not end the command.
 - A small script there bounds a command's time, ends what it started, and gives it an environment of PATH and HOME.
+- A command can reach the script's files. Whatever it does to them changes its own result at most, and breaks nothing.
 - The place needs bash, coreutils and grep, and a /proc.
 """
 
@@ -18,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.base import TIMEOUT_EXIT
 from swe_rl.sandbox.sandbox import ExecResult, SandboxError
 
@@ -28,7 +30,7 @@ _KILLED = 137  # A command that SIGKILL ended has this status, so that of `timeo
 # second a call waits, then NAME=VALUE. `timeout` leads a process group of its own. What left the group is found by a
 # variable of this command.
 _RUN = r"""
-cd -- "$1" && mkdir -m 700 -- "$5" || { echo 125; exit; }
+{ cd -- "$1" && mkdir -m 700 -- "$5"; } 2> /dev/null || { echo 125; echo "bash: $1 or /tmp cannot be used"; exit; }
 seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5 tenths=$6; shift 6
 (
 env -i PATH="$PATH" HOME="${HOME:-/}" LANG=C.UTF-8 "$mark" "$@" \
@@ -41,26 +43,30 @@ for tries in 1 2 3; do
   [ -n "$left" ] || break
   kill -KILL $left 2> /dev/null
 done
-echo "$status" > "$place/ended"; mv "$place/ended" "$place/status"
+mkdir -p -m 700 -- "$place"; rm -rf -- "$place/status"; echo "$status" > "$place/status"
 ) > /dev/null 2>&1 < /dev/null &
-echo $! > "$place/pid"
-set -- "$place" "$tenths"
+set -- "$place" "$tenths" "$!"
 """
-# The arguments are $1: the command's folder, $2: so many tenths of a second are waited. The first line of output is the
-# status, which is empty while it runs.
+# The arguments are $1: the command's folder, $2: so many tenths of a second are waited, $3: the process that ends when
+# the command's status is written. The first line of output is the status, or `running` and that process. A zombie has
+# ended. No file is read that is not a regular one, as another may have no end.
 _WAIT = r"""
+runs() { local stat; read -r stat < "/proc/$1/stat" && case "${stat##*) }" in [ZX]*) return 1 ;; esac; }
 waited=0
 for pause in .01 .01 .02 .04 .08; do
-  [ -e "$1/status" ] && break
+  runs "$3" 2> /dev/null || break
   sleep "$pause"
 done
-while [ ! -e "$1/status" ] && [ "$waited" -lt "$2" ]; do
-  kill -0 "$(cat "$1/pid")" 2> /dev/null || { [ -e "$1/status" ] || echo 137 > "$1/status"; break; }
+while runs "$3" 2> /dev/null && [ "$waited" -lt "$2" ]; do
   sleep .1; waited=$((waited + 1))
 done
-[ -e "$1/status" ] || { echo; exit; }
-cat "$1/status"
-if [ "$(wc -c < "$1/out")" -gt 2097152 ]; then
+runs "$3" 2> /dev/null && { echo "running $3"; exit; }
+status=
+[ -f "$1/status" ] && status=$(head -c 3 -- "$1/status" | tr -dc '0-9')
+echo "${status:-137}"
+if [ ! -f "$1/out" ]; then
+  :
+elif [ "$(wc -c < "$1/out")" -gt 2097152 ]; then
   head -c 1048576 "$1/out"; echo; tail -c 1048576 "$1/out"
 else
   cat "$1/out"
@@ -78,7 +84,11 @@ cd -- "$1" || exit 125
 path=$(realpath -m -- "$2"); here=$(realpath -- .)
 case "$path" in "$here"/*) ;; *) exit 4 ;; esac
 """
-_READ = _INSIDE + '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; base64 -w0 -- "$path"'
+# $3: so many bytes a file may have.
+_READ = _INSIDE + (
+    '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; '
+    '[ "$(stat -L -c %s -- "$path")" -le "$3" ] || { echo "it has more than $3 bytes"; exit 5; }; base64 -w0 -- "$path"'
+)
 _WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && mv -f -- "$3" "$path"'
 _UNPACK = 'mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"'
 
@@ -88,15 +98,19 @@ class ShellSandbox(ABC):
 
     wait_s = 1.0  # So long one call waits for a command's end.
 
-    def __init__(self, sandbox_id: str, workdir: str, scratch: Path) -> None:
+    def __init__(self, sandbox_id: str, workdir: str, scratch: Path, config: SandboxConfig) -> None:
         self.sandbox_id = sandbox_id
         self.workdir = workdir
         self._scratch = scratch
+        self._max_file_bytes = config.max_file_mb * 1024**2
         self._mark = uuid.uuid4().hex
 
     @abstractmethod
     async def _ran(self, script: str, words: tuple[str, ...], limit_s: float) -> tuple[int, str]:
-        """Runs a script there with its arguments. Returns the exit status and both streams as text."""
+        """Runs a script there with its arguments. Returns the exit status and stdout, and stderr where it failed.
+
+        A shell may complain about an image's environment, which belongs neither to a status nor to a file.
+        """
 
     @abstractmethod
     async def _upload(self, file: Path) -> str:
@@ -115,10 +129,10 @@ class ShellSandbox(ABC):
         words = (self.workdir, f"{timeout_s:g}", command, self._mark, place, tenths, *given)
         try:
             status, output = await self._answer(_RUN + _WAIT, words)
-            while not status:
+            while status.startswith("running "):
                 if clock() - began_s > timeout_s + MARGIN_S:
                     raise SandboxError(f"{self.sandbox_id}: a command did not end {MARGIN_S:g} s after its time")
-                status, output = await self._answer(_WAIT, (place, tenths))
+                status, output = await self._answer(_WAIT, (place, tenths, status.split()[1]))
         except BaseException:
             with contextlib.suppress(Exception):
                 await asyncio.shield(self._ran(_END, (self._mark, place), MARGIN_S))
@@ -136,7 +150,7 @@ class ShellSandbox(ABC):
         await self._script(_WRITE, self.workdir, path, there)
 
     async def read_file(self, path: str) -> bytes:
-        return base64.b64decode(await self._script(_READ, self.workdir, path))
+        return base64.b64decode(await self._script(_READ, self.workdir, path, str(self._max_file_bytes)))
 
     async def _unpack(self, folder: Path) -> None:
         """Copies a folder of this machine there as the working folder, as one archive."""

@@ -81,7 +81,7 @@ class SweRex:
         lease_s = 0.0
         if self._deployment == "docker":
             lease_s = self._config.lease_s
-        made = Deployed(name, workdir, deployment, self._scratch, lease_s, local=self._local)
+        made = Deployed(name, workdir, deployment, self._scratch, self._config, lease_s, local=self._local)
         try:
             await made.start(workspace.path)
         except BaseException:
@@ -140,9 +140,17 @@ class Deployed(ShellSandbox):
     """This is a sandbox in one deployment. `lease_s` is 0 where nothing there ends a deployment that its run left."""
 
     def __init__(
-        self, sandbox_id: str, workdir: str, deployment: Any, scratch: Path, lease_s: float, *, local: bool
+        self,
+        sandbox_id: str,
+        workdir: str,
+        deployment: Any,
+        scratch: Path,
+        config: SandboxConfig,
+        lease_s: float,
+        *,
+        local: bool,
     ) -> None:
-        super().__init__(sandbox_id, workdir, scratch)
+        super().__init__(sandbox_id, workdir, scratch, config)
         self._deployment = deployment
         self._local = local
         self._lease_s = lease_s
@@ -187,11 +195,12 @@ class Deployed(ShellSandbox):
         from swerex.runtime.abstract import Command
 
         argv = ["bash", "-c", script, "swe_rl", *words]
-        command = Command(command=argv, timeout=limit_s, merge_output_streams=True)
+        command = Command(command=argv, timeout=limit_s)
         call = self._deployment.runtime.execute(command)
         # A local deployment blocks the loop that it runs on.
         done = await (_run_aside(call) if self._local else call)
-        return int(done.exit_code or 0), str(done.stdout)
+        status = int(done.exit_code or 0)
+        return status, f"{done.stdout}{done.stderr}" if status else str(done.stdout)
 
 
 async def _run_aside(call: Coroutine[Any, Any, Any]) -> Any:

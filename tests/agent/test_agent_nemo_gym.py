@@ -103,11 +103,14 @@ async def test_sessions_at_the_same_time_do_not_meet(play, write_rows):
         (add("two"), "status 422: .*valid integer"),
         (FakeReply("", calls=(("add", "no JSON"),)), "no JSON"),
         (FakeReply("", calls=(("add", "[]"),)), "no JSON object"),
+        (FakeReply("", calls=(("add", '{"by": NaN}'),)), "no JSON"),
+        (FakeReply("", calls=(("add", '{"by": 1e999}'),)), "no JSON"),
+        (FakeReply("", calls=(("add", r'{"by": "\ud800"}'),)), "no JSON"),
         (add(1, "fly"), "There is no tool fly. The tools are: add, look"),
         (add(1, "verify"), "There is no tool verify"),
         (add(1, "../add"), "There is no tool"),
     ],
-    ids=["refused", "no JSON", "no object", "another tool", "verify", "a path"],
+    ids=["refused", "no JSON", "no object", "NaN", "infinite", "half a character", "another tool", "verify", "a path"],
 )
 async def test_a_call_that_cannot_be_made_is_told_to_the_model(play, said, told):
     async with NemoGymServer() as server:
@@ -117,18 +120,27 @@ async def test_a_call_that_cannot_be_made_is_told_to_the_model(play, said, told)
         result, _, _ = await play(server, task(3, 4), [said] * 4)
     assert re.search(told, shown)
     assert (result.exit, result.patch) == (Exit.FORMAT_ERRORS, None)
-    assert len(server.verified) == 1
+    assert [body["goal"] for body in server.verified][1:] in ([], [4])
 
 
-async def test_a_tool_that_says_what_is_wrong_is_told_to_the_model_whatever_its_status(play):
+async def test_a_server_that_lost_the_session_is_an_error_and_no_fault_of_the_model(play):
+    lost = FakeReply("", calls=(("look", {"forget": True}),))
     async with NemoGymServer() as server:
-        server.faults["look"] = "detail"
-        result, grade, _ = await play(server, task(3, 3), [add(0, "look"), "It cannot be seen."])
-    assert grade.score == 1.0 and "status 500: division by zero" in result.turns[0].observation
+        for end in ([add(1)] * 4, [add(1), "Done."]):
+            with pytest.raises(AgentError, match="failed at verify: status 400: .*not initialized"):
+                await play(server, task(3, 4), [lost, *end])
+
+
+async def test_what_a_tool_fails_with_is_told_to_the_model_whatever_its_status(play):
+    async with NemoGymServer() as server:
+        for fault, told in (("detail", "division by zero"), ("raise", "ValueError")):
+            server.faults["look"] = fault
+            result, grade, _ = await play(server, task(3, 3), [add(0, "look"), "It cannot be seen."])
+            assert grade.score == 1.0
+            assert re.search(f"status 500: .*{told}", result.turns[0].observation)
 
 
 FAULTS = {
-    "raise": "failed at {path}: status 500: .*ValueError",
     "hang": "gave no answer to {path} in 0.3 s",
     "die": "broke off at {path}",
     "elsewhere": "failed at {path}: status 307",
@@ -144,6 +156,7 @@ OBJECTS = {
     ("path", "fault", "said"),
     [
         *((path, fault, said) for path in ("seed_session", "add", "verify") for fault, said in FAULTS.items()),
+        *((path, "raise", "failed at {path}: status 500: .*ValueError") for path in ("seed_session", "verify")),
         *((path, fault, said) for path in ("seed_session", "verify") for fault, said in OBJECTS.items()),
         ("verify", "no reward", "answered verify without a reward"),
         ("seed_session", "over MCP", "offers its tools over MCP"),

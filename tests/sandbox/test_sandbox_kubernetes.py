@@ -11,6 +11,7 @@ from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from swe_rl.testing import check_sandbox
+from tests.support import fake_kubernetes
 from tests.support.fake_kubernetes import CAN_RUN, TOKEN, FakeKubernetes
 from tests.support.waiting import until
 
@@ -133,7 +134,7 @@ async def test_an_ended_pod_that_another_run_left_is_removed(cluster, provide):
     [
         ({"waiting": "ErrImagePull"}, "the pod cannot start: ErrImagePull: of its image"),
         ({"POST pods": 403}, "the cluster refuses create_namespaced_pod: 403"),
-        ({"GET exec": 500}, "no command can be started"),
+        ({"GET exec": 500}, "no command can be started: Handshake status 500"),
     ],
     ids=["image", "forbidden", "exec"],
 )
@@ -163,3 +164,79 @@ def test_what_cannot_be_used_is_a_users_mistake(cluster, provide, tmp_path, monk
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "empty"))
     with pytest.raises(UserError, match="finds no cluster"):
         provide()
+
+
+@needs_pods
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -rf /tmp/*; echo done",
+        "rm -rf /tmp/*; sleep 0.3; echo done",
+        "for place in /tmp/swe_rl-*/; do echo x > $place/status; done; sleep 0.3",
+        "for place in /tmp/swe_rl-*/; do mkfifo $place/status $place/ended; done; sleep 0.3",
+        "for place in /tmp/swe_rl-*/; do rm $place/out; ln -s /dev/zero $place/out; done",
+        "kill -KILL 1; kill -STOP 1; kill -TERM 1; sleep 0.3; echo done",
+    ],
+    ids=["tmp", "tmp, slowly", "status", "fifo", "endless output", "first process"],
+)
+async def test_no_command_breaks_its_pod_or_what_watches_it(cluster, provide, command, monkeypatch):
+    monkeypatch.setattr("swe_rl.sandbox.kubernetes.Pod.wait_s", 0.1)
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    result = await asyncio.wait_for(sandbox.exec(command, timeout_s=8), 20)
+    assert not result.timed_out
+    (pod,) = cluster.pods.values()
+    assert (await sandbox.exec("echo alive", timeout_s=8)).output == "alive\n"
+    assert pod.process.poll() is None
+
+
+@needs_pods
+async def test_what_bash_says_of_an_images_environment_is_in_no_status_and_no_file(cluster, provide, monkeypatch):
+    monkeypatch.setitem(fake_kubernetes._ENV, "LC_ALL", "xx_XX.UTF-8")
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    assert (await sandbox.exec("echo said", timeout_s=8)).output == "said\n"
+    await sandbox.write_file("file", b"content")
+    assert await sandbox.read_file("file") == b"content"
+
+
+@needs_pods
+async def test_a_cluster_that_is_busy_at_first_is_asked_again(cluster, provide, monkeypatch):
+    monkeypatch.setattr("swe_rl.sandbox.kubernetes._PAUSE_S", 0.01)
+    cluster.busy = {"POST pods": 2, "GET exec": 2, "GET pods": 1, "POST networkpolicies": 1}
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    assert (await sandbox.exec("echo said", timeout_s=8)).output == "said\n"
+    assert not any(cluster.busy.values())
+
+
+@needs_pods
+async def test_a_first_request_that_failed_is_made_again_by_the_next_sandbox(cluster, provide):
+    provider = provide()
+    cluster.faults["POST networkpolicies"] = 500
+    with pytest.raises(SandboxError):
+        await provider.create(Workspace(image="a:1"), owner="o")
+    cluster.faults.clear()
+    await provider.create(Workspace(image="a:1"), owner="o")
+
+
+@needs_pods
+async def test_a_cancelled_start_stays_cancelled_where_its_pod_cannot_be_removed(cluster, tmp_path):
+    from swe_rl.sandbox.kubernetes import Kubernetes
+
+    config = compose(["sandbox=kubernetes", "sandbox.image=a:1"]).config.sandbox
+    provider = Kubernetes(config, tmp_path)
+    cluster.faults.update({"waiting": "ContainerCreating", "DELETE swe": 500})
+    start = asyncio.ensure_future(provider.create(Workspace(image="a:1"), "o", None))
+    await until(lambda: cluster.pods)
+    start.cancel()
+    await asyncio.wait({start})
+    assert start.cancelled()
+    cluster.faults.clear()
+
+
+@needs_pods
+async def test_a_file_larger_than_any_may_be_is_refused_before_it_is_sent(cluster, provide):
+    sandbox = await provide("sandbox.max_file_mb=1").create(Workspace(image="a:1"), owner="o")
+    await sandbox.exec("truncate -s 64M large", timeout_s=8)
+    before = cluster.sent_bytes
+    with pytest.raises(SandboxError, match="large"):
+        await sandbox.read_file("large")
+    assert cluster.sent_bytes - before < 10_000

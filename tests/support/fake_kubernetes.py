@@ -55,7 +55,9 @@ class FakeKubernetes:
         self.policies: list[dict[str, Any]] = []
         self.requests: list[tuple[str, str]] = []
         self.authorized: set[str | None] = set()
+        self.sent_bytes = 0  # by commands
         self.faults: dict[str, Any] = {}
+        self.busy: dict[str, int] = {}  # So many requests get the status 429 first.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -102,7 +104,11 @@ class FakeKubernetes:
     async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
         self.authorized.add(request.headers.get("Authorization"))
-        status = self.faults.get(f"{request.method} {request.path.rpartition('/')[2].partition('-')[0]}")
+        asked = f"{request.method} {request.path.rpartition('/')[2].partition('-')[0]}"
+        if self.busy.get(asked, 0) > 0:
+            self.busy[asked] -= 1
+            return _status(429, "it is busy")
+        status = self.faults.get(asked)
         if status:
             return _status(status, "it does not want to")
         return await handler(request)
@@ -118,7 +124,8 @@ class FakeKubernetes:
         name = described["metadata"]["name"]
         (container,) = described["spec"]["containers"]
         read, write = os.pipe()
-        words = ["bwrap", *_ROOT, "--unshare-pid", "--die-with-parent", "--info-fd", str(write), *container["command"]]
+        words = ["bwrap", *_ROOT, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--info-fd", str(write)]
+        words += container["command"]
         process = subprocess.Popen(words, env=_ENV, pass_fds=[write], start_new_session=True)  # noqa: ASYNC220
         os.close(write)
         with os.fdopen(read) as said:
@@ -158,7 +165,8 @@ class FakeKubernetes:
         typing = asyncio.ensure_future(_type(socket, process.stdin))
         pod.running.append(process)
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
+            sent = await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
+            self.sent_bytes += sum(sent)
             await socket.send_bytes(b"\3" + json.dumps(_ended(await process.wait())).encode())
             await socket.close()
         typing.cancel()
@@ -173,9 +181,12 @@ async def _type(socket: web.WebSocketResponse, to: asyncio.StreamWriter) -> None
                 await to.drain()
 
 
-async def _send(socket: web.WebSocketResponse, channel: int, of: asyncio.StreamReader) -> None:
+async def _send(socket: web.WebSocketResponse, channel: int, of: asyncio.StreamReader) -> int:
+    num_bytes = 0
     while data := await of.read(32_000):
         await socket.send_bytes(bytes([channel]) + data)
+        num_bytes += len(data)
+    return num_bytes
 
 
 def _ended(code: int) -> dict[str, Any]:

@@ -66,10 +66,16 @@ class NemoGymServer:
             return _faulty(fault)
         if path == "seed_session":
             return self._seed(body)
+        if "forget" in body:
+            self.counters.clear()
         session = request.cookies.get(COOKIE, "")
         if session not in self.counters:
             return web.json_response({"detail": "Session not initialized."}, status=400)
         if path == "verify":
+            # Servers run what a response calls once more, or compare it.
+            calls = [item for item in body["response"]["output"] if item["type"] == "function_call"]
+            if not all(_is_call(call) for call in calls):
+                return _faulty("raise")
             self.verified.append(body)
             reward = float(self.counters[session] == body["goal"]) if self.reward is None else self.reward
             return web.Response(text=json.dumps({**body, "reward": reward}), content_type="application/json")
@@ -87,6 +93,13 @@ class NemoGymServer:
         answer = web.json_response({})
         answer.headers["Set-Cookie"] = f"{COOKIE}={session}; path=/; httponly; samesite=lax"
         return answer
+
+
+def _is_call(call: dict[str, Any]) -> bool:
+    try:
+        return call["name"] in ("add", "look") and isinstance(json.loads(call["arguments"]), dict)
+    except ValueError:
+        return False
 
 
 def _faulty(fault: str) -> web.Response:

@@ -4,6 +4,7 @@ Invariants:
 - The conversation begins with the row's own messages and tools. It ends with a reply that calls no tool.
 - Only tools that the row offers are called: a name is a path of the server, and `verify` is one, too.
 - What the server fails at, answers late or cannot be read is an error and no reward. The reward is that of `verify`.
+- No call of the model's is an error: one that cannot be sent is in no response, and one that a tool fails at is told.
 - The server's time is no time of the agent's. Each of its answers has `step_timeout_s`.
 """
 
@@ -78,13 +79,16 @@ class NemoGymAgent:
         result = await talk.go_on(self._max_turns, play.act)
         if result.exit is Exit.SUBMITTED:
             result.patch = await self._verify(play, work)
+        elif play.is_refused:
+            # A server that lost the session refuses every call, and the verdict, too. That is no fault of the model's.
+            await self._verify(play, work)
         return result
 
     async def _verify(self, play: "_Play", work: Assignment) -> str:
         """Returns the server's verdict as JSON. Raises EpisodeError, and AgentError for a reward that is no number."""
         row = play.row
         said = play.talk.messages[len(row.messages) :]
-        response = make_response(said, row.row[PARAMS], work.model, is_cut=play.is_cut)
+        response = make_response(said, row.row[PARAMS], work.model, unsent=play.unsent, is_cut=play.is_cut)
         verdict = await play.session.verify(row.row, response)
         reward = require_reward(verdict["reward"], f"{self._address}: verify of {row.row_id}")
         return write_score(reward, self._passed_at, calls=play.num_done)
@@ -99,6 +103,8 @@ class _Play(Play):
         self.row = row
         self.session = session
         self.is_cut = False  # A limit cut the last reply, which called no tool.
+        self.is_refused = False  # The server refused the last call that it got.
+        self.unsent: set[str | None] = set()  # the ids of calls that it never got
         self._names = frozenset(row.tool_names)
 
     async def act(self, reply: ChatReply, turn: Turn) -> Exit | None:
@@ -106,7 +112,9 @@ class _Play(Play):
         if not reply.tool_calls:
             self.is_cut = reply.cut_tokens > 0
             return Exit.SUBMITTED
-        refused = await self.do_all([self._read(call) for call in reply.tool_calls], turn)
+        asked = [self._read(call) for call in reply.tool_calls]
+        self.unsent.update(wish.call_id for wish in asked if wish.action is None)
+        refused = await self.do_all(asked, turn)
         if self.is_over:
             return Exit.STEP_LIMIT
         return refused
@@ -121,5 +129,7 @@ class _Play(Play):
         return Asked({"tool": call.name, "arguments": arguments}, call_id=call.call_id)
 
     async def _perform(self, action: dict[str, Any]) -> str:
+        self.is_refused = True
         text = await self.session.call(action["tool"], action["arguments"])
+        self.is_refused = False
         return shorten_text(text, self._config.max_observation_chars)

@@ -2,23 +2,32 @@
 
 Invariants:
 - Reasoning, text and calls of a reply come in this order, then what the tools answered, as the model saw it.
+- A call that was never sent to the server is not in it: a server may read its arguments again, and fail at them.
 """
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
 def make_response(
-    said: Sequence[Mapping[str, Any]], params: Mapping[str, Any], model: str, *, is_cut: bool
+    said: Sequence[Mapping[str, Any]],
+    params: Mapping[str, Any],
+    model: str,
+    *,
+    unsent: Collection[str | None] = (),
+    is_cut: bool = False,
 ) -> dict[str, Any]:
-    """Returns the response of what was said after a row's own messages. `is_cut`: a limit cut the last reply."""
+    """Returns the response of what was said after a row's own messages.
+
+    `unsent` has the ids of calls that were never made. `is_cut`: a limit cut the last reply.
+    """
     output: list[dict[str, Any]] = []
     for message in said:
         if message["role"] == "assistant":
-            output += _reply_items(message)
-        elif message["role"] == "tool":
+            output += _reply_items(message, unsent)
+        elif message["role"] == "tool" and message["tool_call_id"] not in unsent:
             text = str(message["content"])
             output.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": text})
     if is_cut:
@@ -38,7 +47,7 @@ def make_response(
     }
 
 
-def _reply_items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _reply_items(message: Mapping[str, Any], unsent: Collection[str | None]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     reasoning = message.get("reasoning_content")
     if reasoning:
@@ -51,6 +60,8 @@ def _reply_items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         name = f"msg_{uuid.uuid4().hex}"
         items.append({"type": "message", "id": name, "role": "assistant", "status": "completed", "content": content})
     for call in calls:
+        if call["id"] in unsent:
+            continue
         function = call["function"]
         items.append(
             {

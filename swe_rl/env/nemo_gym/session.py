@@ -2,8 +2,9 @@
 
 Invariants:
 - A session is the server's cookie. Each has an HTTP client of its own, so no two sessions share one.
-- A tool that answers with a `detail` says on purpose what is wrong with a call: that is told to the model. Whatever
-  else the server fails at raises EpisodeError, from which no reward is made.
+- A tool that answers with a `detail`, or raises (status 500), may do so for any call that a model makes up. That is
+  told to the model, as NeMo-Gym's own agents do, and `verify` shows whether the server still works.
+- Whatever else the server fails at raises EpisodeError, from which no reward is made.
 - No redirect is followed, and no proxy is used.
 """
 
@@ -61,6 +62,8 @@ class GymSession:
         detail = _read_detail(text)
         if status >= 400 and detail is not None:
             raise RefusedActionError(f"status {status}: {detail}")
+        if status == 500:
+            raise RefusedActionError(f"status {status}: {_shown(text)}")
         raise self._failed(tool, status, text)
 
     async def verify(self, row: Mapping[str, Any], response: Mapping[str, Any]) -> dict[str, Any]:
