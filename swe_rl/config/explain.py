@@ -319,10 +319,9 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
         candidates = nearest_keys(key)
     else:
         candidates = nearest_words(key, groups) or nearest_keys(key)
-    unit = ""
     if known := our_key(key) or misspelt_key(key):
         candidates = [known]
-        unit = describe_unit(known)
+    unit = "".join(describe_unit(name) for name in candidates[:1])
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 
 
