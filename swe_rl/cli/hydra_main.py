@@ -87,7 +87,7 @@ class _Parser(argparse.ArgumentParser):
         flags = [word.partition("=") for word in message.split() if word.startswith("--")]
         known = {flag: key for flag, _, _ in flags if (key := _key_of(flag))}
         meant = [f"{known[flag]}={value or 'VALUE'}" for flag, _, value in flags if flag in known]
-        units = "".join(describe_unit(key) for flag, key in known.items() if our_key(flag))
+        units = "".join(describe_unit(key) for key in known.values())
         hint = ""
         if meant:
             hint = f" Did you mean {' '.join(meant)}?{units}"

@@ -321,11 +321,10 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     else:
         tops = [name for name in key_types() if "." not in name]
         candidates = nearest_words(key, [*groups, *tops]) or nearest_keys(key)
-    unit = ""
     if known := our_key(key) or misspelt_key(key):
         # `trainer.beta` is TRL's word for another thing, or our `beta1` with a letter missing.
         candidates = [known, *keys_spelled_like(key)]
-        unit = describe_unit(known)
+    unit = "".join(describe_unit(name) for name in candidates[:1])
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 
 

@@ -109,6 +109,7 @@ SAME = {
     "orchestrator.sampling.temperature": "rollout.temperature",
     "orchestrator.sampling.max_tokens": "rollout.max_turn_tokens",
     "orchestrator.seq_len": "rollout.max_trajectory_tokens",
+    "agent.max_steps": "rollout.max_turns",
     "orchestrator.max_steps": "trainer.steps",
     "trainer.max_steps": "trainer.steps",
     "trainer.optim.lr": "trainer.lr",

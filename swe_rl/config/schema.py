@@ -276,7 +276,7 @@ class HardwareConfig:
 
     name: str = "cpu"  # of the option; in tables and labels
     nodes: Machines = 1  # hosts of the run
-    gpus_per_node: MachinesOrNone = 0  # 0: the run uses no GPU
+    gpus_per_node: MachinesOrNone = 0  # GPUs of each node; 0: the run uses no GPU
     gpu_memory_gb: NotNegative = 0.0  # of one GPU
     gpu_kind: str = "none"  # as people and SLURM name it: h100, a100, ...
     gpu_bf16_tflops: NotNegative = 0.0  # dense, as published; estimates take a share of it
@@ -511,7 +511,7 @@ class RolloutConfig:
     )
     continue_attempts: bool = True  # after a kill, at their last turn, where the agent can: docs/long_horizons.md
     temperature: NotNegative = 1.0  # of sampling for training
-    top_p: OfAll = 1.0  # 1: no truncation
+    top_p: OfAll = 1.0  # share of the probability that tokens are sampled from; 1: no truncation
     top_k: ZeroOrMore = 0  # 0: off
     min_p: Share = 0.0  # least probability of a token, as a share of the likeliest one's; 0: off
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -556,7 +556,7 @@ class AlgoConfig:
     clip_low: Share = 0.2  # the ratio stays in [1 - clip_low, 1 + clip_high]
     clip_high: NotNegative = 0.28  # the ratio is clipped at 1 plus this
     clip_c: OrAboveOne = 0.0  # dual clip for negative advantages; 0: off
-    kl_coef: Share = 0.0  # 0: no reference model
+    kl_coef: Share = 0.0  # weight of the KL divergence from the reference model; 0: no reference model
     kl_in: KlPlace = KlPlace.loss  # where the KL to the reference counts: in the loss, or in the reward
     kl_estimator: KlEstimator = KlEstimator.k3  # k1, k2, k3 (Schulman 2020), or k3_grad_k2
     kl_cap: NotNegative | None = 10.0  # nats: largest k3 of one token, which has no gradient there; 0 or null: none

@@ -16,9 +16,13 @@ WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what t
 MESSAGES = {
     "rollout.nn=3": (
         "Unknown key 'rollout.nn' (command line: rollout.nn=3). Did you mean rollout.n? "
+        "(rollout.n: trajectories of one instance: a group.) "
         "`job=describe job.topic=rollout` lists the keys of rollout."
     ),
-    "n=3": "Unknown key 'n' (command line: n=3). Did you mean rollout.n?",
+    "n=3": (
+        "Unknown key 'n' (command line: n=3). Did you mean rollout.n? "
+        "(rollout.n: trajectories of one instance: a group.)"
+    ),
     "modl=tiny": "Unknown key 'modl' (command line: modl=tiny). Did you mean model?",
     "+foo.bar=1": "Unknown key 'foo.bar' (command line: +foo.bar=1).",
     "model=qwen3": (
@@ -281,6 +285,16 @@ def test_a_key_of_another_system_is_answered_with_the_unit_of_ours(capsys):
     assert run_command(["--batch-size=8"]) == 2
     assert "(rollout.prompts_per_step: instances of one step.)" in " ".join(capsys.readouterr().err.split())
     assert all(comment_of(key) for key in COMMON.values() if "." in key)
+
+
+@pytest.mark.parametrize(
+    "typed", ["lr=1e-6", "temperature=0.7", "kl_coef=0.01", "top_p=0.9", "rollout.max_turn=30", "trainer.stpes=3"]
+)
+def test_a_key_of_ours_that_is_offered_says_what_it_counts(typed, capsys):
+    with pytest.raises(ConfigError, match=r"Did you mean ([\w.]+)[? ].*\(\1: .+\.\)"):
+        compose([typed])
+    assert run_command([f"--{typed}"]) == 2
+    assert re.search(r"Did you mean ([\w.]+)=.*\(\1: .+\.\)", " ".join(capsys.readouterr().err.split()))
 
 
 def test_a_topic_of_another_name_is_answered_with_ours(capsys):
