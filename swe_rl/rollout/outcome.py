@@ -1,4 +1,4 @@
-"""Decides by the failure policy what a status means for reward, training and baseline.
+"""Decides by the failure policy what a status means for the reward. `attempt.py` says whether it is trained.
 
 Invariants:
 - conf/rollout has one row for every status. Else only a reward of the user's own and rollout.tricks decide.
