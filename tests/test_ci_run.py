@@ -131,7 +131,7 @@ def test_a_failing_lane_fails_the_run_and_the_lanes_after_it_run(project):
         "gpu": ("0", "0", "1", ""),
     }
     workers = re.findall(r"^== (\w+): .* -m pytest .* -n (\d)", done.stdout, re.MULTILINE)
-    assert workers == [("slow", "2"), ("gpu", "0"), ("slurm", "2"), ("vllm", "0")]
+    assert workers == [("slow", "2"), ("slurm", "2"), ("gpu", "0"), ("vllm", "0")]
 
 
 MEETING = """
@@ -145,27 +145,23 @@ def meet(mine, other):
         time.sleep(0.05)
 @pytest.mark.docker
 def test_docker():
-    meet("docker", "slurm")
+    meet("docker", "vllm")
     raise AssertionError("wrong")
-@pytest.mark.slurm
-def test_slurm():
-    meet("slurm", "docker")
 @pytest.mark.vllm
 def test_vllm():
-    assert here.with_name("slurm").exists(), "the lane before it has not run"
+    meet("vllm", "docker")
 """
 
 
-def test_tracks_of_lanes_run_side_by_side_and_keep_their_rows_and_failures_apart(project):
+def test_lanes_of_one_process_run_side_by_side_and_keep_their_rows_and_failures_apart(project):
     ini = project / "pytest.ini"
     ini.write_text(ini.read_text(encoding="utf-8") + " docker\n", encoding="utf-8")
     ready = NOTHING_INSTALLED + "lane_lacks() { :; }\n"
-    done = run_tests(project, MEETING, f"{ready} main docker slurm vllm")
+    done = run_tests(project, MEETING, f"{ready} main docker vllm")
     assert done.returncode == 1, done.stdout + done.stderr
     passed_alone = "0 of 1 passed alone only, to be mended: test_it.py::test_docker"
-    passed = ("1", "0", "0", "")
-    assert table(done) == {"docker": ("0", "1", "0", passed_alone), "slurm": passed, "vllm": passed}
-    assert done.stdout.index("== vllm: pytest's closing line") < done.stdout.index("== docker: ")
+    assert table(done) == {"docker": ("0", "1", "0", passed_alone), "vllm": ("1", "0", "0", "")}
+    assert done.stdout.index("== docker: pytest's closing line") < done.stdout.index("== vllm: ")
 
 
 LONG = """
