@@ -248,13 +248,58 @@ def test_readmes_tests_fail_where_the_time_is_over(project, seconds, what):
     assert done.returncode == 3 and f"{what}: 54 minutes are over" in done.stdout.splitlines()[-1], done.stdout
 
 
+def assert_ends(process_id):
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(process_id, 0)
+            time.sleep(0.05)
+
+
 def test_what_runs_in_the_background_ends_with_the_script(project):
     done = run_tests(project, "", 'begin log sleep 977; echo "${JOBS[0]}"; exit 3')
     assert done.returncode == 3
-    with pytest.raises(ProcessLookupError):
-        for _ in range(100):
-            os.kill(int(done.stdout), 0)
-            time.sleep(0.05)
+    assert_ends(int(done.stdout))
+
+
+def test_a_daemon_that_holds_the_output_open_does_not_hold_up_the_lane(project):
+    """It is killed when the script ends."""
+    daemon = "#!/bin/bash\nsetsid sleep 976 &\necho $! > daemon\necho '1 passed in 0.10s'\n"
+    (project / ".venv" / "bin" / "python").write_text(daemon, encoding="utf-8")
+    done = run_tests(project, "", "{ trap end_jobs EXIT; tests; }")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"== tests: pytest.s closing line, exit status 0, \d s\n1 passed", done.stdout), done.stdout
+    assert_ends(int((project / "daemon").read_text(encoding="utf-8")))
+
+
+def test_tests_that_run_again_end_in_time(project):
+    """Five that wait for their limits, twice, would take hours on a machine without room."""
+    first = "import pathlib, time\nif pathlib.Path('again').exists():\n    time.sleep(60)\npathlib.Path('again').touch()\n"
+    done = run_tests(project, first + ALWAYS, "left_again_s() { echo 2; }; tests")
+    assert done.returncode == 124, done.stdout + done.stderr
+    done = run_tests(project, ALWAYS, "left_again_s() { echo 0; }; tests")
+    assert done.returncode == 1 and "1 passed" not in done.stdout, done.stdout + done.stderr
+
+
+def test_a_step_that_hangs_is_killed_and_the_steps_after_it_are_left_out(project):
+    hangs = """
+install_programs() { :; }
+install_beside() { :; }
+lint() { setsid bash -c 'touch ready; exec sleep 975'; }
+types() { echo never; }
+docs() { :; }
+lanes() { :; }
+sleep() { until [[ -e ready ]]; do command sleep 0.05; done; }
+"""
+    done = run_tests(project, "", f"{{ {hangs} CI= main; }}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "66 minutes are over: what still runs is killed" in done.stdout
+    assert re.search(r"^lint .* failed$", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_no_step_begins_when_the_time_of_all_is_over(project):
+    done = run_tests(project, "", "SECONDS=4000; check types echo never; printf '%s\\n' \"${ROWS[@]}\"")
+    assert "\nnever" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("left out: 66 minutes are over"), done.stdout
 
 
 def test_lanes_that_pass_or_are_skipped_pass(project):

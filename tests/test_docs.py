@@ -99,11 +99,13 @@ def test_there_are_exactly_two_commands_of_one_line():
 
 
 @pytest.mark.parametrize(
-    ("name", "extra", "ends_with"), [("train", "cpu", "-m swe_rl"), ("test", "test", "-m pytest -n 3")]
+    ("name", "options", "extra", "ends_with"),
+    [("train", "", "cpu", "-m swe_rl"), ("test", "-c constraints.txt ", "test", "-m pytest -n 3")],
 )
-def test_a_command_installs_an_extra_that_exists(name, extra, ends_with):
+def test_a_command_installs_an_extra_that_exists(name, options, extra, ends_with):
+    """Without pinned versions a release of somebody else can make pip search for hours in what the tests need."""
     command = readme_command(name)
-    assert command.startswith(f"python3 -m venv .venv && .venv/bin/pip install -e '.[{extra}]' && ")
+    assert command.startswith(f"python3 -m venv .venv && .venv/bin/pip install {options}-e '.[{extra}]' && ")
     assert command.endswith(ends_with)
     assert extra in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
