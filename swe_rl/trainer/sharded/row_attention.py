@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from swe_rl.trainer.sharded.packing import Segments
 
@@ -189,15 +190,51 @@ def _capped(
     softcap: float,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Returns attention with capped scores, which no fused kernel of torch has: memory grows with the row's square."""
+    """Returns attention with capped scores, which no fused kernel of torch has.
+
+    Blocks of queries are computed again in the backward pass, so that the scores of one block are in memory at a time,
+    and not those of all pairs of tokens.
+    """
     tokens = query.shape[2]
-    seen = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).tril()
+    done = []
+    for start in range(0, tokens, _BLOCK_TOKENS):
+        stop = min(start + _BLOCK_TOKENS, tokens)
+        first = 0
+        if window is not None:
+            first = max(0, start - window + 1)
+        part, keys, values = query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop]
+        offset = start - first
+        if torch.is_grad_enabled():
+            block = checkpoint(
+                _capped_block, part, keys, values, scale, window, softcap, sinks, offset, use_reentrant=False
+            )
+        else:
+            block = _capped_block(part, keys, values, scale, window, softcap, sinks, offset)
+        done.append(block)
+    return torch.cat(done, 2)
+
+
+def _capped_block(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    sinks: Tensor | None,
+    offset: int,
+) -> Tensor:
+    """Returns the attention of queries whose first one stands at the key number `offset`."""
+    tokens, num_keys = query.shape[2], key.shape[2]
+    seen = torch.ones(tokens, num_keys, dtype=torch.bool, device=query.device).tril(offset)
     if window is not None:
-        seen = seen.triu(1 - window)
+        seen = seen.triu(offset + 1 - window)
     scores = softcap * torch.tanh(query @ key.transpose(2, 3) * scale / softcap)
     scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     if sinks is not None:
         sink = sinks.reshape(1, -1, 1, 1).expand(1, -1, tokens, 1).to(scores.dtype)
         scores = torch.cat([scores, sink], dim=-1)
-    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return shares[..., :tokens] @ value
+    # Families compute the shares in float32, whatever the scores are.
+    precise = torch.promote_types(scores.dtype, torch.float32)
+    shares = torch.softmax(scores, dim=-1, dtype=precise).to(query.dtype)
+    return shares[..., :num_keys] @ value
