@@ -208,8 +208,8 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """Modules and tests live as long as the process: to look through them at each collection of garbage costs a tenth
-    of the suite, and a fork that does would copy their pages."""
-    gc.collect()
+    of the suite, and a fork that does would copy their pages. To look even once costs a sixth of a process's start, so
+    what the imports left behind stays, too."""
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)  # compositions make many objects and little garbage
 

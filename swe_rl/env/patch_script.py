@@ -4,6 +4,7 @@ Invariants:
 - The script prints base64: the patch, the files that git could not read, and those that only a binary patch has byte
   for byte. Where the patch is too large, its place is empty, and its size and the new files with theirs come last.
 - Paths go from git to git with a NUL behind each: a path may have any other byte.
+- Programs cost more than what they do here: none starts for a list that is empty.
 """
 
 # The script makes a repository of its own over the agent's objects and files. Not even /dev/null is used: root in a
@@ -16,7 +17,7 @@ failed() { local status=$?; [ $status -gt 128 ] && exit $status; [ $# -eq 0 ] ||
 own=$(mktemp -d) || failed %(git_failed)d
 trap 'rm -rf "$own"' EXIT
 : > "$own/none"; exec 2> "$own/errors"
-for v in $(env | sed -n 's/^\(GIT_[A-Z_0-9]*\)=.*/\1/p'); do unset "$v"; done
+unset "${!GIT_@}"
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL="$own/none" GIT_ATTR_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0
 export HOME=/nonexistent LC_ALL=C
 top=$PWD; base=%(base)s
@@ -28,34 +29,43 @@ find "$top" "$real" "$real/objects/" ! -xtype f ! -xtype d ! -xtype l \
   \( ! -type l -o -name '.git*' -o -path "$real/*" \) -exec rm -f {} +
 git init -q --bare "$own/git" --template= || failed %(git_failed)d
 export GIT_DIR=$own/git GIT_WORK_TREE=$top
-git config core.bare false; git config core.autocrlf false; git config core.symlinks true
-git config core.quotePath true; git config core.fileMode true; git config core.hooksPath "$own/none"
-mkdir -p "$GIT_DIR/objects/info" "$GIT_DIR/refs/replace" "$GIT_DIR/info"
+printf '[core]\n%%s\n' 'bare = false' 'autocrlf = false' 'symlinks = true' 'quotePath = true' 'fileMode = true' \
+  >> "$GIT_DIR/config"
+mkdir -p "$GIT_DIR/objects/info" "$GIT_DIR/refs/replace" "$GIT_DIR/info" "$own/empty"
 attributes() { echo "$1" > "$GIT_DIR/info/attributes"; }
 attributes '* -text'
 echo "$real/objects" > "$GIT_DIR/objects/info/alternates"
 for c in "$real"/refs/replace/$base; do [ -f "$c" ] && head -c 40 "$c" > "$GIT_DIR/refs/replace/$base"; done
-r=$(sed -n "s@^\([0-9a-f]*\) refs/replace/$base\$@\1@p" "$real/packed-refs" | head -n 1)
-[ -n "$r" ] && [ ! -e "$GIT_DIR/refs/replace/$base" ] && echo "$r" > "$GIT_DIR/refs/replace/$base"
+if [ -f "$real/packed-refs" ] && [ ! -e "$GIT_DIR/refs/replace/$base" ]; then
+  r=$(sed -n "s@^\([0-9a-f]*\) refs/replace/$base\$@\1@p" "$real/packed-refs" | head -n 1)
+  [ -z "$r" ] || echo "$r" > "$GIT_DIR/refs/replace/$base"
+fi
 git read-tree "$base^{tree}" || failed %(no_base)d
 : > "$own/refused"; : > "$own/new"; : > "$own/exact"
-paths() { printf %%s "$1" | base64 -d; }
+decode() { [ -z "$1" ] || printf %%s "$1" | base64 -d; }
+encode() { [ ! -s "$1" ] || base64 -w0 < "$1"; }
 # Of the index alone: with `git rm` a folder that is a file by now would end it all.
-forget() { xargs -0 -r git --literal-pathspecs ls-files -z -- | git update-index -z --force-remove --stdin; }
+forget() {
+  [ -s "$1" ] || return
+  xargs -0 -r git --literal-pathspecs ls-files -z -- < "$1" | git update-index -z --force-remove --stdin
+}
 %(take)s
-paths '%(left_out)s' | forget
+decode '%(left_out)s' > "$own/left_out"
+forget "$own/left_out"
 options=(--cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all)
 options+=(--src-prefix=a/ --dst-prefix=b/ "$base^{tree}")
-paths '%(binary)s' > "$own/binary"
+decode '%(binary)s' > "$own/binary"
 others=()
 while IFS= read -r -d '' n; do others+=(":(top,exclude,literal)$n"); done < "$own/binary"
 attributes '* !diff'
 git diff "${options[@]}" -- . "${others[@]}" > "$own/patch" || failed %(git_failed)d
-attributes '* -diff'
-xargs -0 -r git --literal-pathspecs diff "${options[@]}" -- < "$own/binary" >> "$own/patch" || failed %(git_failed)d
+if [ -s "$own/binary" ]; then
+  attributes '* -diff'
+  xargs -0 git --literal-pathspecs diff "${options[@]}" -- < "$own/binary" >> "$own/patch" || failed %(git_failed)d
+fi
 size=$(wc -c < "$own/patch")
-said() { printf :; base64 -w0 < "$own/refused"; printf :; base64 -w0 < "$own/exact"; }
-[ "$size" -gt %(max_bytes)d ] || { base64 -w0 < "$own/patch"; said; exit 0; }
+said() { printf :; encode "$own/refused"; printf :; encode "$own/exact"; }
+[ "$size" -gt %(max_bytes)d ] || { encode "$own/patch"; said; exit 0; }
 said; printf :
 { printf '%%s\0' "$size"; du -sb0 --files0-from="$own/new"; } | base64 -w0
 exit 0
@@ -69,7 +79,7 @@ exit 0
 # which that happens (`before`), and writes each as a checkout does (`base/`), and as the commit has it (`raw/`). The
 # working tree is an empty folder here, so that git reads the attributes of the commit, not those of the agent.
 _CHECK_OUT_CONVERTED = r"""
-mkdir "$own/empty"; here=$PWD; cd "$own/empty"
+here=$PWD; cd "$own/empty"
 list_converted() { git ls-files -z -- ':(top,attr:eol=crlf)' ':(top,attr:ident)'; }
 check_out() {
   attributes "$1"
@@ -87,11 +97,14 @@ cd "$here"
 # git does not look into a repository inside of another one. So the `.git` of each is moved away, except those of
 # submodules, which the base commit knows as such.
 _OPEN_NESTED_REPOSITORIES = r"""
-git ls-files -s -z | sed -z -n 's/^160000 [^\t]*\t//p' > "$own/submodules"
-find . -path ./.git -prune -o -name .git -print0 | while IFS= read -r -d '' n; do
-  d=${n%%/.git}; d=${d#./}
-  grep -Fxzq -- "$d" "$own/submodules" || mv "$n" "$own/nested.$((i=i+1))"
-done
+find . -path ./.git -prune -o -name .git -print0 > "$own/inner"
+if [ -s "$own/inner" ]; then
+  git ls-files -s -z | sed -z -n 's/^160000 [^\t]*\t//p' > "$own/submodules"
+  while IFS= read -r -d '' n; do
+    d=${n%%/.git}; d=${d#./}
+    grep -Fxzq -- "$d" "$own/submodules" || mv "$n" "$own/nested.$((i=i+1))"
+  done < "$own/inner"
+fi
 """
 
 # A new file that is too large is ignored: its path becomes a pattern, with a `?` for what no pattern can have. If a
@@ -99,9 +112,11 @@ done
 _PASS_OVER_LARGE_FILES = r"""
 find_larger() { find . -path ./.git -prune -o -type f -size "+$1k" -printf '%%P\0'; }
 find_larger %(max_kib)d > "$own/large"
-sed -z 's/[][*?\\ ]/\\&/g; s@^@/@' < "$own/large" | tr '\r\n\0' '??\n' > "$GIT_DIR/info/exclude"
-find_larger %(max_tracked_kib)d |
-  xargs -0 -r git --literal-pathspecs ls-files -z -- | git update-index -z --skip-worktree --stdin
+if [ -s "$own/large" ]; then
+  sed -z 's/[][*?\\ ]/\\&/g; s@^@/@' < "$own/large" | tr '\r\n\0' '??\n' > "$GIT_DIR/info/exclude"
+  find_larger %(max_tracked_kib)d |
+    xargs -0 -r git --literal-pathspecs ls-files -z -- | git update-index -z --skip-worktree --stdin
+fi
 """
 
 # All changes are added at once. One file that is not in the encoding of its attribute keeps git from adding any: then
@@ -128,7 +143,10 @@ git add --all --ignore-errors . || {
   done < "$own/changed"
   add_batch
 }
-git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s | forget
+if [ -s "$own/new" ]; then
+  git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s > "$own/droppings"
+  forget "$own/droppings"
+fi
 """
 
 # What a checkout converted is no change of the agent's. So the index gets each such file as git itself takes it
@@ -141,7 +159,8 @@ git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- 
 # - In a tree that a checkout made (`as_checked_out`), other line ends alone are a change of the agent's, too. A tree
 #   that no checkout made has none of its bytes.
 _UNDO_CONVERSIONS = r"""
-list_converted | sort -zu - "$own/before" > "$own/converted"
+list_converted > "$own/converted"
+[ ! -s "$own/before" ] || sort -zu -o "$own/converted" "$own/converted" "$own/before"
 renormalize() {
   attributes ''
   git ls-files -z -- ':(attr:eol=crlf)' ':(attr:ident)' |

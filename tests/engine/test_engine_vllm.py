@@ -69,8 +69,10 @@ def dead(processes):
 
 
 async def test_start_serve_close(make, tmp_path):
-    engines, said = make(engines=2)
+    engines, said = make(engines=2, environ={"VLLM_API_KEY": "sk-very-secret"})
     await start_engines(engines)
+    arguments = [word for engine in engines for process in tree(engine) for word in process.cmdline()]
+    assert not any("secret" in word for word in [*arguments, *said]), "the key is in the environment only"
     done = await asyncio.gather(
         *(engine.generate(PROMPT, SamplingParams(3, seed=1), request_id="a") for engine in engines)
     )
@@ -84,14 +86,6 @@ async def test_start_serve_close(make, tmp_path):
     assert dead(running)
     with pytest.raises(EngineError, match="is closed"):
         await engines[0].generate(PROMPT, SamplingParams(1), request_id="a")
-
-
-async def test_the_key_is_in_the_environment_only(make):
-    (engine,), said = make(environ={"VLLM_API_KEY": "sk-very-secret"})
-    await engine.start()
-    arguments = [word for process in tree(engine) for word in process.cmdline()]
-    assert not any("secret" in word for word in [*arguments, *said])
-    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
 
 
 async def test_a_killed_server_is_started_again(make):
@@ -130,17 +124,6 @@ async def test_a_killed_guard_leaves_nothing(make):
     os.kill(kept[0].pid, signal.SIGKILL)
     await engine.close()
     await until(lambda: dead(kept))
-
-
-async def test_restarts_are_bounded(make):
-    (engine,), said = make(options={"max_restarts": 1})
-    await engine.start()
-    for _ in range(2):
-        os.kill(tree(engine)[1].pid, signal.SIGKILL)
-        await until(lambda: engine.state is not EngineState.up, 5)
-        await until(lambda: engine.state is EngineState.up or "already" in said[-1], 20)
-    with pytest.raises(EngineError, match="restarted 1 times already"):
-        await engine.generate(PROMPT, SamplingParams(1), request_id="a")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +339,7 @@ async def test_a_server_that_dies_while_it_takes_weights_gets_them_when_it_is_ba
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).weight_version == 4
 
 
-async def test_loss_and_return_are_recorded(make):
+async def test_loss_and_return_are_recorded_and_restarts_are_bounded(make):
     (engine,), said = make(options={"max_restarts": 1})
     changes, events = [], []
     engine.on_change = lambda up: changes.append((up, engine.state))
@@ -371,14 +354,16 @@ async def test_loss_and_return_are_recorded(make):
     assert events == [lost, ("engine_back", ["away_s", "engine"]), lost]
     starting, up, gone = (False, EngineState.starting), (True, EngineState.up), (False, EngineState.gone)
     assert changes == [starting, up, starting, gone] and "already" in str(engine.why_lost)
+    with pytest.raises(EngineError, match="restarted 1 times already"):
+        await engine.generate(PROMPT, SamplingParams(1), request_id="a")
 
 
-async def test_they_can_be_given_back(make):
+async def test_a_hung_server_is_replaced_and_its_weights_are_given_back(make):
     (engine,), _ = make()
     engine.restore = lambda client: client.adopt(5)
     await engine.start()
     await (await engine.receiver()).adopt(5)
-    os.kill(tree(engine)[1].pid, signal.SIGKILL)
+    engine._http.lose("no answer for 60 s")
     await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
     assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).weight_version == 5
 
@@ -397,14 +382,6 @@ async def test_a_restart_that_is_given_up_leaves_no_server(make):
     await until(lambda: engine.state is EngineState.gone, 20)
     assert str(engine.why_lost).endswith("the restart failed: no space left")
     assert not psutil.pid_exists(engine.server.pid)
-
-
-async def test_a_hung_server_is_replaced(make):
-    (engine,), _ = make()
-    await engine.start()
-    engine._http.lose("no answer for 60 s")
-    await until(lambda: engine.restarts == 1 and engine.state is EngineState.up, 20)
-    assert (await engine.generate(PROMPT, SamplingParams(1), request_id="a")).token_ids
 
 
 async def test_a_pause_outlives_a_restart(make):

@@ -3,6 +3,7 @@
 The clients themselves build their models without a check, so a wrong type would only show in an agent.
 """
 
+import importlib.util
 import json
 from typing import Any
 
@@ -10,10 +11,7 @@ import aiohttp
 import pytest
 
 pytest.importorskip("openai")
-pytest.importorskip("anthropic")
 
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
-from anthropic.types.shared import ErrorResponse
 from openai.types import Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -24,6 +22,8 @@ from swe_rl.engine.engine import EngineError
 from swe_rl.engine.scripted import ScriptedEngine
 from swe_rl.gateway.routes import DIALECTS
 
+# Its import takes a second of a core, which each process that collects this file would spend.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("anthropic") is None, reason="without `anthropic`")
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
 TOOLS = {
     "/chat/completions": [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}],
@@ -38,11 +38,6 @@ ASKED = {
     "/chat/completions": {"messages": [{"role": "user", "content": "Fix it."}]},
     "/messages": {"messages": [{"role": "user", "content": "Fix it."}], "max_tokens": 900},
     "/responses": {"input": "Fix it.", "reasoning": {"effort": "low"}},
-}
-MODELS: dict[str, tuple[Any, Any]] = {  # of a reply, and of an event
-    "/chat/completions": (ChatCompletion, ChatCompletionChunk),
-    "/messages": (Message, RawMessageStreamEvent),
-    "/responses": (Response, ResponseStreamEvent),
 }
 # What the packages' models do not have, and programs read.
 EXTRA = {
@@ -70,6 +65,17 @@ CALLS = [
     for name, arguments in (("bash", {"command": "ls"}), ("patch", {"input": "*"}), ("more.look", {"at": 1}))
 ]
 SAID = {"role": "assistant", "content": "I look at it. " * 9, "reasoning_content": "Hm. " * 30, "tool_calls": CALLS}
+
+
+def models() -> dict[str, tuple[Any, Any]]:
+    """The client's models of a reply and of an event, by the path."""
+    from anthropic.types import Message, RawMessageStreamEvent
+
+    return {
+        "/chat/completions": (ChatCompletion, ChatCompletionChunk),
+        "/messages": (Message, RawMessageStreamEvent),
+        "/responses": (Response, ResponseStreamEvent),
+    }
 
 
 def check(model: Any, sent: str | bytes) -> Any:
@@ -123,16 +129,16 @@ def asked(serve, says):
     return ask
 
 
-@pytest.mark.parametrize("path", MODELS)
+@pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("limit", [None, 40], ids=["whole", "cut off"])
 async def test_replies_and_streams(asked, path, limit):
-    assert {dialect.path for dialect in DIALECTS} == MODELS.keys() == ASKED.keys()
+    assert {dialect.path for dialect in DIALECTS} == models().keys() == ASKED.keys()
     named = {"/responses": "max_output_tokens"}.get(path, "max_tokens")
     body = ASKED[path] | {"model": "tiny", "tools": TOOLS[path]} | ({named: limit} if limit else {})
     options = {"/chat/completions": {"logprobs": True, "stream_options": {"include_usage": True}}}.get(path, {})
     plain, streamed = await asked(SAID, (path, body), (path, body | {"stream": True} | options))
     assert (plain[0], streamed[0]) == (200, 200), (plain, streamed)
-    reply, event = MODELS[path]
+    reply, event = models()[path]
     read = check(reply, plain[1])
     kinds = [type(check(event, sent)).__name__ for sent in events_of(streamed[1])]
     assert len(kinds) > 3
@@ -144,6 +150,8 @@ async def test_replies_and_streams(asked, path, limit):
 
 
 async def test_what_is_asked_beside_replies(serve, says, asked):
+    from anthropic.types import MessageTokensCount
+
     async with serve(ScriptedEngine(says("ok"))) as (_, _, url), aiohttp.ClientSession() as http:
         async with http.post(f"{url}/responses", json={"input": "Hello."}) as response:
             kept = check(Response, await response.read())
@@ -156,8 +164,10 @@ async def test_what_is_asked_beside_replies(serve, says, asked):
     assert status == 200 and check(MessageTokensCount, counted).input_tokens > 0
 
 
-@pytest.mark.parametrize("path", MODELS)
+@pytest.mark.parametrize("path", ASKED)
 async def test_errors_before_and_within_a_stream(asked, path):
+    from anthropic.types.shared import ErrorResponse
+
     def fails(prompt_ids: Any) -> Any:
         raise EngineError("it is gone")
 

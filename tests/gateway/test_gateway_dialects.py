@@ -1,6 +1,7 @@
 """One conversation in each dialect, by its own client: the same rows, id for id."""
 
 import asyncio
+import importlib.util
 import json
 import time
 
@@ -9,9 +10,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("openai")
-pytest.importorskip("anthropic")
 
-from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from swe_rl.engine.scripted import ScriptedEngine
@@ -22,6 +21,8 @@ from swe_rl.model.chat import ChatRenderer
 from swe_rl.rollout.rows import traced_rows
 from swe_rl.rollout.trajectory import Status, Trajectory
 
+# Its import takes a second of a core, which each process that collects this file would spend.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("anthropic") is None, reason="without `anthropic`")
 PINNED = SessionSettings(max_turn_tokens=1000, max_trajectory_tokens=20_000)
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}, "limit": {"type": "number"}}}
 SYSTEM = "You are an agent."
@@ -75,6 +76,8 @@ class Chat:
 
 class Messages:
     def __init__(self, url):
+        from anthropic import AsyncAnthropic
+
         self._client = AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0)
         self.stream = False
 

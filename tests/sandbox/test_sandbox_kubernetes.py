@@ -1,6 +1,7 @@
 """sandbox=kubernetes by the official client: pods of a fake API server, which run commands for real."""
 
 import asyncio
+import importlib.util
 import json
 
 import pytest
@@ -15,7 +16,8 @@ from tests.support import fake_kubernetes
 from tests.support.fake_kubernetes import CAN_RUN, TOKEN, FakeKubernetes
 from tests.support.waiting import until
 
-pytest.importorskip("kubernetes")
+# Its import takes half a second of a core, which each process that collects this file would spend.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("kubernetes") is None, reason="without `kubernetes`")
 needs_pods = pytest.mark.skipif(not CAN_RUN, reason="the fake's pods need root, bubblewrap and nsenter")
 
 

@@ -190,15 +190,17 @@ def test_a_checkpoint_has_the_critic_and_goes_on_exactly(make, rows, tmp_path, t
     trainer.train_step(rows, 1)
     state = {"step": 1, "weight_version": 1, "data_order": {}, "config": {}}
     saved = checkpoints.save(tmp_path, trainer, keep=1, background=False, **state)
-    expected = [trainer.train_step(rows, step) for step in (2, 3)]
+    expected = trainer.train_step(rows, 2)
     other = make(seed=7, tie=tie)
     checkpoints.load(saved, other)
-    again = [other.train_step(rows, step) for step in (2, 3)]
-    assert [replace(one, train_s=0) for one in again] == [replace(one, train_s=0) for one in expected]
-    assert all(
-        torch.equal(one, two)
-        for one, two in zip(other.critic.model.parameters(), trainer.critic.model.parameters(), strict=True)
-    )
+    again = other.train_step(rows, 2)
+    assert replace(again, train_s=0) == replace(expected, train_s=0)
+    for ours, theirs in (
+        (trainer.named_parameters(), other.named_parameters()),  # which the optimizer's state moved, too
+        (trainer.critic.tensors(), other.critic.tensors()),
+    ):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 @pytest.mark.slow

@@ -144,45 +144,54 @@ fi"""
 # The snapshot is a repository of its own with nothing but the protected files, as they are before the patch: what an
 # image changed in them without a commit stays. It reads the repository's objects, and has a folder for
 # its own: those may be another user's. Its attributes come before a patch's: it holds bytes, and compares them.
+# Programs cost more than what they do here: most start only for a list that has something in it.
 _SCRIPT = r"""
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
 d={folder}; own="$d/kept/.git"; patch=$d/model.patch; applied=no; first=yes; specs=()
 while IFS= read -r -d '' spec; do specs+=("$spec"); done < "$d/protected"
 others() {{ snapshot ls-files -o -z -- "${{specs[@]}}" || exit 98; }}
 snapshot() {{ GIT_DIR="$own" GIT_WORK_TREE="$PWD" GIT_OBJECT_DIRECTORY="$own/objects" git "$@"; }}
-git rev-parse HEAD >/dev/null && objects=$(git rev-parse --git-path objects) || exit 98
+found=$(git rev-parse HEAD --git-path objects --git-path info/attributes) || exit 98
+{{ read -r _; read -r objects; read -r attributes; }} <<< "$found"
 git init -q --template= "$d/kept" && mkdir -p "$own/info" || exit 98
-readlink -f "$objects" > "$own/objects/info/alternates" || exit 98
+[ -d "${{attributes%/*}}" ] || mkdir -p "${{attributes%/*}}"
+(cd -- "$objects" && pwd -P) > "$own/objects/info/alternates" || exit 98
 echo '* -text -ident -filter !working-tree-encoding' > "$own/info/attributes"
 repository() {{ find . \( -name .git -o -path '*/.git/*' \) -exec ls -ldic --full-time {{}} + | sort; }}
 with_git_kept() {{ before=$(repository); "$@"; status=$?; [ "$(repository)" = "$before" ] || exit 97; return $status; }}
 others > "$d/others"
-snapshot update-index --add -z --stdin < "$d/others" || exit 98
+[ ! -s "$d/others" ] || snapshot update-index --add -z --stdin < "$d/others" || exit 98
 grep -q '[^[:space:]]' "$patch" || applied=yes
-attributes=$(git rev-parse --git-path info/attributes); mkdir -p "${{attributes%/*}}"
 [ ! -e "$attributes" ] || cp "$attributes" "$d/attributes"
 git apply --numstat -z "$patch" 2>/dev/null > "$d/counts"
 sed -z 's/^[^\t]*\t[^\t]*\t//' "$d/counts" |
   xargs -0 -r git --literal-pathspecs ls-files --eol -z -- | sed -z -n '/^i\/\(crlf\|mixed\) /p' > "$d/ends"
-sed -z -n 's/^-\t-\t//p' "$d/counts" | git check-attr -z --stdin eol ident |
-  while IFS= read -r -d '' path && IFS= read -r -d '' _ && IFS= read -r -d '' value; do
-    case $value in crlf | set) printf '%s\0' "$path" ;; esac
-  done | sort -zu > "$d/exact"
-sed -z 's/^/exact\t/' "$d/exact" >> "$d/ends"
-sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text -ident@' < "$d/ends" |
-  tr '\r\n\0' '??\n' > "$d/raw"
-[ ! -s "$d/raw" ] || cat "$d/raw" >> "$attributes"
-# A checkout has made these other than they are in the commit.
-sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p; s/^exact\t//p' < "$d/ends" | git checkout-index -f -z --stdin
+sed -z -n 's/^-\t-\t//p' "$d/counts" > "$d/binary"
+if [ -s "$d/binary" ]; then
+  git check-attr -z --stdin eol ident < "$d/binary" |
+    while IFS= read -r -d '' path && IFS= read -r -d '' _ && IFS= read -r -d '' value; do
+      case $value in crlf | set) printf '%s\0' "$path" ;; esac
+    done | sort -zu > "$d/exact"
+  sed -z 's/^/exact\t/' "$d/exact" >> "$d/ends"
+fi
+if [ -s "$d/ends" ]; then
+  sed -z 's/^[^\t]*\t//; s/[][*?\\]/\\&/g; s/[\\"]/\\&/g; s@.*@"/&" -text -ident@' < "$d/ends" |
+    tr '\r\n\0' '??\n' > "$d/raw"
+  cat "$d/raw" >> "$attributes"
+  # A checkout has made these other than they are in the commit.
+  sed -z -n 's/^i\/mixed [^\t]*eol=crlf[^\t]*\t//p; s/^exact\t//p' < "$d/ends" | git checkout-index -f -z --stdin
+fi
 {tries}
 [ "$applied" = yes ] || git apply --check --reverse "$patch" >/dev/null 2>&1 || exit 97
 if [ -e "$d/attributes" ]; then cp "$d/attributes" "$attributes"; elif [ -s "$d/raw" ]; then rm "$attributes"; fi
 [ -e "$own/index" ] && snapshot update-index -q --refresh >/dev/null 2>&1
 snapshot diff-files --name-only -z > "$d/changed" || exit 98
 others > "$d/made"
-xargs -0 -r rm -rf -- < "$d/made" || exit 98
-snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
-cat "$d/changed" "$d/made" | tr '\n\0' '?\n' | sed 's/^/swe_rl restored /'
+[ ! -s "$d/made" ] || xargs -0 rm -rf -- < "$d/made" || exit 98
+[ ! -s "$d/changed" ] || snapshot checkout-index -f -z --stdin < "$d/changed" || exit 98
+if [ -s "$d/made" ] || [ -s "$d/changed" ]; then
+  cat "$d/changed" "$d/made" | tr '\n\0' '?\n' | sed 's/^/swe_rl restored /'
+fi
 {afterwards}
 exit 0
 """
