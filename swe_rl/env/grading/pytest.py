@@ -11,7 +11,7 @@ Invariants:
 import hashlib
 import random
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swe_rl.dataset.instance import Instance
@@ -58,7 +58,8 @@ async def grade_session(
 ) -> Grade:
     """Returns the verdict of one session over `files`.
 
-    Others follow where the first was killed, and where a twin did not fail. Raises GradeError.
+    In a row that names no test, each test that pytest finds there counts, without those that are skipped. Others
+    follow where the first was killed, and where a twin did not fail. Raises GradeError.
     """
     runs = _Sessions(instance, workspace, sandboxes, timeout_s, files)
     is_alert = ALERT.ask()
@@ -110,7 +111,7 @@ class _Sessions:
         instance = self.instance
         applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
         if not applied.ok:
-            return _grade_of_session(instance, PytestSession(log=applied.output), applied, 0.0)
+            return self._grade_of(PytestSession(log=applied.output), applied, 0.0)
         await _apply_tests(sandbox, instance, folder)
         # Each test counts in a row that names none to be fixed.
         limit = _MAX_SAMPLED if instance.fail_to_pass and not draw.is_whole else None
@@ -140,8 +141,27 @@ class _Sessions:
             unclear=session.unclear or results.unclear,
             log=log,
         )
-        grade = _grade_of_session(instance, session, applied, tests_s)
+        grade = self._grade_of(session, applied, tests_s)
         return grade_of_poisoned(grade, doctests) if doctests else grade
+
+    def _grade_of(self, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
+        verdict = Grade(
+            resolved=False,
+            patch_applied=applied.ok,
+            log_tail=end_of(session.log),
+            duration_s=applied.duration_s + tests_s,
+            timed_out="timed_out" in session.findings,
+            findings=session.findings,
+            restored=applied.restored,
+            tests_s=tests_s,
+        )
+        return _count_tests(verdict, self._fail_to_pass(session), self.instance.pass_to_pass, session)
+
+    def _fail_to_pass(self, session: PytestSession) -> Collection[str]:
+        """Returns the tests that have to be fixed: those that the row names, or all that say something."""
+        if self.instance.fail_to_pass or self.instance.pass_to_pass or not self.files:
+            return self.instance.fail_to_pass
+        return [test for test, outcome in session.tests.items() if outcome != "skipped"]
 
 
 async def _remove_copies(sandbox: Sandbox, folder: str) -> None:
@@ -163,22 +183,10 @@ async def _apply_tests(sandbox: Sandbox, instance: Instance, folder: str) -> Non
             raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")
 
 
-def _grade_of_session(instance: Instance, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
-    verdict = Grade(
-        resolved=False,
-        patch_applied=applied.ok,
-        log_tail=end_of(session.log),
-        duration_s=applied.duration_s + tests_s,
-        timed_out="timed_out" in session.findings,
-        findings=session.findings,
-        restored=applied.restored,
-        tests_s=tests_s,
-    )
-    return _count_tests(verdict, instance, session)
-
-
-def _count_tests(verdict: Grade, instance: Instance, session: PytestSession) -> Grade:
-    fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
-    pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
+def _count_tests(
+    verdict: Grade, to_be_fixed: Collection[str], to_stay: Collection[str], session: PytestSession
+) -> Grade:
+    fail_to_pass = {test: session.passed(test) for test in to_be_fixed}
+    pass_to_pass = {test: session.passed(test) for test in to_stay}
     resolved = bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values())
     return replace(verdict, resolved=resolved, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, session=session)
