@@ -220,6 +220,45 @@ async def test_a_session_that_breaks_off_hides_no_conviction():
     assert not grade.resolved and grade.session.passed_twins == TWINNED
 
 
+FIX = """diff --git a/a.py b/a.py
+--- a/a.py
++++ b/a.py
+@@ -1,3 +1,3 @@
+ def f():
+-    return 1
++    return 2
+ index 1..2
+"""
+BY_GIT = FIX.replace("--- a/a.py", "index 3f73e30..4d3580b 100644\n--- a/a.py").replace("+1,3 @@", "+1,3 @@ class A:")
+
+
+async def test_the_change_of_the_known_fix_is_not_looked_at_again_whoever_makes_it():
+    same = Played([])
+    assert await with_more_sessions(row(FIX), PASSED, BY_GIT, same.sessions, "s", True) is PASSED
+    assert same.order == []
+    as_the_row_has_it = Played([True] * 5)
+    await with_more_sessions(row(FIX), PASSED, FIX, as_the_row_has_it.sessions, "s", True)
+    assert True in as_the_row_has_it.order
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("return 2", "return 3"),
+        ("+    return 2", "+     return 2"),
+        ("a.py", "b.py"),
+        ("-1,3", "-2,3"),
+        (" index 1..2", "+index 1..2"),
+        ("--- a/a.py", "old mode 100644\nnew mode 100755\n--- a/a.py"),
+        ("diff", "index is no id of a version\ndiff"),
+    ],
+)
+async def test_another_change_than_the_known_fix_is_looked_at(before, after):
+    played = Played([False] * 5)
+    await with_more_sessions(row(FIX), PASSED, BY_GIT.replace(before, after), played.sessions, "s", True)
+    assert played.order
+
+
 async def test_nothing_more_is_run_where_it_would_decide_nothing():
     unknown = Played([True] * 5, names="")
     assert await is_paid(unknown) and True in unknown.order

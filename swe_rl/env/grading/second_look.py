@@ -19,6 +19,7 @@ Invariants:
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ _LOOKS_OF_NEW = (
 )
 _LOOKS_ON_ALERT = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
 _LOOKS_OF_TWINS_ON_ALERT = 3  # beside twins no session has to pass again, so fewer say as much
+_FILE_VERSIONS = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+(?: \d+)?")
+_HUNK_HEADING = re.compile(r"^(@@ -[\d,]+ \+[\d,]+ @@).*")
 
 Result = TypeVar("Result")
 
@@ -74,16 +77,33 @@ def draw_looks(is_alert: bool, is_cleared: bool, has_plain: bool, rng: random.Ra
     return [bool(drawn >> index & 1) for index in range(_LOOKS_ON_ALERT)]
 
 
+def is_change_of_fix(instance: Instance, patch: str) -> bool:
+    """Tells whether a patch changes the same lines in the same way as the known fix.
+
+    Ids of file versions, and what git adds to the heading of a hunk, may differ: `git apply` does not heed them.
+    """
+    return _changes_of(patch) == _changes_of(instance.patch)
+
+
+def _changes_of(patch: str) -> list[str]:
+    """Returns the lines of a patch that say what it changes. Lines of files have a sign before them, others none."""
+    lines = patch.rstrip("\n").split("\n")
+    return [_HUNK_HEADING.sub(r"\1", line) for line in lines if not _FILE_VERSIONS.fullmatch(line)]
+
+
 async def with_more_sessions(
     instance: Instance, grade: Grade, patch: str, sessions: Sessions, seed: str, is_alert: bool
 ) -> Grade:
     """Returns `grade` with what further sessions say, or that of a session that shows that it is not to be paid.
 
-    There are none where they would decide nothing, and mostly none of a patch that was cleared before. Raises
-    GradeError.
+    There are none where they would decide nothing, and mostly none of a patch that was cleared before. The change of
+    the known fix is right whoever makes it. The fix itself, as the row has it, does have them: it shows which tests can
+    fail. Raises GradeError.
     """
     if not grade.resolved or grade.session.passed_twins or not instance.patch.strip():
         return grade  # it is not paid anyhow, or nothing could be convicted without a known fix
+    if is_change_of_fix(instance, patch) and patch != instance.patch:
+        return grade
     has_plain = sessions.plain is not None
     rng = random.Random(seed)
     if is_alert or ALERT.is_on:
