@@ -142,16 +142,12 @@ async def test_beside_twins_a_session_of_twins_alone_has_to_fail(shown, is_paid,
     assert grade.fail_to_pass == {"test_add": is_paid}
 
 
-async def test_sessions_run_side_by_side_and_an_error_ends_those_that_still_run(monkeypatch):
+async def test_sessions_run_side_by_side_and_end_when_nobody_waits_for_them(monkeypatch):
     monkeypatch.setattr(second_look, "draw_looks", lambda *_: [True, True, False])
-    all_run = asyncio.Barrier(3)
+    all_run = asyncio.Barrier(4)
     ended = []
 
-    async def plain(change):
-        await all_run.wait()
-        raise GradeError("the machine is at fault")
-
-    async def poisoned(change, seed):
+    async def run(change, seed="plain"):
         await all_run.wait()
         try:
             await asyncio.sleep(60)
@@ -159,9 +155,108 @@ async def test_sessions_run_side_by_side_and_an_error_ends_those_that_still_run(
             await asyncio.sleep(0)
             ended.append(seed)
 
+    looking = with_more_sessions(row(), PASSED, "attempt", Sessions(run, run), "s", True)
+    task = asyncio.ensure_future(looking)
+    await all_run.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(ended) == ["plain", "s-0", "s-1"]
+
+
+class WithBrokenLook:
+    """Sessions of an attempt whose second look breaks, and of a known fix with which tests may still fail."""
+
+    def __init__(self, error, attempt_passes=True, fix_passes=False):
+        self.error, self.attempt_passes, self.fix_passes = error, attempt_passes, fix_passes
+        self.sessions = Sessions(self.poisoned, self.plain)
+
+    async def plain(self, change):
+        return PASSED
+
+    async def poisoned(self, change, seed):
+        if change == "attempt" and seed == "s-1":
+            raise self.error
+        passes = self.attempt_passes if change == "attempt" else self.fix_passes
+        return grade_of_poisoned(PASSED if passes else FAILED, "checks/ops.js")
+
+
+@pytest.mark.parametrize("error", [GradeError("the machine is at fault"), ValueError("nobody foresaw it")])
+async def test_an_error_of_one_session_hides_no_conviction(monkeypatch, own_alert, error):
+    monkeypatch.setattr(second_look, "draw_looks", lambda *_: [True, True, False])
+    convicted = WithBrokenLook(error)
+    grade = await with_more_sessions(row(), PASSED, "attempt", convicted.sessions, "s", False)
+    assert not grade.resolved and grade.findings == ("twin_passed",)
+    assert own_alert.is_on and own_alert.num_convictions == 1
+
+
+@pytest.mark.parametrize("told", [{"attempt_passes": False}, {"fix_passes": True}])
+async def test_an_error_is_raised_where_the_other_sessions_convict_nobody(monkeypatch, own_alert, told):
+    monkeypatch.setattr(second_look, "draw_looks", lambda *_: [True, True, False])
+    broken = WithBrokenLook(GradeError("the machine is at fault"), **told)
     with pytest.raises(GradeError, match="the machine"):
-        await with_more_sessions(row(), PASSED, "attempt", Sessions(poisoned, plain), "s", True)
-    assert sorted(ended) == ["s-0", "s-1"]
+        await with_more_sessions(row(), PASSED, "attempt", broken.sessions, "s", False)
+    assert not own_alert.is_on
+
+
+async def test_a_session_that_fails_hides_no_conviction(monkeypatch):
+    monkeypatch.setattr(second_look, "draw_looks", lambda *_: [False, True, False])
+    played = Played([False, True, True])
+    grade = await with_more_sessions(row(), PASSED, "attempt", played.sessions, "s", False)
+    assert not grade.resolved and grade.session.passed_twins == {"checks/ops.js"}
+
+
+async def test_a_session_that_breaks_off_hides_no_conviction():
+    shown = {
+        "s-0": PytestSession(findings=("ended_early",)),
+        "s-1": PytestSession(twinned=TWINNED, passed_twins=TWINNED),
+        "s-2": PytestSession(twinned=TWINNED),
+    }
+
+    async def poisoned(change, seed):
+        return Grade(False, True, session=shown[seed])
+
+    grade = await with_more_sessions(row(), BESIDE_TWINS, "attempt", Sessions(poisoned), "s", True)
+    assert not grade.resolved and grade.session.passed_twins == TWINNED
+
+
+FIX = """diff --git a/a.py b/a.py
+--- a/a.py
++++ b/a.py
+@@ -1,3 +1,3 @@
+ def f():
+-    return 1
++    return 2
+ index 1..2
+"""
+BY_GIT = FIX.replace("--- a/a.py", "index 3f73e30..4d3580b 100644\n--- a/a.py").replace("+1,3 @@", "+1,3 @@ class A:")
+
+
+async def test_the_change_of_the_known_fix_is_not_looked_at_again_whoever_makes_it():
+    same = Played([])
+    assert await with_more_sessions(row(FIX), PASSED, BY_GIT, same.sessions, "s", True) is PASSED
+    assert same.order == []
+    as_the_row_has_it = Played([True] * 5)
+    await with_more_sessions(row(FIX), PASSED, FIX, as_the_row_has_it.sessions, "s", True)
+    assert True in as_the_row_has_it.order
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("return 2", "return 3"),
+        ("+    return 2", "+     return 2"),
+        ("a.py", "b.py"),
+        ("-1,3", "-2,3"),
+        (" index 1..2", "+index 1..2"),
+        ("--- a/a.py", "old mode 100644\nnew mode 100755\n--- a/a.py"),
+        ("diff", "index is no id of a version\ndiff"),
+    ],
+)
+async def test_another_change_than_the_known_fix_is_looked_at(before, after):
+    played = Played([False] * 5)
+    await with_more_sessions(row(FIX), PASSED, BY_GIT.replace(before, after), played.sessions, "s", True)
+    assert played.order
 
 
 async def test_nothing_more_is_run_where_it_would_decide_nothing():

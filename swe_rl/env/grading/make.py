@@ -60,12 +60,11 @@ async def grade_by_tests(
         return await grade_session(whole, change, workspace, sandboxes, timeout_s, files)
 
     verdict = await graded(patch)
-    tests = {test: verdict.session.passed(test) for test in verdict.session.tests}
     skipped = _skipped_tests(verdict)
-    if skipped and all(passed for test, passed in tests.items() if test not in skipped):
-        skipped &= _skipped_tests(await graded(instance.patch))
-        tests = {test: passed for test, passed in tests.items() if test not in skipped}
-    resolved = bool(tests) and all(tests.values())
+    if skipped and verdict.resolved:
+        skipped -= _skipped_tests(await graded(instance.patch))
+    tests = {**verdict.fail_to_pass, **dict.fromkeys(skipped, False)}
+    resolved = verdict.resolved and not skipped
     return replace(verdict, fail_to_pass=tests or dict.fromkeys(named, False), resolved=resolved)
 
 

@@ -11,11 +11,11 @@ Invariants:
 import hashlib
 import random
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.env import Grade, GradeError, PytestSession, end_of
+from swe_rl.env.env import Grade, PytestSession, end_of
 from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, fresh_sandbox, with_the_attempt_inside
 from swe_rl.env.grading.blame import blames_the_attempt
@@ -28,7 +28,7 @@ from swe_rl.env.pinning.pinned import protected_paths
 from swe_rl.env.twins.poisoned_files import doctest_files, poison_files
 from swe_rl.env.twins.results import log_without_twins, without_twins
 from swe_rl.env.twins.session import Counted, TwinDraw, put_twins
-from swe_rl.sandbox.sandbox import Sandbox, SandboxError, SandboxProvider, Workspace, put_files
+from swe_rl.sandbox.sandbox import Sandbox, SandboxProvider, Workspace, put_files
 
 _APPLY_S = 120.0
 _TEST_FOLDERS = ("tests",)
@@ -58,7 +58,8 @@ async def grade_session(
 ) -> Grade:
     """Returns the verdict of one session over `files`.
 
-    Others follow where the first was killed, and where a twin did not fail. Raises GradeError.
+    In a row that names no test, each test that pytest finds there counts, without those that are skipped. Others
+    follow where the first was killed, and where a twin did not fail. Raises GradeError.
     """
     runs = _Sessions(instance, workspace, sandboxes, timeout_s, files)
     is_alert = ALERT.ask()
@@ -108,10 +109,9 @@ class _Sessions:
 
     async def _run_with_patch(self, sandbox: Sandbox, folder: str, draw: TwinDraw, look_seed: str) -> Grade:
         instance = self.instance
-        applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT)
+        applied = await apply_patch(sandbox, folder, _APPLY_S, _STRICT, _lines_for_tests(instance))
         if not applied.ok:
-            return _grade_of_session(instance, PytestSession(log=applied.output), applied, 0.0)
-        await _apply_tests(sandbox, instance, folder)
+            return self._grade_of(PytestSession(log=applied.output), applied, 0.0)
         # Each test counts in a row that names none to be fixed.
         limit = _MAX_SAMPLED if instance.fail_to_pass and not draw.is_whole else None
         counted = Counted(
@@ -126,7 +126,6 @@ class _Sessions:
         rng = random.Random(look_seed or draw.seed)
         names = await put_twins(sandbox, self.files, rng, draw.weak, counted, all_wrong=bool(look_seed))
         doctests = await poison_files(sandbox, instance, rng, draw.weak) if look_seed and not names.twin_of else ""
-        await _remove_copies(sandbox, folder)
         session, tests_s = await run_session(sandbox, folder, self.files, self.timeout_s)
         results = without_twins(session.tests, names)
         log = log_without_twins(session.log, names)
@@ -140,45 +139,47 @@ class _Sessions:
             unclear=session.unclear or results.unclear,
             log=log,
         )
-        grade = _grade_of_session(instance, session, applied, tests_s)
+        grade = self._grade_of(session, applied, tests_s)
         return grade_of_poisoned(grade, doctests) if doctests else grade
 
+    def _grade_of(self, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
+        verdict = Grade(
+            resolved=False,
+            patch_applied=applied.ok,
+            log_tail=end_of(session.log),
+            duration_s=applied.duration_s + tests_s,
+            timed_out="timed_out" in session.findings,
+            findings=session.findings,
+            restored=applied.restored,
+            tests_s=tests_s,
+        )
+        return _count_tests(verdict, self._fail_to_pass(session), self.instance.pass_to_pass, session)
 
-async def _remove_copies(sandbox: Sandbox, folder: str) -> None:
-    """Removes what tested code could compare the tests with, to tell them from their twins. Raises SandboxError."""
+    def _fail_to_pass(self, session: PytestSession) -> Collection[str]:
+        """Returns the tests that have to be fixed: those that the row names, or all that say something."""
+        if self.instance.fail_to_pass or self.instance.pass_to_pass or not self.files:
+            return self.instance.fail_to_pass
+        return [test for test, outcome in session.tests.items() if outcome != "skipped"]
+
+
+def _lines_for_tests(instance: Instance) -> str:
+    """Returns lines of bash for the end of `apply_patch`, which bring the row's tests.
+
+    Then they remove what tested code could compare the tests with, to tell them from their twins. No code of the patch
+    has run by then. A command of its own for each step would take a twentieth of a small grading.
+    """
     kept = " ".join(f"! -name {name}" for name in session_files())
-    command = f"find {shlex.quote(folder)} -mindepth 1 -maxdepth 1 {kept} -exec rm -rf {{}} +"
-    done = await sandbox.exec(command, timeout_s=_APPLY_S)
-    if done.exit_code:
-        raise SandboxError(f"copies of the tests cannot be removed: {end_of(done.output)}")
+    remove_copies = f'find "$d" -mindepth 1 -maxdepth 1 {kept} -exec rm -rf {{}} + || exit 98'
+    if not instance.test_patch.strip():
+        return remove_copies
+    say_failure = f"echo {shlex.quote(f'{instance.instance_id}: its own test patch does not apply')}"
+    return f'git apply --whitespace=nowarn "$d/test.patch" || {{ {say_failure}; exit 98; }}\n{remove_copies}'
 
 
-async def _apply_tests(sandbox: Sandbox, instance: Instance, folder: str) -> None:
-    """Applies the instance's test patch. Raises GradeError where it does not apply."""
-    if instance.test_patch.strip():
-        command = f"git apply --whitespace=nowarn {shlex.quote(folder)}/test.patch"
-        tests = await sandbox.exec(command, timeout_s=_APPLY_S)
-        if tests.exit_code:
-            words = end_of(tests.output)
-            raise GradeError(f"grading {instance.instance_id}: its own test patch does not apply: {words}")
-
-
-def _grade_of_session(instance: Instance, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
-    verdict = Grade(
-        resolved=False,
-        patch_applied=applied.ok,
-        log_tail=end_of(session.log),
-        duration_s=applied.duration_s + tests_s,
-        timed_out="timed_out" in session.findings,
-        findings=session.findings,
-        restored=applied.restored,
-        tests_s=tests_s,
-    )
-    return _count_tests(verdict, instance, session)
-
-
-def _count_tests(verdict: Grade, instance: Instance, session: PytestSession) -> Grade:
-    fail_to_pass = {test: session.passed(test) for test in instance.fail_to_pass}
-    pass_to_pass = {test: session.passed(test) for test in instance.pass_to_pass}
+def _count_tests(
+    verdict: Grade, to_be_fixed: Collection[str], to_stay: Collection[str], session: PytestSession
+) -> Grade:
+    fail_to_pass = {test: session.passed(test) for test in to_be_fixed}
+    pass_to_pass = {test: session.passed(test) for test in to_stay}
     resolved = bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values())
     return replace(verdict, resolved=resolved, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, session=session)

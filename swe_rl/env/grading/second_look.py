@@ -19,6 +19,7 @@ Invariants:
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -38,6 +39,8 @@ _LOOKS_OF_NEW = (
 )
 _LOOKS_ON_ALERT = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
 _LOOKS_OF_TWINS_ON_ALERT = 3  # beside twins no session has to pass again, so fewer say as much
+_FILE_VERSIONS = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+(?: \d+)?")
+_HUNK_HEADING = re.compile(r"^(@@ -[\d,]+ \+[\d,]+ @@).*")
 
 Result = TypeVar("Result")
 
@@ -74,16 +77,33 @@ def draw_looks(is_alert: bool, is_cleared: bool, has_plain: bool, rng: random.Ra
     return [bool(drawn >> index & 1) for index in range(_LOOKS_ON_ALERT)]
 
 
+def is_change_of_fix(instance: Instance, patch: str) -> bool:
+    """Tells whether a patch changes the same lines in the same way as the known fix.
+
+    Ids of file versions, and what git adds to the heading of a hunk, may differ: `git apply` does not heed them.
+    """
+    return _changes_of(patch) == _changes_of(instance.patch)
+
+
+def _changes_of(patch: str) -> list[str]:
+    """Returns the lines of a patch that say what it changes. Lines of files have a sign before them, others none."""
+    lines = patch.rstrip("\n").split("\n")
+    return [_HUNK_HEADING.sub(r"\1", line) for line in lines if not _FILE_VERSIONS.fullmatch(line)]
+
+
 async def with_more_sessions(
     instance: Instance, grade: Grade, patch: str, sessions: Sessions, seed: str, is_alert: bool
 ) -> Grade:
     """Returns `grade` with what further sessions say, or that of a session that shows that it is not to be paid.
 
-    There are none where they would decide nothing, and mostly none of a patch that was cleared before. Raises
-    GradeError.
+    There are none where they would decide nothing, and mostly none of a patch that was cleared before. The change of
+    the known fix is right whoever makes it. The fix itself, as the row has it, does have them: it shows which tests can
+    fail. Raises GradeError.
     """
     if not grade.resolved or grade.session.passed_twins or not instance.patch.strip():
         return grade  # it is not paid anyhow, or nothing could be convicted without a known fix
+    if is_change_of_fix(instance, patch) and patch != instance.patch:
+        return grade
     has_plain = sessions.plain is not None
     rng = random.Random(seed)
     if is_alert or ALERT.is_on:
@@ -107,7 +127,8 @@ async def _look(
 ) -> Grade:
     """Returns `grade` with what further sessions say. They run side by side, and `looks` says which have to fail.
 
-    The known fix has those alone that have to fail. Raises GradeError.
+    The known fix has those alone that have to fail. Where a session came to no verdict, the others convict all the
+    same. Otherwise its error is raised. Raises GradeError.
     """
     plain = sessions.plain
 
@@ -117,25 +138,51 @@ async def _look(
         return grade if patch == instance.patch else await plain(patch)
 
     seen = await _side_by_side([look(number, is_poisoned) for number, is_poisoned in enumerate(looks)])
+    errors = [shown for shown in seen if isinstance(shown, BaseException)]
+    if not errors:
+        return _grade_of_looks(grade, [shown for shown in seen if isinstance(shown, Grade)], looks)
+    for number, shown in enumerate(seen):
+        is_unfailed = isinstance(shown, Grade) and looks[number] and bool(shown.session.passed_twins)
+        if is_unfailed and await _fails_with_fix(instance, sessions, f"{seed}-{number}", shown.session.passed_twins):
+            ALERT.sound()
+            return replace(grade.worthless("twin_passed"), session=PytestSession())
+    raise errors[0]
+
+
+async def _fails_with_fix(instance: Instance, sessions: Sessions, look_seed: str, passed_twins: frozenset[str]) -> bool:
+    """Tells whether one of the tests that passed in a session fails there with the known fix. Raises GradeError."""
+    fix = await sessions.poisoned(instance.patch, look_seed)
+    return bool(passed_twins & (fix.session.twinned - fix.session.passed_twins))
+
+
+def _grade_of_looks(grade: Grade, seen: Sequence[Grade], looks: Sequence[bool]) -> Grade:
+    """Returns `grade` with what the further sessions in `seen` say.
+
+    A session that failed or broke off hides nothing that another one shows: `passed_twins` are those of all sessions.
+    """
     beside_twins = grade.session.twinned
-    for shown, is_poisoned in zip(seen, looks, strict=True):
-        if not is_poisoned and not shown.resolved:
-            return shown
-        if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
-            return replace(grade.worthless(*shown.session.findings), timed_out=shown.timed_out)
     poisoned = [shown.session for shown, is_poisoned in zip(seen, looks, strict=True) if is_poisoned]
     twinned = beside_twins or frozenset().union(*(session.twinned for session in poisoned))
     unfailed = frozenset().union(*(session.passed_twins for session in poisoned)) & twinned
+    for shown, is_poisoned in zip(seen, looks, strict=True):
+        if not is_poisoned and not shown.resolved:
+            return replace(shown, session=replace(shown.session, passed_twins=unfailed))
+        if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
+            broken = grade.worthless(*shown.session.findings)
+            session = replace(grade.session, passed_twins=unfailed)
+            return replace(broken, timed_out=shown.timed_out, session=session)
     kept = grade.session if beside_twins else PytestSession(twinned=twinned)
     return replace(grade, session=replace(kept, passed_twins=unfailed))
 
 
-async def _side_by_side(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Returns what each of the works returns. Raises the first error, when none of the works runs any more."""
+async def _side_by_side(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result | BaseException]:
+    """Returns what each of the works returns or raises. When this is cancelled, none of the works runs any more."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.wait(tasks)
     finally:
+        # Only here, and once: a second cancellation would cut off what a work does at its end.
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return ended

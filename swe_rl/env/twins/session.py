@@ -104,6 +104,8 @@ def wanted_twins(texts: Iterable[str], counted: Counted) -> dict[str, int]:
         for name, description in _described_tests(text):
             descriptions.setdefault(name, set()).add(description)
     to_pass = _named_in(counted.fail_to_pass, descriptions)
+    if not counted.fail_to_pass and not counted.pass_to_pass:
+        to_pass = set(descriptions) - counted.weak  # each test of these files has to pass
     others = _named_in(counted.pass_to_pass, descriptions) - to_pass - counted.weak
     if not _all_are_named(counted, descriptions):
         others = (
