@@ -3,86 +3,74 @@
 Invariants:
 - Nothing is run or expanded. What the shell's grammar makes hard to read is read roughly, and never raises.
 - A here-document's text counts only where a program that would run it reads it.
+- No pattern takes more time than the command is long.
 """
 
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
-_REDIRECT = re.compile(r"&?[<>]+&?\|?")
+# No more of the line behind such a mark is read: from each further mark on, it would be read once more.
+_HEREDOC = re.compile(
+    r"<<-?[ \t]*(['\"]?)(?P<end>\w{1,100})\1(?P<rest>[^\n]{0,500})\n(?P<body>.*?)(?:^[ \t]*(?P=end)[ \t]*$|\Z)",
+    re.M | re.S,
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 # The program that a command really runs stands behind these words.
 _WRAPPERS = frozenset({"sudo", "env", "time", "command", "exec", "nice", "then", "do", "else", "!", "{", "("})
-_WITH_VALUE = frozenset({"timeout"})  # its first argument is a time
-_SHELLS = re.compile(r"^(?:\S*/)?(?:ba|da|z)?sh$")
-_INTERPRETERS = re.compile(r"^(?:\S*/)?(?:python[\d.]*|perl|ruby|node|(?:ba|da|z)?sh)$")
+_INTERPRETERS = re.compile(r"(?:python[\d.]*|perl|ruby|node|(?:ba|da|z)?sh)")
+_SHELLS = re.compile(r"(?:ba|da|z)?sh")
 _SEPARATORS = frozenset({";", "&&", "||", "|", "|&", "&", "\n", ";;"})
 _MAX_CHARS = 100_000  # the rest of a longer command is not read, because this runs on the event loop
+_MAX_DEPTH = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ShellCall:
-    """Holds one simple command. `code` is what an interpreter in it was given to run."""
+    """Holds one simple command."""
 
-    program: str  # this is its name without its folder
-    arguments: tuple[str, ...]
-    written: tuple[str, ...] = ()  # these are targets of > and >>
-    assigned: tuple[str, ...] = ()  # these stand before it as NAME=value
-    code: str = ""
+    words: list[str] = field(default_factory=list)  # the first one is the program's name, without its folder
+    written: list[str] = field(default_factory=list)  # these are targets of > and >>
+    assigned: list[str] = field(default_factory=list)  # these stand before it as NAME=value
+    code: str = ""  # this was given to an interpreter to run
 
     @property
-    def text(self) -> str:
-        return " ".join((self.program, *self.arguments))
+    def program(self) -> str:
+        """Returns the program's name, or nothing for a call that only assigns or writes."""
+        return self.words[0] if self.words else ""
 
 
 def calls_of(command: str, depth: int = 0) -> list[ShellCall]:
     """Returns every simple command in `command`, also those that a nested `bash -c` runs."""
+    documents: list[str] = []
+
+    def take_document(match: re.Match[str]) -> str:
+        documents.append(match["body"])
+        return f"<<{match['end']}{match['rest']}\n"
+
+    text = _HEREDOC.sub(take_document, command[:_MAX_CHARS])
     calls: list[ShellCall] = []
-    text, documents = _without_documents(command[:_MAX_CHARS])
-    for words in _simple_commands(text):
-        call = _parse_call(words, documents)
-        if call is None:
-            continue
+    for tokens in _simple_commands(text):
+        call = _parse_call(tokens, documents)
         calls.append(call)
-        if call.code and _SHELLS.match(call.program) and depth < 3:
+        if call.code and _SHELLS.fullmatch(call.program) and depth < _MAX_DEPTH:
             calls += calls_of(call.code, depth + 1)
     return calls
 
 
-def _without_documents(command: str) -> tuple[str, list[str]]:
-    """Returns the command without the lines of its here-documents, and these documents."""
-    kept = list[str]()
-    documents = list[str]()
-    lines = command.split("\n")
-    index = 0
-    while index < len(lines):
-        line = lines[index]
-        kept.append(line)
-        index += 1
-        for match in _HEREDOC.finditer(line):
-            body = []
-            while index < len(lines) and lines[index].strip() != match[2]:
-                body.append(lines[index])
-                index += 1
-            index += 1
-            documents.append("\n".join(body))
-    return "\n".join(kept), documents
-
-
 def _simple_commands(text: str) -> Iterator[list[str]]:
-    """Yields the words of each simple command of a text."""
-    text = re.sub(r"\$\(|`|\)", " ; ", re.sub(r"\\\n", " ", text))
-    for line in text.split("\n") if text.count("'") % 2 == 0 and text.count('"') % 2 == 0 else [text]:
-        words: list[str] = []
-        for token in _split_tokens(line):
-            if token in _SEPARATORS:
-                yield words
-                words = []
-            else:
-                words.append(token)
-        yield words
+    """Yields the tokens of each simple command of a text."""
+    text = re.sub(r"\$\(|`|\)", " ; ", text.replace("\\\n", " "))
+    has_open_lines = text.count("'") % 2 or text.count('"') % 2
+    for line in [text] if has_open_lines else text.split("\n"):
+        tokens: list[str] = []
+        for token in [*_split_tokens(line), ";"]:
+            if token not in _SEPARATORS:
+                tokens.append(token)
+            elif tokens:
+                yield tokens
+                tokens = []
 
 
 def _split_tokens(line: str) -> list[str]:
@@ -95,48 +83,35 @@ def _split_tokens(line: str) -> list[str]:
         return re.findall(r"&&|\|\||[;|&<>]+|[^\s;|&<>]+", line)
 
 
-def _parse_call(words: list[str], documents: list[str]) -> ShellCall | None:
-    """Returns what a simple command runs and writes, or None where it does nothing.
-
-    A command that reads a here-document takes the first of `documents`.
-    """
-    assigned = list[str]()
-    written = list[str]()
-    rest = list[str]()
-    reads_document = False
-    skip = iter(words)
-    for word in skip:
-        if _REDIRECT.fullmatch(word) and ">" in word:
-            written.append(next(skip, ""))
-        elif _REDIRECT.fullmatch(word):
-            reads_document = reads_document or word.startswith("<<")
-            next(skip, None)
-        elif not rest and _ASSIGNMENT.match(word):
-            assigned.append(word)
-        elif not rest and word in _WRAPPERS:
-            continue
-        else:
-            rest.append(word)
-    while rest and rest[0] in _WITH_VALUE:
-        options = next((index for index, word in enumerate(rest[1:]) if not word.startswith("-")), len(rest))
-        rest = rest[options + 2 :]
-    if not rest and not written and not assigned:
-        return None
-    program = rest[0].rsplit("/", 1)[-1] if rest else ""
-    return ShellCall(
-        program=program,
-        arguments=tuple(rest[1:]),
-        written=tuple(written),
-        assigned=tuple(assigned),
-        code=_code_of_interpreter(program, rest[1:], documents.pop(0) if reads_document and documents else ""),
-    )
+def _parse_call(tokens: list[str], documents: list[str]) -> ShellCall:
+    """Returns what a simple command runs and writes. One that reads a here-document takes the first of `documents`."""
+    call = ShellCall()
+    document = ""
+    rest = iter(tokens)
+    for token in rest:
+        if re.fullmatch(r"&?[<>]+&?\|?", token):
+            target = next(rest, "")
+            if ">" in token:
+                call.written.append(target)
+            elif token.startswith("<<") and documents:
+                document = documents.pop(0)
+        elif call.words or not (_ASSIGNMENT.match(token) or token in _WRAPPERS):
+            call.words.append(token)
+        elif token not in _WRAPPERS:
+            call.assigned.append(token)
+    if call.program == "timeout":
+        call.words = _without_timeout(call.words)
+    if call.words:
+        call.words[0] = call.words[0].rsplit("/", 1)[-1]
+    if _INTERPRETERS.fullmatch(call.program):
+        given = [
+            code for flag, code in zip(call.words, call.words[1:], strict=False) if re.fullmatch("-[a-z]*[ce]", flag)
+        ]
+        call.code = given[0] if given else document
+    return call
 
 
-def _code_of_interpreter(program: str, arguments: list[str], document: str) -> str:
-    """Returns the code that an interpreter gets by an option or a here-document, and nothing for other programs."""
-    if not _INTERPRETERS.match(program):
-        return ""
-    for option, value in zip(arguments, arguments[1:], strict=False):
-        if re.fullmatch(r"-[a-z]*[ce]", option):
-            return value
-    return document
+def _without_timeout(words: list[str]) -> list[str]:
+    """Returns the words of the command that `timeout`, its options and its time stand before."""
+    first = next((index for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
+    return words[first + 1 :]
