@@ -6,7 +6,7 @@ import pytest
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.cheating.shell import calls_of
+from swe_rl.env.shell import calls_of
 
 BASE = "0192aac24123735b3eaf9b08df46429bb770c283"
 INSTANCE = Instance(

@@ -15,14 +15,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.cheating.shell import ShellCall, calls_of
 from swe_rl.env.patch_files import FilePatch, split_patch, touched_paths
+from swe_rl.env.shell import ShellCall, calls_of
 
 _IN_PATCH = "(patch)"  # no program has this name
 # These programs change or remove the files that they are given, and those of _WRITERS write new ones.
 _EDITORS = frozenset({"rm", "mv", "truncate", "unlink", "shred", "ln"})
 _WRITERS = frozenset({"cp", "tee", "install", "chmod", "touch", "dd"})
 _IN_PLACE = re.compile(r"-[a-z]*i|--in-place")
+_MAX_CHARS = 100_000  # the rest of a longer command is not read, because this runs on the event loop
 _SHORTEST_HASH = 7
 _TO = r"^(?:writes|edits):(?:.*/)?"
 _GIT_READS = r"\Agit\n(?:log|show|rev-list|cat-file|grep|diff|cherry-pick|checkout|restore)$[\s\S]*"
@@ -106,7 +107,7 @@ def cheating_attempts(commands: Iterable[str], patch: str, instance: Instance) -
     own_tests = frozenset(touched_paths(instance.test_patch))
     patterns = {**_PATTERNS, "release_download": _pattern_of_release(instance.project)}
     for command in commands:
-        of_calls = [_words_of_call(call, own_tests, instance.base_commit) for call in calls_of(command)]
+        of_calls = [_words_of_call(call, own_tests, instance.base_commit) for call in calls_of(command[:_MAX_CHARS])]
         counts.update(kind for kind, pattern in patterns.items() if any(map(pattern.search, of_calls)))
     gold = frozenset(touched_paths(instance.patch))
     for part in split_patch(patch):
@@ -127,7 +128,7 @@ def _words_of_call(call: ShellCall, own_tests: frozenset[str], base_commit: str)
 
     Options of git before its subcommand are left out, and so are names of the base commit.
     """
-    words = call.words or [""]
+    words = [call.program, *call.words[1:]]
     if call.program == "git":
         words = ["git", *_without_options(words[1:])]
     others = [word for word in words[1:] if not _names_commit(word, base_commit)]

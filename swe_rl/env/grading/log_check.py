@@ -39,8 +39,12 @@ def status_of_tests(log: str, nonce: str, otherwise: int | None) -> int | None:
 
 
 def commands_of_tests(script: str) -> str:
-    """Returns what an evaluation script runs between its markers, or all of a script without markers."""
-    return script.split(START, 1)[-1].split(END, 1)[0]
+    """Returns what an evaluation script runs between its markers, or all of a script without markers.
+
+    The quotes of the markers are no part of it.
+    """
+    tests = re.sub(rf"\A.*?{START}['\"]?", "", script, count=1, flags=re.DOTALL)
+    return re.sub(rf"['\"]?{END}.*", "", tests, count=1, flags=re.DOTALL)
 
 
 def region_of(log: str) -> str:

@@ -16,6 +16,7 @@ import shlex
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.shell import calls_of
 from swe_rl.sandbox.sandbox import Sandbox
 
 _PUT_BACK_S = 300.0
@@ -36,24 +37,14 @@ _NEVER_NEW = (
 _OF_INSTALLERS = ("node_modules", "site-packages", ".venv", "venv", "build", ".tox", ".nox", ".eggs")
 # An installation makes these anew, and it may have to: a fix may add an entry point.
 _MADE_BY_INSTALLERS = ("*.pyc", "*.pth", "*.egg-info/**", "*.dist-info/**")
-_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_FILE_NAME = re.compile(r"[\w.@+-]+\.\w+|[Mm]akefile")
 
 
 def named_by_setup(setup: str) -> list[str]:
     """Returns the names of files that the commands before the tests name, without those of git."""
-    names: dict[str, None] = {}
-    end = ""
-    for line in setup.split("\n"):
-        if end:
-            end = "" if line.strip() == end else end
-            continue
-        opened = _HEREDOC.search(line)
-        end = opened[1] if opened else ""
-        if re.match(r"\s*(?:git|cd|source|\.)\s", line):
-            continue
-        words = re.findall(r"[\w.@+-]+\.\w+|[Mm]akefile", line)
-        names.update(dict.fromkeys(words))
-    return list(names)
+    calls = [call for call in calls_of(setup) if call.program not in ("git", "cd", "source", ".")]
+    words = [word for call in calls for word in (*call.words, *call.written, *call.assigned)]
+    return list(dict.fromkeys(name for word in words for name in _FILE_NAME.findall(word)))
 
 
 def tree_lines(instance: Instance, setup: str) -> str:
