@@ -74,8 +74,6 @@ def protected_paths(instance: Instance, folders: Sequence[str] = (), more: Seque
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
     patterns += [f":(top,glob){name}" for name in ROOT_TESTS]
     patterns += [f":(top,literal){path}" for path in files]
-    # A package beside a test's module would be imported in its stead.
-    patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
     patterns += more
     patterns += [":(top,exclude,glob)**/node_modules/**"]  # these are many
