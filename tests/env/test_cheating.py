@@ -6,7 +6,7 @@ import pytest
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.cheating.attempts import cheating_attempts
-from swe_rl.env.cheating.shell import calls_of
+from swe_rl.env.shell import calls_of
 
 BASE = "0192aac24123735b3eaf9b08df46429bb770c283"
 INSTANCE = Instance(
@@ -151,7 +151,20 @@ def test_a_long_line_takes_no_square_of_its_time(line):
 
 
 @pytest.mark.parametrize(
-    "command", [f"git branch -{'a' * 90_000}!", f"git show '{'1.' * 45_000}1 x'", f"tmux -{'d' * 90_000}!"]
+    "command",
+    [
+        f"git branch -{'a' * 90_000}!",
+        f"git show '{'1.' * 45_000}1 x'",
+        f"tmux -{'d' * 90_000}!",
+        "<<a" * 30_000,
+        f"<<{'a' * 90_000}",
+        f"cat <<a\n{' ' * 90_000}",
+        f"pip {'install ' * 12_000}",
+        f"ls {'github.a' * 12_000}",
+        f"ls {'/proc/$' * 12_000}",
+        f"rm {'test_' * 18_000} {'/' * 9_000}",
+        f"git log {'a@' * 40_000}",
+    ],
 )
 def test_a_long_word_takes_no_square_of_its_time(command):
     began_s = time.process_time()

@@ -35,23 +35,22 @@ HONEST = f"cat <<'END'\n{REPORT}END\n(exit 3)"
 
 
 def test_a_script_says_how_its_tests_ended():
-    marked = with_status(SCRIPT.format(tests=HONEST), "abc")
+    marked = with_status(SCRIPT.format(tests=HONEST))
     done = subprocess.run(["bash", "-c", marked], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     statuses = pytest_statuses(done.stdout)
     assert statuses == {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "FAILED"}
-    assert done.returncode == 0 and status_of_tests(done.stdout, "abc", 0) == 3
-    assert status_of_tests(done.stdout, "another word", 7) == 7
+    assert status_of_tests(done.stdout, done.returncode) == 3
 
 
 def test_a_script_that_says_its_status_itself_stays_as_it_is():
     script = SCRIPT.format(tests="true") + "echo '>>>>> Test Exit Code: 4'\n"
-    assert with_status(script, "abc") == script
-    assert status_of_tests("x\n>>>>> Test Exit Code: 4\n", "abc", 0) == 4
+    assert with_status(script) == script
+    assert status_of_tests("x\n>>>>> Test Exit Code: 4\n", 0) == 4
 
 
 def test_a_script_without_marks_stays_as_it_is():
-    assert with_status("make test\n", "abc") == "make test\n"
-    assert status_of_tests("whatever", "abc", 7) == 7
+    assert with_status("make test\n") == "make test\n"
+    assert status_of_tests("whatever", 7) == 7
 
 
 def test_nothing_before_the_tests_looks_like_their_output():

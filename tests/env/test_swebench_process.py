@@ -27,7 +27,7 @@ def harness():
 
 
 def ask(harness, log):
-    return harness.ask({"ask": "report", "record": ROW, "patch": "x", "log": log, "nonce": "n"})
+    return harness.ask({"ask": "report", "record": ROW, "patch": "x", "log": log})
 
 
 def test_the_official_words(harness):

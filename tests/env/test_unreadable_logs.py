@@ -39,7 +39,7 @@ def harness():
 def judged(log, parser, harness):
     """The verdict of `env.grading=swebench` on a run that printed `log`."""
     row = dataclasses.replace(complete_instance(ROW), log_parser=parser, eval_script="true")
-    run = ScriptRun(Applied(True, (), "", 0.0), ExecResult(0, log, False, 0, 1.0), "n" * 8, log=log)
+    run = ScriptRun(Applied(True, (), "", 0.0), ExecResult(0, log, False, 0, 1.0), log=log)
     return asyncio.run(_grade_of_log(row, row.to_record(), run, harness))
 
 

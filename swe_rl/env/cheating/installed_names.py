@@ -48,29 +48,24 @@ async def refuse_installed_names(
 
     The verdict has the finding `module_refused`. Raises GradeError, SandboxError.
     """
-    names = await _installed_names_in(instance, patch, workspace, sandboxes)
-    if not names:
+    names = _added_modules(patch) - {instance.project, *_added_modules(instance.patch)}
+    taken = await _installed_among(names, instance, workspace, sandboxes) if names else []
+    if not taken:
         return None
-    shown = ", ".join(names)[:_SHOWN_CHARS]
+    shown = ", ".join(taken)[:_SHOWN_CHARS]
     words = f"the patch adds modules with the names of installed packages: {shown}"
     return Grade.failed(instance, words, "module_refused")
 
 
-async def _installed_names_in(
-    instance: Instance, patch: str, workspace: Workspace, sandboxes: SandboxProvider
+async def _installed_among(
+    names: set[str], instance: Instance, workspace: Workspace, sandboxes: SandboxProvider
 ) -> list[str]:
-    """Returns the names of installed packages that a patch gives to new modules. Raises GradeError, SandboxError."""
-    names = _added_modules(patch)
-    if names:
-        names -= {instance.project, *_added_modules(instance.patch)}
-    if not names:
-        return []
+    """Returns those of some names that installed packages have. Raises GradeError, SandboxError."""
     sandbox = await sandboxes.create(workspace, owner=f"names-{instance.instance_id}")
     try:
         folder = await put_files(sandbox, {"names": bytes_of("\n".join(sorted(names)))})
-        words = {"program": _PROGRAM, "folder": folder}
-        roots = " ".join(shlex.quote(root) for root in _IMPORT_ROOTS)
-        script = _ASK.format(roots=roots, **{key: shlex.quote(word) for key, word in words.items()})
+        roots = " ".join(map(shlex.quote, _IMPORT_ROOTS))
+        script = _ASK.format(program=shlex.quote(_PROGRAM), folder=shlex.quote(folder), roots=roots)
         answer = await sandbox.exec(script, timeout_s=_ASK_S)
     finally:
         await sandbox.close()

@@ -126,7 +126,11 @@ async def apply_patch(
 
 
 def _with_git_kept(command: str) -> str:
-    """Returns a command that fails if a program other than git changes the repository."""
+    """Returns a command that fails if a program other than git changes the repository.
+
+    Git refuses to write there, and `patch` does not. Git believes what it finds under an object's name, so a patch that
+    exchanged an object would decide what the tests are that are put back.
+    """
     return command if command.startswith("git ") else f"with_git_kept {command}"
 
 

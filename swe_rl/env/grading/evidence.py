@@ -7,7 +7,6 @@ Invariants:
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, NotStartedError
@@ -18,56 +17,46 @@ _WORDS = 300  # so many characters of a log are quoted
 RunTests = Callable[[str | None], Awaitable[Grade]]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Says what the tests of an instance do without any patch, or with the known fix."""
-
-    started: bool
-    words: str
-
-    @classmethod
-    def of(cls, grade: Grade) -> "Evidence":
-        """Returns the evidence that a grade holds."""
-        return cls(grade.started and not grade.timed_out, grade.infra_hint or grade.log_tail[-_WORDS:])
-
-
 class Evidences:
-    """Keeps evidence by instance and workspace."""
+    """Knows with what change, or with none, the tests of an instance start in a workspace."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], Evidence] = {}
+        self._started: set[tuple[str, ...]] = set()
         self._locks: dict[tuple[int | str, ...], asyncio.Lock] = {}
 
     async def judge(self, instance: Instance, workspace: Workspace, grade: Grade, run: RunTests) -> Grade:
         """Returns the grade for what it is worth. Raises NotStartedError where tests start with no change either."""
         if not grade.patch_applied or grade.timed_out or grade.started:
             return grade
-        untouched = await self._asked(instance, workspace, None, run)
-        if untouched.started:
+        printed = await self._printed_instead(instance, workspace, None, run)
+        if printed is None:
             return grade if grade.findings else grade.worthless("not_started")
         # Where nothing but an exit status tells of the tests, tests that fail look as if they had not started.
         by_status = not instance.log_parser and bool(instance.patch.strip())
-        if by_status and (await self._asked(instance, workspace, instance.patch, run)).started:
+        if by_status and await self._printed_instead(instance, workspace, instance.patch, run) is None:
             return grade.worthless()
         raise NotStartedError(
-            f"the tests of {instance.instance_id} did not start, and without the patch they do not either: "
-            f"{untouched.words}",
+            f"the tests of {instance.instance_id} did not start, and without the patch they do not either: {printed}",
             grade.log,
         )
 
-    async def _asked(self, instance: Instance, workspace: Workspace, change: str | None, run: RunTests) -> Evidence:
-        """Returns the evidence of a run with a change, which is made once for an instance and workspace.
+    async def _printed_instead(
+        self, instance: Instance, workspace: Workspace, change: str | None, run: RunTests
+    ) -> str | None:
+        """Returns what was printed where the tests do not start with a change, and None where they start.
 
-        Evidence of tests that did not start is not kept.
+        They are run once for an instance and workspace. That they did not start is not remembered.
         """
         environment = workspace.toolchain.folder if workspace.toolchain else ""
         key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}", "fix" if change else "")
-        lock = self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
-        async with lock:
-            evidence = self._known.get(key) or Evidence.of(await run(change))
-            if evidence.started:
-                self._known[key] = evidence
-            return evidence
+        async with self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock()):
+            if key in self._started:
+                return None
+            shown = await run(change)
+            if not shown.started or shown.timed_out:
+                return shown.infra_hint or shown.log_tail[-_WORDS:]
+            self._started.add(key)
+            return None
 
 
 EVIDENCES = Evidences()

@@ -18,29 +18,32 @@ _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S[^\r\n]*)", r
 _HARNESS_STATUS = re.compile(rf"^{EXIT}: (-?\d{{1,9}})$", re.MULTILINE)
 
 
-def with_status(script: str, nonce: str) -> str:
-    """Returns a script that prints the exit status of its tests, behind a word that tested code does not know.
+def with_status(script: str) -> str:
+    """Returns a script that ends with the exit status of its tests, whatever follows them.
 
     A script without the harness's markers, or one that prints the status itself, stays as it is.
     """
     lines = script.split("\n")
     ends = [index for index, line in enumerate(lines) if END in line]
     if START in script and ends and EXIT not in script:
-        lines.insert(ends[-1] + 1, f"echo 'swe_rl {nonce} status '$swe_rl_status")
         lines.insert(ends[-1], "swe_rl_status=$?")
+        lines.append("exit $swe_rl_status")
     return "\n".join(lines)
 
 
-def status_of_tests(log: str, nonce: str, otherwise: int | None) -> int | None:
-    """Returns the exit status of what ran between the markers of a script by `with_status`, or else `otherwise`."""
-    statuses = re.findall(rf"^swe_rl {re.escape(nonce)} status (\d+)$", log, re.MULTILINE)
-    statuses = statuses or _HARNESS_STATUS.findall(log)  # the harness's own line says it
-    return int(statuses[-1]) if statuses else otherwise
+def status_of_tests(log: str, exit_code: int | None) -> int | None:
+    """Returns the exit status of a script's tests: what the harness's own line says, or that of the script."""
+    statuses = _HARNESS_STATUS.findall(log)
+    return int(statuses[-1]) if statuses else exit_code
 
 
 def commands_of_tests(script: str) -> str:
-    """Returns what an evaluation script runs between its markers, or all of a script without markers."""
-    return script.split(START, 1)[-1].split(END, 1)[0]
+    """Returns what an evaluation script runs between its markers, or all of a script without markers.
+
+    The quotes of the markers are no part of it.
+    """
+    tests = re.sub(rf"\A.*?{START}['\"]?", "", script, count=1, flags=re.DOTALL)
+    return re.sub(rf"['\"]?{END}.*", "", tests, count=1, flags=re.DOTALL)
 
 
 def region_of(log: str) -> str:

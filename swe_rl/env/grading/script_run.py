@@ -56,7 +56,6 @@ class ScriptRun:
 
     applied: Applied
     result: ExecResult | None
-    nonce: str
     names: TwinnedTests = field(default_factory=TwinnedTests)
     log: str = ""  # readers get this: the output without twins
     tests_began: bool = True  # else nothing of the output is a result
@@ -96,16 +95,15 @@ class RowScript:
         Raises GradeError, also for a sandbox that fails.
         """
         instance = self.instance
-        nonce = secrets.token_hex(16)
-        async with fresh_sandbox(instance, self.workspace, self.sandboxes, nonce[:8]) as sandbox:
+        async with fresh_sandbox(instance, self.workspace, self.sandboxes, secrets.token_hex(4)) as sandbox:
             of_the_row = [*command_patterns(commands_of_tests(self.script)), *data_patterns(instance.test_patch)]
             files = files_to_apply(patch or "", protected_paths(instance, more=of_the_row))
             folder = await put_files(sandbox, {**files, "test.patch": bytes_of(instance.test_patch)})
             with with_the_attempt_inside(instance):
-                return await self._run_with_patch(sandbox, folder, patch, plan, nonce)
+                return await self._run_with_patch(sandbox, folder, patch, plan)
 
     async def _run_with_patch(
-        self, sandbox: Sandbox, folder: str, patch: str | None, plan: TwinPlan | None, nonce: str
+        self, sandbox: Sandbox, folder: str, patch: str | None, plan: TwinPlan | None
     ) -> ScriptRun:
         applied = _UNTOUCHED
         stages = stages_of(self.script, secrets.token_hex(8))
@@ -113,16 +111,16 @@ class RowScript:
         if patch is not None:
             applied = await apply_patch(sandbox, folder, _APPLY_S, self.commands, tree_lines(self.instance, setup))
             if not applied.ok:
-                return ScriptRun(applied, None, nonce)
+                return ScriptRun(applied, None)
 
         async def put_back_again() -> bool:
             return await put_back(sandbox, folder, applied.output, self.instance, setup)
 
         if stages is None:
-            result = await _execute_script(sandbox, with_status(self.script, nonce), self.timeout_s)
-            staged = ScriptRun(_UNTOUCHED, result, nonce, log=result.output)
+            result = await _execute_script(sandbox, with_status(self.script), self.timeout_s)
+            staged = ScriptRun(_UNTOUCHED, result, log=result.output)
         else:
-            staged = await self._run_in_stages(sandbox, stages, plan, nonce, put_back_again)
+            staged = await self._run_in_stages(sandbox, stages, plan, put_back_again)
         return replace(staged, applied=applied)
 
     async def _run_in_stages(
@@ -130,20 +128,19 @@ class RowScript:
         sandbox: Sandbox,
         stages: Stages,
         plan: TwinPlan | None,
-        nonce: str,
         put_back_again: Callable[[], Awaitable[bool]],
     ) -> ScriptRun:
         """Runs the first stage, puts the grader's files back, and runs the tests.
 
-        No code of the first stage may see `nonce`. `put_back_again` undoes what the first stage did to the grader's
-        files, and tells whether it could. Raises SandboxError.
+        `put_back_again` undoes what the first stage did to the grader's files, and tells whether it could. Raises
+        SandboxError.
         """
         first = await _execute_script(sandbox, stages.setup, self.timeout_s)
         if first.timed_out or not stages.came_to_an_end(first.output):
-            return ScriptRun(_UNTOUCHED, first, nonce, log=first.output, tests_began=False)
+            return ScriptRun(_UNTOUCHED, first, log=first.output, tests_began=False)
         if not await put_back_again():
             said = f"{stages.without_end(first.output)}\n{_NOT_PUT_BACK}\n"
-            return ScriptRun(_UNTOUCHED, replace(first, output=said), nonce, log=said, tests_began=False)
+            return ScriptRun(_UNTOUCHED, replace(first, output=said), log=said, tests_began=False)
         names = TwinnedTests()
         poisoned = ""
         tests = stages.tests
@@ -157,15 +154,15 @@ class RowScript:
             if plan.is_poisoned and not names.twin_of:
                 poisoned = await poison_files(sandbox, self.instance, rng, plan.weak)
                 if not poisoned:  # tests that expect what they did before would say nothing new
-                    return ScriptRun(_UNTOUCHED, first, nonce, log=first.output, tests_began=False)
+                    return ScriptRun(_UNTOUCHED, first, log=first.output, tests_began=False)
         left_s = max(1.0, self.timeout_s - first.duration_s)
         # Twins may take as long as their tests.
-        second = await _execute_script(sandbox, with_status(tests, nonce), 2.0 * left_s if names.twin_of else left_s)
+        second = await _execute_script(sandbox, with_status(tests), 2.0 * left_s if names.twin_of else left_s)
         # Code of the patch ran in the first stage, so its words are none of the tests'.
         printed = without_marks(stages.without_end(first.output))
         result = replace(second, output=printed + second.output, duration_s=first.duration_s + second.duration_s)
         log = printed + (log_without_twins(second.output, names) if names.twin_of else second.output)
-        return ScriptRun(_UNTOUCHED, result, nonce, names=names, log=log, poisoned=poisoned)
+        return ScriptRun(_UNTOUCHED, result, names=names, log=log, poisoned=poisoned)
 
 
 async def _execute_script(sandbox: Sandbox, script: str, timeout_s: float) -> ExecResult:

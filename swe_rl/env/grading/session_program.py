@@ -3,8 +3,8 @@
 Invariants:
 - This file stands alone (Python 3.6 and later, pytest 3 and later): its text is put into sandboxes.
 - pytest is imported before the tested folder can be imported from, so nothing in there can stand in for it.
-- A result is what pytest's own call of the test gave. Tested code shares this process and may write what it likes into
-  the file, but it does not know which of the results belong to twins.
+- Tested code shares this process, and may change a result or write what it likes into the file. But it does not know
+  which of the results belong to twins.
 """
 
 import json
@@ -34,19 +34,16 @@ def make_reporter(tell: "Callable[[dict[str, Any]], None]") -> object:
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
             result = yield
-            tell({"test": item.nodeid, "when": call.when, "outcome": outcome_of(call, result.get_result())})
+            tell({"test": item.nodeid, "when": call.when, "outcome": outcome_of(result.get_result())})
 
     return Reporter()
 
 
-def outcome_of(call: Any, report: Any) -> str:
-    """Returns what became of a test, by its call and its report."""
+def outcome_of(report: Any) -> str:
+    """Returns what became of a test, by its report."""
     if getattr(report, "wasxfail", None) is not None:
         return "xfailed" if report.outcome == "skipped" else "xpassed"
-    # The call itself decides: hooks of the tested tree may have rewritten the report.
-    if call.excinfo is None:
-        return "passed" if report.outcome == "passed" else "failed"
-    return "skipped" if report.outcome == "skipped" else "failed"
+    return str(report.outcome)
 
 
 def main() -> None:

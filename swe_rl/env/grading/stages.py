@@ -9,12 +9,12 @@ Invariants:
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.grading.log_check import END, START, commands_of_tests
+from swe_rl.env.grading.log_check import START, commands_of_tests
 from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.shell import calls_of
 from swe_rl.env.twins.make import TwinnedTests
 from swe_rl.sandbox.sandbox import Sandbox
 
@@ -109,11 +109,8 @@ async def files_of_tests(sandbox: Sandbox, instance: Instance, tests: str) -> li
     paths = {test.partition("::")[0] for test in ids if "::" in test}
     paths |= {path for path in touched_paths(instance.test_patch) if path.endswith(".py")}
     if not paths:
-        paths = {
-            word
-            for word in _iter_words(tests.partition(START)[2].partition(END)[0] or tests)
-            if "/" in word or "." in word
-        }
+        words = {word for call in calls_of(commands_of_tests(tests)) for word in call.words}
+        paths = {word for word in words if re.search(r"[/.]", word) and not word.endswith("/python")}
         paths |= {"r2e_tests"}  # R2E-Gym's own script runs these
     names = " ".join(shlex.quote(f"./{path}") for path in sorted(paths) if not path.startswith(("/", "-")))
     if not names:
@@ -121,15 +118,6 @@ async def files_of_tests(sandbox: Sandbox, instance: Instance, tests: str) -> li
     command = f"find {names} -name '*.py' -type f 2>/dev/null | head -n {_MAX_FILES}"
     listed = await sandbox.exec(command, timeout_s=_LIST_S)
     return sorted(line.removeprefix("./") for line in listed.output.split("\n") if line.endswith(".py"))
-
-
-def _iter_words(text: str) -> Iterable[str]:
-    for line in text.split("\n"):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:
-            words = line.split()
-        yield from (word for word in words if not word.startswith("-") and not word.endswith("/python"))
 
 
 def with_session_names(tests: str, names: TwinnedTests) -> str:

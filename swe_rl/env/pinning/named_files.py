@@ -5,9 +5,10 @@ tests is none of these.
 """
 
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
+
+from swe_rl.env.shell import calls_of
 
 # These programs run the file that they are given.
 _INTERPRETERS = frozenset({"bash", "sh", "zsh", "dash", "python", "python3", "node", "deno", "ruby", "perl", "php"})
@@ -15,7 +16,6 @@ _INTERPRETERS = frozenset({"bash", "sh", "zsh", "dash", "python", "python3", "no
 _NAMES_A_FILE = frozenset(
     {"-c", "-f", "--file", "--config", "--config-file", "--rcfile", "-r", "--require", "--import"}
 )
-_COMMANDS = re.compile(r"[;&|\n()`]+|\$\(")
 _SCRIPTS = (".sh", ".bash", ".py", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".php", ".mk")
 _SETTINGS = (".toml", ".ini", ".cfg", ".json", ".yaml", ".yml", ".xml", ".conf")
 # This matches expected results that a test names by a path that it writes out.
@@ -35,23 +35,11 @@ def data_patterns(test_patch: str) -> list[str]:
     return [f":(top,glob)**/{name.removeprefix('./')}" for name in sorted(names) if ".." not in name]
 
 
-def _split_commands(commands: str) -> Iterator[list[str]]:
-    """Yields the words of each simple command, without variables that are set before it."""
-    for command in _COMMANDS.split(commands):
-        try:
-            words = shlex.split(command, comments=True)
-        except ValueError:
-            words = command.split()
-        while words and re.match(r"[A-Za-z_]\w*=", words[0]):
-            words = words[1:]
-        if words:
-            yield words
-
-
 def files_named_by(commands: str) -> list[str]:
     """Returns the files below the working folder that `commands` run, or read to learn what to do."""
     files: list[str] = []
-    for words in _split_commands(commands):
+    for call in calls_of(commands):
+        words = call.words
         files += _run_by(words)
         for option, value in zip(words, words[1:], strict=False):
             if option in _NAMES_A_FILE and value.endswith((*_SCRIPTS, *_SETTINGS)):
@@ -62,11 +50,11 @@ def files_named_by(commands: str) -> list[str]:
 
 def _run_by(words: Sequence[str]) -> list[str]:
     """Returns the file that a simple command runs: itself, or what it gives to an interpreter."""
-    program = PurePosixPath(words[0]).name
-    if program in ("exec", "time", "env", "xargs", "sudo", "timeout", "source", "."):
-        return _run_by(words[1:]) if len(words) > 1 else []
+    program = PurePosixPath(words[0]).name if words else ""
+    if program in ("xargs", "source", "."):
+        return _run_by(words[1:])
     if re.sub(r"[\d.]+$", "", program) not in _INTERPRETERS:
-        return [words[0]] if "/" in words[0] or words[0].endswith(_SCRIPTS) else []
+        return [word for word in words[:1] if "/" in word or word.endswith(_SCRIPTS)]
     module = next((after for word, after in zip(words, words[1:], strict=False) if word == "-m"), "")
     if module:
         path = module.replace(".", "/")

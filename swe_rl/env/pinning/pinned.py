@@ -13,30 +13,33 @@ from collections.abc import Sequence
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
 
-# These configure or start the runner wherever they lie, or Python runs them at its start.
-RUNNER_FILES = (
+# No installation makes files of these names, so one that is new after it is the patch's.
+NEVER_MADE = (
     "conftest.py",
     "sitecustomize.py",
     "usercustomize.py",
-    "*.pth",
-    "*.pyc",
-    "*.egg-info/**",
-    "*.dist-info/**",
     "pytest.ini",
     ".pytest.ini",
     "pytest.toml",
     ".pytest.toml",
     "tox.ini",
     "setup.cfg",
+    "GNUmakefile",
+    ".npmrc",
+)
+# An installation makes these anew, and it may have to: a fix may add an entry point.
+MADE_BY_INSTALLERS = ("*.pyc", "*.pth", "*.egg-info/**", "*.dist-info/**")
+# All of these configure or start the runner wherever they lie, or Python runs them at its start.
+RUNNER_FILES = (
+    *NEVER_MADE,
+    *MADE_BY_INSTALLERS,
     "pyproject.toml",
     "setup.py",
     "noxfile.py",
     ".gitattributes",
     "package.json",
-    ".npmrc",
     "Makefile",
     "makefile",
-    "GNUmakefile",
 )
 TESTS = (
     "tests/**",
@@ -71,8 +74,6 @@ def protected_paths(instance: Instance, folders: Sequence[str] = (), more: Seque
     patterns = [f":(top,glob)**/{name}" for name in (*RUNNER_FILES, *TESTS)]
     patterns += [f":(top,glob){name}" for name in ROOT_TESTS]
     patterns += [f":(top,literal){path}" for path in files]
-    # A package beside a test's module would be imported in its stead.
-    patterns += [f":(top,glob){path.removesuffix('.py')}/**" for path in files if path.endswith(".py")]
     patterns += [f":(top,glob){folder}/**" for folder in folders]
     patterns += more
     patterns += [":(top,exclude,glob)**/node_modules/**"]  # these are many

@@ -16,49 +16,27 @@ import shlex
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.pinning.pinned import MADE_BY_INSTALLERS, NEVER_MADE
+from swe_rl.env.shell import calls_of
 from swe_rl.sandbox.sandbox import Sandbox
 
 _PUT_BACK_S = 300.0
 _TREE_LINE = re.compile(r"^swe_rl tree ([0-9a-f]{40,64}) ([0-9a-f]{64})$", re.MULTILINE)
-# A file of one of these names decides about the tests wherever it is, so a new one is removed.
-_NEVER_NEW = (
-    "conftest.py",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "tox.ini",
-    "setup.cfg",
-    "GNUmakefile",
-    ".npmrc",
-)
 # Installers write into these folders, so new files in them stay.
 _OF_INSTALLERS = ("node_modules", "site-packages", ".venv", "venv", "build", ".tox", ".nox", ".eggs")
-# An installation makes these anew, and it may have to: a fix may add an entry point.
-_MADE_BY_INSTALLERS = ("*.pyc", "*.pth", "*.egg-info/**", "*.dist-info/**")
-_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_FILE_NAME = re.compile(r"[\w.@+-]+\.\w+|[Mm]akefile")
 
 
 def named_by_setup(setup: str) -> list[str]:
     """Returns the names of files that the commands before the tests name, without those of git."""
-    names: dict[str, None] = {}
-    end = ""
-    for line in setup.split("\n"):
-        if end:
-            end = "" if line.strip() == end else end
-            continue
-        opened = _HEREDOC.search(line)
-        end = opened[1] if opened else ""
-        if re.match(r"\s*(?:git|cd|source|\.)\s", line):
-            continue
-        words = re.findall(r"[\w.@+-]+\.\w+|[Mm]akefile", line)
-        names.update(dict.fromkeys(words))
-    return list(names)
+    calls = [call for call in calls_of(setup) if call.program not in ("git", "cd", "source", ".")]
+    words = [word for call in calls for word in (*call.words, *call.written, *call.assigned)]
+    return list(dict.fromkeys(name for word in words for name in _FILE_NAME.findall(word)))
 
 
 def tree_lines(instance: Instance, setup: str) -> str:
     """Returns lines of bash for the end of `apply_patch`, which make the tree."""
-    excepted = [f":(top,glob)**/{name}" for name in (*_MADE_BY_INSTALLERS, *named_by_setup(setup))]
+    excepted = [f":(top,glob)**/{name}" for name in (*MADE_BY_INSTALLERS, *named_by_setup(setup))]
     tests = [f":(top,literal){path}" for path in touched_paths(instance.test_patch)]
     brings_tests = bool(instance.test_patch.strip()) and instance.test_patch.strip() in setup
     return _TREE % {
@@ -79,10 +57,9 @@ async def put_back(sandbox: Sandbox, folder: str, applied: str, instance: Instan
         return (await sandbox.exec(f"rm -rf {shlex.quote(folder)}", timeout_s=_PUT_BACK_S)).exit_code == 0
     tree, listing = made[-1]
     rows_own = named_by_setup(setup)
-    kept = [path for path in touched_paths(instance.patch) if path.rpartition("/")[2] in _NEVER_NEW]
-    specs = [f":(top,glob)**/{name}" for name in _NEVER_NEW if name not in rows_own]
+    specs = [f":(top,glob)**/{name}" for name in NEVER_MADE if name not in rows_own]
     specs += [f":(top,exclude,glob)**/{name}/**" for name in _OF_INSTALLERS]
-    specs += [f":(top,exclude,literal){path}" for path in kept]
+    specs += [f":(top,exclude,literal){path}" for path in touched_paths(instance.patch)]
     names = {"tree": tree, "listing": listing, "folder": shlex.quote(folder), "specs": shlex.join(specs)}
     done = await sandbox.exec(_PUT_BACK % names, timeout_s=_PUT_BACK_S)
     return done.exit_code == 0
