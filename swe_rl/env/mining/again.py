@@ -30,12 +30,13 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
     wanted = replace(wanted, python=locked.python, test_command=locked.test_command, is_split=True)
 
     @cache
-    def change(project: str, older: str, newer: str, until: str) -> TaskCandidate:
-        return candidate_of(ReleasePair(project, older, newer), replace(wanted, undated_until=until), archives)
+    def change(project: str, older: str, newer: str, until: str, wording: int) -> TaskCandidate:
+        wanted_then = replace(wanted, undated_until=until, wording=wording)
+        return candidate_of(ReleasePair(project, older, newer), wanted_then, archives)
 
     @cache
-    def release(project: str, version: str, until: str) -> SoundRelease:
-        return read_release(project, version, replace(wanted, undated_until=until), archives)
+    def release(project: str, version: str, until: str, wording: int) -> SoundRelease:
+        return read_release(project, version, replace(wanted, undated_until=until, wording=wording), archives)
 
     def made(task: LockedTask) -> TaskCandidate:
         recipe = task.recipe
@@ -47,10 +48,10 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
         if other:
             return replace(refused, reason=Reason.other_archive, detail=", ".join(other))
         if recipe.older:
-            whole = change(recipe.project, recipe.older, recipe.release, recipe.until)
+            whole = change(recipe.project, recipe.older, recipe.release, recipe.until, recipe.wording)
             candidate = _part_again(whole, recipe)
         else:
-            sound = release(recipe.project, recipe.release, recipe.until)
+            sound = release(recipe.project, recipe.release, recipe.until, recipe.wording)
             whole = sound.candidate
             candidate = bug_again(sound, recipe) if whole.instance is not None else None
         if candidate is None or candidate.instance is None:

@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+# How statements are written. A change that other texts come of counts it up, and a list keeps the number of its rows.
+FIRST_LINES = 0  # Of a test's docstring its first line is told.
+FIRST_SENTENCES = 1  # It is told as far as its first line's sentence goes.
+NEWEST_WORDING = FIRST_SENTENCES
+
 
 @dataclass(frozen=True, slots=True)
 class TaskRecipe:
@@ -28,6 +33,7 @@ class TaskRecipe:
     right: str = ""
     wrong: str = ""
     until: str = ""  # A release without a date had the packages of this time.
+    wording: int = FIRST_LINES
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields that say something, with their values."""

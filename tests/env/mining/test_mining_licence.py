@@ -26,7 +26,7 @@ def test_metadata_names_the_licence(tmp_path, metadata, licence):
     assert licence_of(tmp_path) == licence
 
 
-MIT = "Copyright 2020\n\nPermission is hereby granted, free of charge, to any\n person obtaining a copy of this software"
+MIT = "(c) 2020\n\nPermission is hereby granted, free of charge, to any\n person obtaining a copy of this software"
 BSD = "Redistribution and use in source and binary forms, with or without\nmodification, are permitted provided that"
 GPL = "This program is free software: see the GNU General Public License. The MIT License is no part of it."
 

@@ -21,7 +21,9 @@ from swe_rl.env.mining.mutants import (
     whole_suite,
     with_early_end,
 )
+from swe_rl.env.mining.recipe import FIRST_LINES, TaskRecipe
 from swe_rl.env.mining.runs import CountedRuns, RunBudget
+from swe_rl.env.mining.tests_text import descriptions_in
 from swe_rl.env.patch_files import NOOP_PATCH
 
 CODE = "def low(a, b):\n    return min(a, b)\n\n\ndef is_less(a, b):\n    return a < b\n"
@@ -95,6 +97,22 @@ def test_a_bug_that_a_test_shows_is_a_task_and_its_test_is_hidden():
     assert touched == {"+++ b/.changed_nothing", "+++ b/summer.py"}  # no test, and nothing that only builds
     assert [limit for patch, limit in asked if patch == NOOP_PATCH] == [None, None]
     assert hunt(low_fails)[0][0].instance == row
+
+
+def test_a_docstring_is_told_to_its_sentences_end_and_rows_of_older_lists_keep_its_first_line():
+    text = '''"""The smaller of two\n        numbers is given.\n\n        More.\n        """'''
+    files = {**RELEASE.files, "tests/test_summer.py": TEST_FILE.replace('"""The smaller of two."""', text)}
+    release = replace(RELEASE, files=files)
+    (found,), _ = hunt(low_fails, release=release)
+    assert "- The smaller of two numbers is given.\n" in found.instance.problem_statement
+    old = replace(release, wording=FIRST_LINES)
+    (kept,), _ = hunt(low_fails, release=old)
+    assert "- The smaller of two\n" in kept.instance.problem_statement
+    recipe = replace(found.recipe, release="1.1")
+    assert "wording" not in kept.recipe.to_record() and TaskRecipe.from_record(recipe.to_record()) == recipe
+    assert bug_again(old, kept.recipe).instance == kept.instance
+    examples = descriptions_in('def test_a():\n    """Adds:\n    more"""\ndef test_b():\n    """One\n    >>> two"""', 1)
+    assert examples == {"test_a": "Adds:", "test_b": "One"}
 
 
 @pytest.mark.parametrize(("created_at", "kept"), [("", "2026-11-29"), ("2026-11-01T00:00:00Z", "")])
