@@ -67,10 +67,24 @@ def _project(tree: Path) -> dict[str, Any]:
 
 
 def _build_system(content: dict[str, Any]) -> list[str]:
-    """Returns what `pyproject.toml` names to build the tree."""
+    """Returns what `pyproject.toml` names to build the tree, also for hooks of hatchling."""
     wanted = content.get("build-system", {}).get("requires", [])
     entries = [entry for entry in wanted if isinstance(entry, str)]
-    return [*entries, *(["editables"] if any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries) else [])]
+    if not any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries):
+        return entries
+    return [*entries, "editables", *_needed_by_hooks(content)]
+
+
+def _needed_by_hooks(content: dict[str, Any]) -> list[str]:
+    """Returns what hatchling's hooks need: without build isolation no backend installs it."""
+    try:
+        build = content["tool"]["hatch"]["build"]
+        hooks = list(build.get("hooks", {}).values())
+        for target in build.get("targets", {}).values():
+            hooks += target.get("hooks", {}).values()
+        return [entry for hook in hooks for entry in hook.get("dependencies", []) if isinstance(entry, str)]
+    except (KeyError, AttributeError, TypeError):
+        return []
 
 
 def _name_of(entry: str) -> str:
