@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from swe_rl.env.mining.persons import without_persons
-from swe_rl.env.mining.recipe import FIRST_LINES
+from swe_rl.env.mining.recipe import Edition
 from swe_rl.env.mining.wording import words_of
 from swe_rl.env.patch_files import added_tests, split_patch
 from swe_rl.env.twins.make import tests_of
@@ -25,25 +25,25 @@ _EXAMPLE = ">>>"
 _MAX_EXAMPLE_CHARS = 1500
 
 
-def described_tests(test_patch: str, tree: Path, wording: int) -> dict[str, str]:
+def described_tests(test_patch: str, tree: Path, edition: Edition) -> dict[str, str]:
     """Returns a line for the name of each test that a patch adds. `tree` has the patch already."""
     lines: dict[str, str] = {}
     for part in split_patch(test_patch):
         added = set(added_tests(part.text))
         if part.is_removed or not added:
             continue
-        described = descriptions_in(_text_of(tree / part.paths[-1]), wording)
+        described = descriptions_in(_text_of(tree / part.paths[-1]), edition)
         lines |= {name: described.get(name) or words_of(name) for name in sorted(added)}
     return lines
 
 
-def descriptions_in(source: str, wording: int) -> dict[str, str]:
+def descriptions_in(source: str, edition: Edition) -> dict[str, str]:
     """Returns what docstrings say of a file's tests, by their names, and none for a file that does not parse."""
     try:
         body = ast.parse(source).body
     except (ValueError, SyntaxError, RecursionError):
         return {}
-    max_lines = 1 if wording == FIRST_LINES else _MAX_DESCRIPTION_LINES
+    max_lines = 1 if edition is Edition.first else _MAX_DESCRIPTION_LINES
     beginnings = {test.name: _beginning_of_text(ast.get_docstring(test) or "", max_lines) for test in tests_of(body)}
     return {name: without_persons(line).strip() for name, line in beginnings.items()}
 

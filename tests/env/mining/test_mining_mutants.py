@@ -21,7 +21,7 @@ from swe_rl.env.mining.mutants import (
     whole_suite,
     with_early_end,
 )
-from swe_rl.env.mining.recipe import FIRST_LINES, TaskRecipe
+from swe_rl.env.mining.recipe import Edition, TaskRecipe
 from swe_rl.env.mining.runs import CountedRuns, RunBudget
 from swe_rl.env.mining.tests_text import descriptions_in
 from swe_rl.env.patch_files import NOOP_PATCH
@@ -105,13 +105,15 @@ def test_a_docstring_is_told_to_its_sentences_end_and_rows_of_older_lists_keep_i
     release = replace(RELEASE, files=files)
     (found,), _ = hunt(low_fails, release=release)
     assert "- The smaller of two numbers is given.\n" in found.instance.problem_statement
-    old = replace(release, wording=FIRST_LINES)
+    old = replace(release, edition=Edition.first)
     (kept,), _ = hunt(low_fails, release=old)
     assert "- The smaller of two\n" in kept.instance.problem_statement
     recipe = replace(found.recipe, release="1.1")
-    assert "wording" not in kept.recipe.to_record() and TaskRecipe.from_record(recipe.to_record()) == recipe
+    assert "edition" not in kept.recipe.to_record() and TaskRecipe.from_record(recipe.to_record()) == recipe
     assert bug_again(old, kept.recipe).instance == kept.instance
-    examples = descriptions_in('def test_a():\n    """Adds:\n    more"""\ndef test_b():\n    """One\n    >>> two"""', 1)
+    examples = descriptions_in(
+        'def test_a():\n    """Adds:\n    more"""\ndef test_b():\n    """One\n    >>> two"""', Edition.second
+    )
     assert examples == {"test_a": "Adds:", "test_b": "One"}
 
 
