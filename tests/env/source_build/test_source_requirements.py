@@ -89,3 +89,16 @@ def test_an_old_release_may_take_packages_of_its_interpreters_time(tmp_path):
 def test_a_release_after_its_interpreter_needs_no_other_time(tmp_path):
     found = cut_offs(archive(tmp_path / "new.tar.gz", 1717000000), "3.11")  # May 2024
     assert len(found) == 3 and all(one > "2024" for one in found)
+
+
+def test_what_setuptools_would_fetch_by_itself_is_installed_first(tmp_path):
+    (tmp_path / "setup.py").write_text("setup(setup_requires=['pbr>=3.0', 'setuptools>=61', name], pbr=True)\n")
+    (tmp_path / "setup.cfg").write_text("[options]\nsetup_requires =\n    cffi\n    wheel; pytest-runner\n")
+    found = requirements_of(tmp_path, "", "mine").build
+    assert found[-3:] == ("cffi", "pytest-runner", "pbr>=3.0") and "setuptools<70" in found
+    (tmp_path / "setup.cfg").write_text("[")
+    (tmp_path / "setup.py").write_text("(")
+    assert len(requirements_of(tmp_path, "", "mine").build) == 4
+    (tmp_path / "pyproject.toml").write_text('[build-system]\nrequires = ["flit-core"]\n')
+    (tmp_path / "setup.py").write_text("setup(setup_requires=['pbr'])\n")
+    assert requirements_of(tmp_path, "", "mine").build[-1] == "flit-core"
