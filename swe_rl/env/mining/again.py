@@ -14,7 +14,7 @@ from swe_rl.dataset.instance import Instance, InstanceError
 from swe_rl.env.mining.candidate import Reason, TaskCandidate
 from swe_rl.env.mining.lock import LockedList, LockedTask, hash_of_row
 from swe_rl.env.mining.mutants import SoundRelease, bug_again, read_release
-from swe_rl.env.mining.recipe import TaskRecipe
+from swe_rl.env.mining.recipe import Edition, TaskRecipe
 from swe_rl.env.mining.release import MiningFilter, ReleasePair, candidate_of, slug_of
 from swe_rl.env.mining.split import part_of
 from swe_rl.env.source_build.origin import hash_of_file
@@ -30,12 +30,13 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
     wanted = replace(wanted, python=locked.python, test_command=locked.test_command, is_split=True)
 
     @cache
-    def change(project: str, older: str, newer: str, until: str) -> TaskCandidate:
-        return candidate_of(ReleasePair(project, older, newer), replace(wanted, undated_until=until), archives)
+    def change(project: str, older: str, newer: str, until: str, edition: Edition) -> TaskCandidate:
+        wanted_then = replace(wanted, undated_until=until, edition=edition)
+        return candidate_of(ReleasePair(project, older, newer), wanted_then, archives)
 
     @cache
-    def release(project: str, version: str, until: str) -> SoundRelease:
-        return read_release(project, version, replace(wanted, undated_until=until), archives)
+    def release(project: str, version: str, until: str, edition: Edition) -> SoundRelease:
+        return read_release(project, version, replace(wanted, undated_until=until, edition=edition), archives)
 
     def made(task: LockedTask) -> TaskCandidate:
         recipe = task.recipe
@@ -47,10 +48,10 @@ def searches_of_list(locked: LockedList, wanted: MiningFilter, archives: Path) -
         if other:
             return replace(refused, reason=Reason.other_archive, detail=", ".join(other))
         if recipe.older:
-            whole = change(recipe.project, recipe.older, recipe.release, recipe.until)
+            whole = change(recipe.project, recipe.older, recipe.release, recipe.until, recipe.edition)
             candidate = _part_again(whole, recipe)
         else:
-            sound = release(recipe.project, recipe.release, recipe.until)
+            sound = release(recipe.project, recipe.release, recipe.until, recipe.edition)
             whole = sound.candidate
             candidate = bug_again(sound, recipe) if whole.instance is not None else None
         if candidate is None or candidate.instance is None:

@@ -30,7 +30,7 @@ from swe_rl.env.mining.hunks import digest_of_patch
 from swe_rl.env.mining.leaks import shows_fix
 from swe_rl.env.mining.licence import licence_of
 from swe_rl.env.mining.plugins import packages_for_tests
-from swe_rl.env.mining.recipe import TaskRecipe
+from swe_rl.env.mining.recipe import NEWEST_EDITION, Edition, TaskRecipe
 from swe_rl.env.mining.release import MiningFilter, base_instance, is_about_release, refusal_of_tree
 from swe_rl.env.mining.runs import BudgetEndedError, CountedRuns, TestsTimedOutError
 from swe_rl.env.mining.tests_text import descriptions_in, examples_in
@@ -81,6 +81,7 @@ class SoundRelease:
     candidate: TaskCandidate
     files: Mapping[str, str]  # These are its files of Python, code and tests.
     test_command: str = ""  # The rows' tests are run by this command; that of the candidate names all test files.
+    edition: Edition = NEWEST_EDITION
 
 
 def is_test_module(path: str) -> bool:
@@ -128,7 +129,7 @@ def read_release(project: str, version: str, wanted: MiningFilter, archives: Pat
             licence = licence_of(tree)
             refusal = refusal_of_tree(tree, made, wanted)
             files = dict(_python_files(tree))
-            optional = packages_for_tests(tree)
+            optional = packages_for_tests(tree, wanted.edition)
     except (BuildError, InstanceError) as error:
         refused = TaskCandidate(name, project, reason=Reason.unavailable, detail=str(error))
         return SoundRelease(refused, {})
@@ -144,7 +145,7 @@ def read_release(project: str, version: str, wanted: MiningFilter, archives: Pat
         patch=NOOP_PATCH,
         test_patch=_ALL_TESTS,
     )
-    return SoundRelease(TaskCandidate(name, project, row, licence=licence), files, wanted.test_command)
+    return SoundRelease(TaskCandidate(name, project, row, licence=licence), files, wanted.test_command, wanted.edition)
 
 
 async def bugs_of(release: SoundRelease, sound: Instance, runs: CountedRuns, number: int) -> list[TaskCandidate]:
@@ -257,7 +258,7 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
         if left is None:
             return Refusal.unhidden
         shown[file] = left
-        described = descriptions_in(release.files[file])
+        described = descriptions_in(release.files[file], release.edition)
         short_names = [name.rpartition("::")[2] for name in names]
         lines += [described.get(name) or words_of(name) for name in short_names]
         of_file = examples_in(release.files[file])
@@ -292,6 +293,7 @@ def bug_of(release: SoundRelease, path: str, site: MutationSite, failing: Sequen
         right=swap.right,
         wrong=swap.wrong,
         until="" if sound.created_at else sound.source.until,
+        edition=release.edition,
     )
     return replace(release.candidate, name=instance.instance_id, instance=instance, recipe=recipe)
 

@@ -4,14 +4,17 @@ Its settings give pytest options of a plugin: without the plugin pytest refuses 
 import a package that the metadata does not name for tests.
 
 Invariants:
-- Only files are read, and only packages of the tables below are named: what a tree says is no name of a package.
+- Only files are read. Packages are those of the tables below, and of the tree's own groups for tests (PEP 735).
 - Plugins that run other tools over the tree, such as linters, are not in the table: these test no behaviour.
 """
 
 import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from swe_rl.env.commits import is_test
+from swe_rl.env.mining.recipe import NEWEST_EDITION, Edition
 from swe_rl.env.source_build.requirements import EXTRAS
 
 _SETTINGS = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -43,17 +46,49 @@ _MODULES = {
     "six": "six",
     "yaml": "pyyaml",
 }
+# These came later: rows of the first edition are made without them.
+_LATER_MODULES = {
+    "attr": "attrs",
+    "attrs": "attrs",
+    "babel": "babel",
+    "bs4": "beautifulsoup4",
+    "ddt": "ddt",
+    "flaky": "flaky",
+    "freezegun": "freezegun",
+    "packaging": "packaging",
+    "pydantic": "pydantic",
+    "requests": "requests",
+    "responses": "responses",
+    "testfixtures": "testfixtures",
+    "typing_extensions": "typing-extensions",
+}
 _IMPORT = re.compile(r"^(?:import|from)[ \t]+(\w+)(?:\.extra\.(\w+))?", re.MULTILINE)
 _REQUIRED = re.compile(r"^Requires-Dist:[ \t]*([\w.-]+)([^\n]*)", re.MULTILINE)
+_NAME = re.compile(r"^Name:[ \t]*([\w.-]+)", re.MULTILINE)
 _EXTRA = re.compile(r"\bextra\s*==\s*[\"']([\w.-]+)")
 
 
-def packages_for_tests(tree: Path) -> tuple[str, ...]:
+def packages_for_tests(tree: Path, edition: Edition = NEWEST_EDITION) -> tuple[str, ...]:
     """Returns the distributions that a tree's tests need beside those of its metadata, in the order of their names."""
-    return tuple(sorted({*plugins_of(tree), *_imported_packages(tree)}))
+    if edition is Edition.first:
+        return tuple(sorted({*plugins_of(tree), *_imported_packages(tree, _MODULES)}))
+    packages = {*plugins_of(tree), *_imported_packages(tree, _MODULES | _LATER_MODULES), *_packages_of_groups(tree)}
+    # The tree itself is installed, and pytest for the command.
+    return tuple(sorted(packages - {"pytest", *map(_normal_name, _NAME.findall(_text_of(tree / "PKG-INFO"))[:1])}))
 
 
-def _imported_packages(tree: Path) -> set[str]:
+def _packages_of_groups(tree: Path) -> set[str]:
+    """Returns the distributions of the groups that `pyproject.toml` has for tests, without their versions."""
+    try:
+        groups = tomllib.loads(_text_of(tree / "pyproject.toml")).get("dependency-groups", {})
+        entries = [entry for name, group in groups.items() if name in EXTRAS for entry in group]
+    except (ValueError, AttributeError, TypeError):
+        return set()
+    names = [re.match(r"[\w.-]+", entry) for entry in entries if isinstance(entry, str)]
+    return {_normal_name(name[0]) for name in names if name}
+
+
+def _imported_packages(tree: Path, packages: Mapping[str, str]) -> set[str]:
     imported: set[str] = set()
     for path in tree.rglob("*.py"):
         if is_test(path.relative_to(tree).as_posix()):
@@ -64,7 +99,7 @@ def _imported_packages(tree: Path) -> set[str]:
         for name, rest in _REQUIRED.findall(_text_of(tree / "PKG-INFO"))
         if set(_EXTRA.findall(rest)) <= set(EXTRAS)
     }
-    return {package for module, package in _MODULES.items() if module in imported and package not in installed}
+    return {package for module, package in packages.items() if module in imported and package not in installed}
 
 
 def plugins_of(tree: Path) -> tuple[str, ...]:

@@ -6,7 +6,22 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from typing import Any
+
+
+class Edition(IntEnum):
+    """Names the rules by which rows are made. A list says it of each row, so newer rules alter no row of a list.
+
+    first: Of a test's docstring its first line is told. Packages of tests are those of a table.
+    second: A docstring is told to its sentence's end. The table is longer, and the tree's groups for tests count, too.
+    """
+
+    first = 0
+    second = 1
+
+
+NEWEST_EDITION = Edition.second
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +43,13 @@ class TaskRecipe:
     right: str = ""
     wrong: str = ""
     until: str = ""  # A release without a date had the packages of this time.
+    edition: Edition = Edition.first
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields that say something, with their values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value}
+        said = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items() if value}
+        return said | ({"edition": int(self.edition)} if self.edition else {})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TaskRecipe":
@@ -40,6 +57,7 @@ class TaskRecipe:
         values = dict(record)
         values["hunks"] = tuple(int(number) for number in values.get("hunks", ()))
         values["tests"] = tuple(str(name) for name in values.get("tests", ()))
+        values["edition"] = Edition(values.get("edition", Edition.first))
         recipe = cls(**values)
         if not recipe.project or not recipe.release or not (recipe.older or recipe.file):
             raise ValueError("it names no release, or neither an older one nor a file")

@@ -21,7 +21,7 @@ from swe_rl.env.mining.changelog import entry_of
 from swe_rl.env.mining.leaks import shows_fix
 from swe_rl.env.mining.licence import is_permitted, licence_of
 from swe_rl.env.mining.plugins import packages_for_tests
-from swe_rl.env.mining.recipe import TaskRecipe
+from swe_rl.env.mining.recipe import NEWEST_EDITION, Edition, TaskRecipe
 from swe_rl.env.mining.tests_text import described_tests, examples_of
 from swe_rl.env.mining.wording import ChangeWords
 from swe_rl.env.patch_files import split_patch
@@ -54,6 +54,7 @@ class MiningFilter:
     test_command: str
     is_split: bool = False
     undated_until: str = ""  # A release whose archive has no date gets packages up to this time.
+    edition: Edition = NEWEST_EDITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def _compared(
     words = ChangeWords(
         heading,
         entry_of(new_tree, pair.newer),
-        described_tests(test_patch, new_tree),
+        described_tests(test_patch, new_tree, wanted.edition),
         examples_of(test_patch, new_tree),
     )
     statement = words.statement() or (heading if wanted.is_split else "")
@@ -148,7 +149,7 @@ def _compared(
         return refused(Reason.no_statement)
     if not wanted.is_split and shows_fix(statement, patch):
         return refused(Reason.leak)
-    row = base_instance(pair.project, pair.older, wanted, made, packages_for_tests(old_tree))
+    row = base_instance(pair.project, pair.older, wanted, made, packages_for_tests(old_tree, wanted.edition))
     slug = slug_of(pair.project)
     instance = replace(
         row,
@@ -158,7 +159,7 @@ def _compared(
         test_patch=test_patch,
     )
     until = wanted.undated_until if made is None else ""
-    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older, until=until)
+    recipe = TaskRecipe(pair.project, pair.newer, older=pair.older, until=until, edition=wanted.edition)
     licence = licence_of(new_tree)
     return TaskCandidate(pair.name, pair.project, instance, licence=licence, words=words, recipe=recipe)
 

@@ -60,20 +60,23 @@ class CountedRuns:
         )
 
     async def passing(self, instance: Instance, patch: str, timeout_s: float | None = None) -> frozenset[str]:
-        """Returns the tests that pass with a patch.
+        """Returns the tests that pass with a patch. A run lasts no longer than what the budget has left.
 
         Raises BudgetEndedError, TestsTimedOutError, and what the runner raises.
         """
         if self.made >= self.budget.runs or self.tests_s >= self.budget.seconds:
             raise BudgetEndedError(self.spent)
         self.made += 1
+        left_s = self.budget.seconds - self.tests_s
         began_s = time.monotonic()
-        run = await self.run(instance, patch, timeout_s)
+        run = await self.run(instance, patch, left_s if timeout_s is None else min(timeout_s, left_s))
         self.tests_s += time.monotonic() - began_s
         self.last_words = last_words_of_suite(run.log)
         if run.timed_out:
             self.timed_out += 1
-            raise TestsTimedOutError(self.spent)
+            raise (
+                BudgetEndedError(self.spent) if self.tests_s >= self.budget.seconds else TestsTimedOutError(self.spent)
+            )
         passing = frozenset(name for name, passed in run.passed.items() if passed)
         self.not_passed = len(run.passed) - len(passing)
         return passing

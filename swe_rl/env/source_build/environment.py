@@ -22,7 +22,6 @@ import stat
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl.dataset.instance import Instance, Source
-from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
+from swe_rl.env.source_build.interpreter import compile_modules, copy_interpreter, find_prefix
 from swe_rl.env.source_build.layout import CONDA, ENVIRONMENT, TESTBED, activate_script
 from swe_rl.env.source_build.origin import Origin
 from swe_rl.env.source_build.program import BuildError, find_uv, run_program
@@ -97,7 +96,7 @@ def make_environment(environments: Path, instance: Instance, origin: Origin) -> 
     with _lock_of(folder):
         if not folder.is_dir():
             with made_aside(folder) as aside:
-                _Filling(Environment(aside, key), instance, origin).fill()
+                _Filling(Environment(aside, key), instance, origin, environments.parent / "interpreters").fill()
         _own_files(folder)
     return Environment(folder, key)
 
@@ -143,8 +142,9 @@ def _lock_of(folder: Path) -> threading.Lock:
 class _Filling:
     """Fills an environment, with one cut-off date after the other until it works."""
 
-    def __init__(self, made: Environment, instance: Instance, origin: Origin) -> None:
+    def __init__(self, made: Environment, instance: Instance, origin: Origin, interpreters: Path) -> None:
         assert instance.source is not None
+        self._interpreters = interpreters
         self._made = made
         self._instance = instance
         self._origin = origin
@@ -184,7 +184,7 @@ class _Filling:
         origin = self._origin
         requirements = requirements_of(tree, self._instance.eval_script, origin.name)
         prefix = find_prefix(source.python)
-        interpreter = copy_prefix(prefix, made.prefix, source.python)
+        interpreter = copy_interpreter(prefix, made.prefix, source.python, self._interpreters)
         installer = _Installer(interpreter, source.origin, source.until_of)
         installer.install(requirements.build, until=None)
         installer.install([self._itself(tree), *requirements.tools], until=until)
@@ -197,10 +197,10 @@ class _Filling:
         if source.setup:
             _run_setup(source, made.prefix, tree)
         _check_pytest(interpreter, source.origin)
-        _relocate_environment(
+        changed = _relocate_environment(
             made.prefix, {str(made.prefix): ENVIRONMENT, str(prefix): ENVIRONMENT, str(tree): TESTBED}
         )
-        _compile_modules(interpreter)
+        compile_modules(interpreter, changed)
         activate = made.folder / "bin" / "activate"
         activate.parent.mkdir()
         activate.write_text(activate_script(origin.version), encoding="utf-8")
@@ -363,13 +363,17 @@ def _check_pytest(interpreter: Path, sdist: str) -> None:
     run_program([interpreter, "-c", python], what=what, timeout_s=_CHECK_S, cwd=interpreter.parent)
 
 
-def _relocate_environment(prefix: Path, moved: dict[str, str]) -> None:
-    """Rewrites the places that scripts, links to the tree and records of files name."""
-    folders = [prefix / "bin", *prefix.glob("lib/python*/site-packages")]
+def _relocate_environment(prefix: Path, moved: dict[str, str]) -> list[Path]:
+    """Rewrites the places that scripts, links to the tree and records of files name.
+
+    Returns the folders and files whose modules have to be compiled: no cache of them is left.
+    """
+    packages = list(prefix.glob("lib/python*/site-packages"))
+    settings = list(prefix.glob("lib/python*/_sysconfigdata*.py"))
+    folders = [prefix / "bin", *packages]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    files += prefix.glob("lib/python*/_sysconfigdata*.py")
     pairs = sorted(((old.encode(), new.encode()) for old, new in moved.items()), key=lambda pair: -len(pair[0]))
-    for path in files:
+    for path in [*files, *settings]:
         if path.suffix == ".pyc" or path.stat().st_size > _TEXT_BYTES:
             continue
         before = after = path.read_bytes()
@@ -379,20 +383,11 @@ def _relocate_environment(prefix: Path, moved: dict[str, str]) -> None:
             after = after.replace(old, new)
         if after != before:
             path.write_bytes(after)
-    for compiled in prefix.rglob("__pycache__"):
+    for compiled in [compiled for folder in packages for compiled in folder.rglob("__pycache__")]:
         shutil.rmtree(compiled, ignore_errors=True)
-
-
-def _compile_modules(interpreter: Path) -> None:
-    """Compiles all modules once, because each grading in a fresh container would compile all of them first.
-
-    Caches are checked by the source's hash, for no time survives a tar, and a file that an agent changes must count.
-    Before Python 3.7 there is no such cache; files that are templates or of another Python do not compile and need not.
-    """
-    lib = interpreter.parents[1] / "lib"
-    how = ("-q", "--invalidation-mode", "checked-hash")
-    with suppress(BuildError):
-        run_program([interpreter, "-m", "compileall", *how, lib], what="caches", timeout_s=_INSTALL_S)
+    for compiled in prefix.glob("lib/python*/__pycache__/_sysconfigdata*.pyc"):
+        compiled.unlink()
+    return [*packages, *settings]
 
 
 def _requirement_lines(path: Path) -> list[str]:

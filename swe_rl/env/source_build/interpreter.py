@@ -3,14 +3,18 @@
 Invariants:
 - The copy runs wherever it lies: nothing in it that runs names its own place.
 - The copy holds no package but Python's own.
+- The standard library is compiled once for each installed Python, and each copy has its caches.
 """
 
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from swe_rl.env.source_build.program import BuildError, run_program
+from swe_rl.sandbox.lease import made_aside
 
 _LEFT_OUT = ("site-packages", "__pycache__", "test", "tests", "idlelib", "turtledemo", "lib2to3.test", "share", "*.a")
 _KEPT_TESTS = ("unittest",)  # The folder `test` in there is the standard library's own and small.
@@ -18,6 +22,7 @@ _KEPT_TESTS = ("unittest",)  # The folder `test` in there is the standard librar
 _BESIDE = b"$ORIGIN/../lib"
 # A Python that runs this says its version and its folder.
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2]); print(sys.base_prefix)"
+_COMPILE_S = 1800.0
 
 
 def find_prefix(version: str) -> Path:
@@ -30,6 +35,36 @@ def find_prefix(version: str) -> Path:
         f"there is no Python {version} on this machine that can be copied (a system's own in /usr cannot); get one: "
         f"uv python install {version}, or pyenv install {version}"
     )
+
+
+def copy_interpreter(prefix: Path, destination: Path, version: str, interpreters: Path) -> Path:
+    """Copies a Python whose modules are compiled, and returns the copy's `python`. Raises BuildError.
+
+    It is compiled once in the folder `interpreters`, and anew where another Python was installed in the same place.
+    """
+    program = prefix / "bin" / f"python{version}"
+    try:
+        installed = program.stat()
+        known = f"{prefix} {installed.st_size} {installed.st_mtime_ns}"
+        compiled = interpreters / f"python{version}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
+        if not compiled.is_dir():
+            with made_aside(compiled) as aside:
+                compile_modules(copy_prefix(prefix, aside, version), [aside / "lib"])
+        shutil.copytree(compiled, destination, symlinks=True)
+    except (OSError, shutil.Error) as error:
+        raise BuildError(f"Python {version} of {prefix} cannot be copied: {error}") from error
+    return destination / "bin" / "python"
+
+
+def compile_modules(interpreter: Path, places: Sequence[Path]) -> None:
+    """Compiles all modules of folders and single files once; otherwise each sandbox would compile all of them first.
+
+    Caches are checked by the source's hash, for no time survives a tar, and a file that an agent changes must count.
+    Before Python 3.7 there is no such cache; files that are templates or of another Python do not compile and need not.
+    """
+    how = ("-q", "--invalidation-mode", "checked-hash")
+    with suppress(BuildError):
+        run_program([interpreter, "-m", "compileall", *how, *places], what="caches", timeout_s=_COMPILE_S)
 
 
 def copy_prefix(prefix: Path, destination: Path, version: str) -> Path:

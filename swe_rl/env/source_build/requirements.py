@@ -4,6 +4,8 @@ Invariants:
 - Only files are read; nothing of the tree is run.
 """
 
+import ast
+import configparser
 import re
 import tomllib
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ class Requirements:
 def requirements_of(tree: Path, eval_script: str, name: str) -> Requirements:
     """Returns what a tree needs. `name` is the distribution's, which does not need itself."""
     content = _project(tree)
-    entries = _build_system(content)
+    entries = _build_system(content) or _setup_requires(tree)
     build = dict(_BUILD)
     if isinstance(content.get("project", {}).get("license"), str):
         build["setuptools"] = _WITH_EXPRESSION
@@ -67,10 +69,52 @@ def _project(tree: Path) -> dict[str, Any]:
 
 
 def _build_system(content: dict[str, Any]) -> list[str]:
-    """Returns what `pyproject.toml` names to build the tree."""
+    """Returns what `pyproject.toml` names to build the tree, also for hooks of hatchling."""
     wanted = content.get("build-system", {}).get("requires", [])
     entries = [entry for entry in wanted if isinstance(entry, str)]
-    return [*entries, *(["editables"] if any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries) else [])]
+    if not any(entry.startswith(_LINK_WITH_EDITABLES) for entry in entries):
+        return entries
+    return [*entries, "editables", *_needed_by_hooks(content)]
+
+
+def _setup_requires(tree: Path) -> list[str]:
+    """Returns what a tree without `pyproject.toml` needs to be built: setuptools would fetch it without being asked."""
+    entries: list[str] = []
+    settings = configparser.RawConfigParser(strict=False)
+    try:
+        settings.read_string(_text_of(tree / "setup.cfg"))
+        entries += settings.get("options", "setup_requires", fallback="").replace(";", "\n").split("\n")
+        module = ast.parse(_text_of(tree / "setup.py"))
+    except (configparser.Error, ValueError, SyntaxError, RecursionError):
+        return [entry.strip() for entry in entries if entry.strip()]
+    for node in ast.walk(module):
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "setup_requires"
+            and isinstance(node.value, ast.List | ast.Tuple)
+        ):
+            values = [item.value for item in node.value.elts if isinstance(item, ast.Constant)]
+            entries += [value for value in values if isinstance(value, str)]
+    return [entry.strip() for entry in entries if entry.strip()]
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _needed_by_hooks(content: dict[str, Any]) -> list[str]:
+    """Returns what hatchling's hooks need: without build isolation no backend installs it."""
+    try:
+        build = content["tool"]["hatch"]["build"]
+        hooks = list(build.get("hooks", {}).values())
+        for target in build.get("targets", {}).values():
+            hooks += target.get("hooks", {}).values()
+        return [entry for hook in hooks for entry in hook.get("dependencies", []) if isinstance(entry, str)]
+    except (KeyError, AttributeError, TypeError):
+        return []
 
 
 def _name_of(entry: str) -> str:

@@ -21,7 +21,9 @@ from swe_rl.env.mining.mutants import (
     whole_suite,
     with_early_end,
 )
+from swe_rl.env.mining.recipe import Edition, TaskRecipe
 from swe_rl.env.mining.runs import CountedRuns, RunBudget
+from swe_rl.env.mining.tests_text import descriptions_in
 from swe_rl.env.patch_files import NOOP_PATCH
 
 CODE = "def low(a, b):\n    return min(a, b)\n\n\ndef is_less(a, b):\n    return a < b\n"
@@ -93,8 +95,26 @@ def test_a_bug_that_a_test_shows_is_a_task_and_its_test_is_hidden():
     assert row.source.test_command == "pytest -rA" and row.is_unmeasured
     touched = {line for patch, _ in asked for line in patch.split("\n") if line.startswith("+++")}
     assert touched == {"+++ b/.changed_nothing", "+++ b/summer.py"}  # no test, and nothing that only builds
-    assert [limit for patch, limit in asked if patch == NOOP_PATCH] == [None, None]
+    assert all(limit > 1e5 for patch, limit in asked if patch == NOOP_PATCH)
     assert hunt(low_fails)[0][0].instance == row
+
+
+def test_a_docstring_is_told_to_its_sentences_end_and_rows_of_older_lists_keep_its_first_line():
+    text = '''"""The smaller of two\n        numbers is given.\n\n        More.\n        """'''
+    files = {**RELEASE.files, "tests/test_summer.py": TEST_FILE.replace('"""The smaller of two."""', text)}
+    release = replace(RELEASE, files=files)
+    (found,), _ = hunt(low_fails, release=release)
+    assert "- The smaller of two numbers is given.\n" in found.instance.problem_statement
+    old = replace(release, edition=Edition.first)
+    (kept,), _ = hunt(low_fails, release=old)
+    assert "- The smaller of two\n" in kept.instance.problem_statement
+    recipe = replace(found.recipe, release="1.1")
+    assert "edition" not in kept.recipe.to_record() and TaskRecipe.from_record(recipe.to_record()) == recipe
+    assert bug_again(old, kept.recipe).instance == kept.instance
+    examples = descriptions_in(
+        'def test_a():\n    """Adds:\n    more"""\ndef test_b():\n    """One\n    >>> two"""', Edition.second
+    )
+    assert examples == {"test_a": "Adds:", "test_b": "One"}
 
 
 @pytest.mark.parametrize(("created_at", "kept"), [("", "2026-11-29"), ("2026-11-01T00:00:00Z", "")])
@@ -103,6 +123,19 @@ def test_a_bug_in_a_release_without_a_date_keeps_the_day_of_its_packages(created
     release = replace(RELEASE, candidate=replace(RELEASE.candidate, instance=sound))
     (found,), _ = hunt(low_fails, release=release)
     assert found.recipe.until == kept and found.instance.source.until == "2026-11-29"
+
+
+def test_no_run_lasts_longer_than_what_the_budget_has_left():
+    limits = []
+
+    async def run(instance, patch, timeout_s):
+        limits.append(timeout_s)
+        await asyncio.sleep(0.2)
+        return SuiteRun({}, timed_out=len(limits) > 1)
+
+    counted = CountedRuns(run, RunBudget(50, 0.3))
+    (found,) = asyncio.run(bugs_of(RELEASE, SOUND, counted, 5))
+    assert found.reason is Reason.budget and limits[0] == 0.3 and limits[1] < 0.2
 
 
 def test_a_run_with_a_bug_may_last_four_times_as_long_as_one_without():

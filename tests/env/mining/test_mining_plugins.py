@@ -3,6 +3,7 @@
 import pytest
 
 from swe_rl.env.mining.plugins import packages_for_tests, plugins_of
+from swe_rl.env.mining.recipe import Edition
 
 TOX = (
     "[pytest]\naddopts = --color=yes\n          --cov-append --timeout=60\n          --cov=calc\n\n[testenv]\n--dist\n"
@@ -55,3 +56,16 @@ def test_what_tests_import_and_the_metadata_does_not_name_for_them_is_needed(tmp
     (tmp_path / "tests" / "conftest.py").write_text("from hypothesis import given\nimport evil_package\n")
     (tmp_path / "tests" / "test_calc.py").write_text("import click.testing\nfrom dateutil import tz\nimport clicked\n")
     assert packages_for_tests(tmp_path) == packages
+
+
+def test_groups_for_tests_and_more_modules_count_from_the_second_edition_on(tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "PKG-INFO").write_text("Name: FreezeGun\n")
+    (tmp_path / "tests" / "test_calc.py").write_text("import bs4\nimport freezegun\nimport six\n")
+    groups = 'test = ["pytest", "pytest_mock>=3", "time-machine; python_version > \'3\'", {include-group = "docs"}]'
+    (tmp_path / "pyproject.toml").write_text(f'[dependency-groups]\n{groups}\ndocs = ["sphinx"]\n')
+    assert packages_for_tests(tmp_path, Edition.first) == ("six",)
+    assert packages_for_tests(tmp_path) == ("beautifulsoup4", "pytest-mock", "six", "time-machine")
+    for text in ("dependency-groups = 1\n", "[dependency-groups]\ntest = 1\n", "["):
+        (tmp_path / "pyproject.toml").write_text(text)
+        assert packages_for_tests(tmp_path) == ("beautifulsoup4", "six")

@@ -17,7 +17,7 @@ from swe_rl.env.source_build.build import Built
 from swe_rl.env.source_build.environment import Environment, _relocate_environment
 from swe_rl.env.source_build.host_files import links_on_the_way, loaded_libraries, system_files
 from swe_rl.env.source_build.image import LABEL, ensure_image
-from swe_rl.env.source_build.interpreter import copy_prefix, find_prefix
+from swe_rl.env.source_build.interpreter import copy_interpreter, copy_prefix, find_prefix
 from swe_rl.env.source_build.layout import ENVIRONMENT, activate_script
 from swe_rl.env.source_build.origin import Origin, hash_of_file
 from swe_rl.env.source_build.program import BuildError
@@ -194,6 +194,42 @@ def test_a_copied_interpreter_has_no_package_and_runs_elsewhere(tmp_path):
         "lib/python3.9/unittest/test/a.py",
     }
     assert subprocess.run([python], capture_output=True, text=True, check=True).stdout == "ran\n"
+
+
+def test_an_interpreter_is_compiled_once_for_all_its_copies(tmp_path):
+    prefix = tmp_path / "versions" / "3.9.1"
+    program = prefix / "bin" / "python3.9"
+    cache = prefix / "lib" / "python3.9" / "__pycache__"
+    cache.mkdir(parents=True)
+    (cache / "os.cpython-39.pyc").write_text("the user's")
+    program.parent.mkdir()
+    told = tmp_path / "told"
+    program.write_text(
+        f'#!/bin/sh\necho "$2" >> {told}\nmkdir "$6/python3.9/__pycache__"\ntouch "$6/python3.9/__pycache__/ours"\n'
+    )
+    program.chmod(0o755)
+    for name in ("a", "b"):
+        python = copy_interpreter(prefix, tmp_path / name, "3.9", tmp_path / "interpreters")
+        assert python == tmp_path / name / "bin" / "python"
+        assert [path.name for path in (tmp_path / name).rglob("__pycache__/*")] == ["ours"]
+    assert told.read_text() == "compileall\n"
+    os.utime(program, (1_600_000_000, 1_600_000_000))
+    copy_interpreter(prefix, tmp_path / "c", "3.9", tmp_path / "interpreters")
+    assert told.read_text() == "compileall\ncompileall\n"
+
+
+def test_an_environment_that_moves_keeps_the_caches_of_what_does_not_change(tmp_path):
+    lib = tmp_path / "lib" / "python3.9"
+    for name in ("site-packages/a.py", "_sysconfigdata_x.py", "os.py"):
+        path = lib / name
+        (path.parent / "__pycache__").mkdir(parents=True, exist_ok=True)
+        path.write_text("place = '/old'\n")
+        (path.parent / "__pycache__" / f"{path.stem}.cpython-39.pyc").write_text("")
+    (tmp_path / "bin").mkdir()
+    changed = environments._relocate_environment(tmp_path, {"/old": "/new"})
+    assert sorted(changed) == [lib / "_sysconfigdata_x.py", lib / "site-packages"]
+    assert [path.name for path in tmp_path.rglob("*.pyc")] == ["os.cpython-39.pyc"]
+    assert (lib / "site-packages" / "a.py").read_text() == "place = '/new'\n"
 
 
 def test_an_environment_that_does_not_start_is_made_of_other_days(tmp_path, monkeypatch):
