@@ -1,8 +1,8 @@
 """Words progress: numbers in, one line of ASCII out.
 
 Invariants:
-- `tok/s` counts the tokens that the policy sampled. A rate that counts something else says so: `response tokens/s` those
-  of the trajectories' responses, what tools said included, as the field reports it (`tokens_per_s`).
+- `tok/s` counts the tokens that the policy sampled. A rate that counts others says so: `response tokens/s` those of the
+  trajectories' responses, what tools said included, as the field reports it (`tokens_per_s`).
 - It is pure; a number that is missing or not finite reads '-', and never raises.
 - `Started: 'x'`, `Finished: 'x', time cost: 1.23s` and `avg_final_rewards: .., avg_response_length: ..` are SkyRL's
   markers, so that tools made for its logs read ours.
