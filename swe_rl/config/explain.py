@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 from swe_rl.config.folders import extension_names, option_names
 from swe_rl.config.foreign_keys import SAME, describe_unit, misspelt_key, our_key
+from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import (
     describe_type,
     is_legal,
@@ -157,7 +158,7 @@ def _plugin_hint(group: str, option: str) -> str:
 def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
     key, sign = _split_override(override)
     if "=" not in override and sign != "~":
-        if our_key(key):
+        if our_key(key) and key not in _names_of_options(groups):
             return _unknown_key(key, override, groups)
         return _explain_word(override, key, groups)
     optional = key in _OPTIONAL
@@ -217,12 +218,7 @@ def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
     """Answers a word without a value, as other programs take them: `train`, `help`."""
     if key in _FLAGS:
         return f"{override} is no override. Did you mean `python -m swe_rl --{key}`?"
-    spelled = {
-        name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
-        # A job comes before an option of the same name.
-        for group in [*groups, "job"]
-        for name in groups.get(group, ())
-    }
+    spelled = _names_of_options(groups)
     known = key not in spelled and (key in groups or is_legal(key))
     if key in spelled:
         near = [key]
@@ -233,6 +229,15 @@ def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
     else:
         meant = [f"`python -m swe_rl {spelled[name]}`" for name in near]
     return f"{override} has no value: an override is KEY=VALUE.{_did_you_mean(meant)} `--help` lists what there is."
+
+
+def _names_of_options(groups: dict[str, list[str]]) -> dict[str, str]:
+    """Maps the name of each option to how it is chosen: `router=tr`. A job comes before an option of its name."""
+    return {
+        name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
+        for group in [*groups, "job"]
+        for name in groups.get(group, ())
+    }
 
 
 def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
@@ -324,6 +329,8 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     if known := our_key(key) or misspelt_key(key):
         # `trainer.beta` is TRL's word for another thing, or our `beta1` with a letter missing.
         candidates = [known, *keys_spelled_like(key)]
+        if known in keys_with_words(key):
+            candidates += keys_with_words(key)
     unit = "".join(describe_unit(name) for name in candidates[:1])
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 
