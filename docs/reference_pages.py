@@ -42,7 +42,7 @@ num_workers max_completion_length epsilon_high vllm_tensor_parallel_size vllm_gp
 lora_r actor_learning_rate critic_learning_rate prompt_max_len num_episodes vllm_num_engines lambd gamma flash_attn
 num_prompts_per_step num_generations_per_prompt max_num_steps max_rollout_turns val_period save_period
 train_micro_batch_size max_total_sequence_length tensor_parallel_size wandb_enabled
-""".split()
+""".split()  # noqa: SIM905
 _TITLES = {
     "protocol": "What your class has to offer",
     "data": "What it is given, and what it gives",

@@ -13,7 +13,7 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any, get_args
 
-from swe_rl.config.folders import extension_names, option_names
+from swe_rl.config.folders import extension_names, list_options, option_names
 from swe_rl.config.foreign_keys import SAME, describe_unit, misspelt_key, our_key
 from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import (
@@ -39,6 +39,8 @@ _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See http
 _OPTIONAL = ("experiment", "sweep")
 # No file has a longer name, in characters.
 _LONGEST_OPTION = 200
+# A shorter word is in too many descriptions.
+_SHORTEST_WORD = 4
 _FLAGS = ("help", "version")
 _NULL_AS_TEXT = " null is no text, unless it has quotes of its own: 'KEY=\"null\"'."
 # A part of a mix has tables of its own, to which the command line may add.
@@ -119,9 +121,13 @@ def _explain_foreign(overrides: Sequence[str]) -> str:
 
 def _bad_grammar(override: str, message: str) -> str:
     reason = _ANTLR_NOISE.sub("", _one_line(message)).removeprefix(f"Error parsing override '{override}' ").strip()
+    said = f"Cannot read the override {override!r} ({reason})."
+    key, sign, value = override.partition("=")
+    if sign and is_text(type_of(key)) and value and not re.search(r"['\"\\]", value):
+        return f"{said} A value with such signs needs quotes of its own: '{key}=\"{value}\"'."
     return (
-        f"Cannot read the override {override!r} ({reason}). Write KEY=VALUE, as in rollout.n=4 or router=tr; "
-        "a value with spaces, commas, braces or quotes needs quotes of its own: 'KEY=\"a, b\"'."
+        f"{said} Write KEY=VALUE, as in rollout.n=4 or router=tr; a value with spaces, commas, brackets, braces or "
+        "quotes needs quotes of its own: 'KEY=\"a, b\"'."
     )
 
 
@@ -140,9 +146,17 @@ def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | Non
     if not known and group not in groups and group != "hydra/launcher":
         return f"{where}: there is no group {group!r}.{_did_you_mean(nearest_words(group, groups))}"
     return (
-        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(nearest_words(option, known))} "
+        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(_near_options(group, option, known))} "
         f"Options: {', '.join(known)}.{_plugin_hint(group, option)}"
     )
+
+
+def _near_options(group: str, option: str, known: Sequence[str]) -> list[str]:
+    """Returns the options that are spelled alike, or else those whose own description has the word."""
+    near = nearest_words(option, known)
+    if near or len(option) < _SHORTEST_WORD:
+        return near
+    return [one.name for one in list_options().get(group, ()) if option.lower() in one.summary.lower()][:3]
 
 
 def _plugin_hint(group: str, option: str) -> str:

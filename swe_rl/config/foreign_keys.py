@@ -315,7 +315,7 @@ def our_key(key: str) -> str | None:
 
 def _is_nearly_a_group(key: str) -> bool:
     groups = [name for name in key_types() if "." not in name]
-    return bool(difflib.get_close_matches(key, groups, n=1, cutoff=NEAR_SPELLING))
+    return "_" not in key and bool(difflib.get_close_matches(key, groups, n=1, cutoff=NEAR_SPELLING))
 
 
 def misspelt_key(key: str) -> str | None:

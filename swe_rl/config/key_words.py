@@ -117,11 +117,13 @@ def keys_with_words(typed: str, count: int = 3) -> list[str]:
             continue
         group = key.partition(".")[0]
         order = _FIRST_GROUPS.index(group) if group in _FIRST_GROUPS else len(_FIRST_GROUPS)
-        named = set().union(*(words for alternatives in wanted for words in alternatives))
-        ranked.append((-in_leaf, parent != group, len(own - named - _LIGHT), order, place, key))
+        further = own - _split(leaf) - set().union(*(words for alternatives in wanted for words in alternatives))
+        ranked.append(
+            (-in_leaf, -len(_split(parent) & (own | of_group)), len(further - _LIGHT), len(further), order, place, key)
+        )
     ranked.sort()
-    if ranked and not ranked[0][2]:
-        ranked = [row for row in ranked if row[:3] == ranked[0][:3]]
+    if ranked and not ranked[0][3]:
+        ranked = [row for row in ranked if row[:4] == ranked[0][:4]]
     return [key for *_, key in ranked[:count]]
 
 
@@ -134,9 +136,9 @@ def _spelled_right(word: str) -> str:
 
 
 @cache
-def _vocabulary() -> frozenset[str]:
-    ours = frozenset().union(*(own | of_group for own, of_group in _words_of_keys().values()))
-    return ours.union(_LIGHT, _WORDS, *(phrase.split("_") for phrase in _PHRASES))
+def _vocabulary() -> tuple[str, ...]:
+    ours = frozenset[str]().union(*(own | of_group for own, of_group in _words_of_keys().values()))
+    return tuple(sorted(ours.union(_LIGHT, _WORDS, *(phrase.split("_") for phrase in _PHRASES))))
 
 
 def _alternatives(word: str) -> list[frozenset[str]]:
