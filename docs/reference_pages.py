@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl import api
-from swe_rl.config.foreign_keys import COMMON, NEAR, SAME
+from swe_rl.config.foreign_keys import COMMON, NEAR, SAME, our_key
 from swe_rl.config.keys import comment_of, describe_type, fields_of, schema_comments
 from swe_rl.config.schema import Config
 
@@ -33,6 +33,16 @@ MESSAGES = ROOT / "tests" / "config" / "golden" / "rule_messages.txt"
 EXPERIMENTS = ROOT / "conf" / "experiment"
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<chosen>- override /)?(?P<key>\w+):(?P<value>.*?)(?:\s+#\s*(?P<comment>.*))?$")
 _FIELD = re.compile(r"^    (\w+)\s*:")
+# Keys of TRL, OpenRLHF, NeMo-RL and others that are answered word by word (swe_rl/config/key_words.py).
+_READ_BY_WORDS = """
+batch_size train_batch_size mini_batch_size micro_batch_size learning_rate epochs num_epochs num_train_epochs
+num_steps warmup max_grad_norm gradient_checkpointing save_steps eval_steps num_generations max_seq_len max_seq_length
+max_new_tokens max_prompt_length num_nodes n_epochs model_path context_length num_samples n_rollouts kl_beta tp_size
+num_workers max_completion_length epsilon_high vllm_tensor_parallel_size vllm_gpu_memory_utilization lr_scheduler_type
+lora_r actor_learning_rate critic_learning_rate prompt_max_len num_episodes vllm_num_engines lambd gamma flash_attn
+num_prompts_per_step num_generations_per_prompt max_num_steps max_rollout_turns val_period save_period
+train_micro_batch_size max_total_sequence_length tensor_parallel_size wandb_enabled
+""".split()  # noqa: SIM905
 _TITLES = {
     "protocol": "What your class has to offer",
     "data": "What it is given, and what it gives",
@@ -133,7 +143,8 @@ def write_foreign_keys() -> Iterator[str]:
     yield "`job=check` answers such a key with ours. *As it is* means that the value can be taken. Otherwise the two"
     yield "keys have the same purpose, but another unit or form. See [moving from another system](../migration.md).\n"
     yield "| theirs | ours | value | what ours counts |\n|---|---|---|---|"
-    for theirs, ours in sorted({**COMMON, **NEAR, **SAME}.items()):
+    by_words = {theirs: ours for theirs in _READ_BY_WORDS if (ours := our_key(theirs))}
+    for theirs, ours in sorted({**by_words, **COMMON, **NEAR, **SAME}.items()):
         value = "look at it"
         if theirs in SAME:
             value = "as it is"

@@ -40,7 +40,9 @@ def one_line(error: object, max_chars: int = 400) -> str:
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Returns a number with its noun, which gets an `s` unless the number is 1: `2 GPUs`."""
+    """Returns a number with its noun, in the plural unless the number is 1: `2 GPUs`, `3 trajectories`."""
     if number == 1:
         return f"1 {noun}"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}s"

@@ -12,6 +12,7 @@ from pathlib import Path
 from swe_rl.config.choices import JobName
 from swe_rl.config.folders import LAUNCHERS, Option, describe_clash, find_offered, list_options, own_options
 from swe_rl.files.lines import lines_of
+from swe_rl.host.terminal import format_table, wrap_text
 
 # The text is so wide at most, and without a terminal.
 COLUMNS = 110
@@ -47,19 +48,19 @@ def help_text(config_dir: Path | None = None, columns: int = COLUMNS) -> str:
     groups = list_options()
     summaries = {job.name: job.summary for job in groups.pop("job")}
     jobs = {name.value: summaries[name] for name in JobName if name in summaries}
-    parts = [textwrap.fill(_TITLE, columns), "", *_wrap_text(_USAGE, columns, "", " " * 7)]
-    parts += [*_wrap_text(_PLAIN, columns, " " * 7), "", "Jobs (job=NAME)", *_format_table(jobs, columns)]
+    parts = [textwrap.fill(_TITLE, columns), "", *wrap_text(_USAGE, columns, "", " " * 7)]
+    parts += [*wrap_text(_PLAIN, columns, " " * 7), "", "Jobs (job=NAME)", *format_table(jobs, columns)]
     parts += ["", "Groups (the first is the default; + where there is none)"]
-    parts += _format_table(dict(_describe_group(name, members) for name, members in groups.items()), columns)
+    parts += format_table(dict(_describe_group(name, members) for name, members in groups.items()), columns)
     parts += [*_list_installed(columns), *(_list_own(config_dir, columns) if config_dir else []), ""]
-    parts += ["Examples", *_format_table(_EXAMPLES, columns), "", "Flags", *_format_table(_FLAGS, columns), ""]
+    parts += ["Examples", *format_table(_EXAMPLES, columns), "", "Flags", *format_table(_FLAGS, columns), ""]
     return "\n".join([*parts, *(textwrap.fill(line, columns) for line in _LAST)])
 
 
 def _list_own(folder: Path, columns: int) -> list[str]:
     user_options = [option for members in own_options(folder).values() for option in members]
     rows = {f"{option.group}={option.name}": f"{option.summary} {describe_clash(option)}" for option in user_options}
-    return ["", f"Your own, in {folder}", *(_format_table(rows, columns) or ["  none"])]
+    return ["", f"Your own, in {folder}", *(format_table(rows, columns) or ["  none"])]
 
 
 def _list_installed(columns: int) -> list[str]:
@@ -70,27 +71,8 @@ def _list_installed(columns: int) -> list[str]:
         for row in by_name.values()
     }
     if rows:
-        return ["", "Of installed packages", *_format_table(dict(sorted(rows.items())), columns)]
+        return ["", "Of installed packages", *format_table(dict(sorted(rows.items())), columns)]
     return []
-
-
-def _format_table(rows: dict[str, str], columns: int) -> list[str]:
-    """Writes a name and what is said of it on a line, or below the name if that leaves too little room beside it."""
-    wide = max(map(len, rows), default=0) + 4
-    if columns - wide < _NARROWEST // 2:
-        return [line for name, text in rows.items() for line in (f"  {name}", *_wrap_text(text, columns, " " * 6))]
-    return [
-        line
-        for name, text in rows.items()
-        for line in _wrap_text(text, columns, f"  {name}".ljust(wide), " " * wide) or [f"  {name}"]
-    ]
-
-
-def _wrap_text(text: str, columns: int, first: str, others: str | None = None) -> list[str]:
-    indent = first if others is None else others
-    return textwrap.wrap(
-        text, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
 
 
 def _describe_group(name: str, members: list[Option]) -> tuple[str, str]:

@@ -13,8 +13,9 @@ from enum import EnumMeta
 from pathlib import Path
 from typing import Any, get_args
 
-from swe_rl.config.folders import extension_names, option_names
+from swe_rl.config.folders import extension_names, list_options, option_names
 from swe_rl.config.foreign_keys import SAME, describe_unit, misspelt_key, our_key
+from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import (
     describe_type,
     is_legal,
@@ -38,6 +39,8 @@ _ANTLR_NOISE = re.compile(r"^\w+Exception: | expecting \{.*?\}(?= See)| See http
 _OPTIONAL = ("experiment", "sweep")
 # No file has a longer name, in characters.
 _LONGEST_OPTION = 200
+# A shorter word is in too many descriptions.
+_SHORTEST_WORD = 4
 _FLAGS = ("help", "version")
 _NULL_AS_TEXT = " null is no text, unless it has quotes of its own: 'KEY=\"null\"'."
 # A part of a mix has tables of its own, to which the command line may add.
@@ -118,9 +121,13 @@ def _explain_foreign(overrides: Sequence[str]) -> str:
 
 def _bad_grammar(override: str, message: str) -> str:
     reason = _ANTLR_NOISE.sub("", _one_line(message)).removeprefix(f"Error parsing override '{override}' ").strip()
+    said = f"Cannot read the override {override!r} ({reason})."
+    key, sign, value = override.partition("=")
+    if sign and is_text(type_of(key)) and value and not re.search(r"['\"\\]", value):
+        return f"{said} A value with such signs needs quotes of its own: '{key}=\"{value}\"'."
     return (
-        f"Cannot read the override {override!r} ({reason}). Write KEY=VALUE, as in rollout.n=4 or router=tr; "
-        "a value with spaces, commas, braces or quotes needs quotes of its own: 'KEY=\"a, b\"'."
+        f"{said} Write KEY=VALUE, as in rollout.n=4 or router=tr; a value with spaces, commas, brackets, braces or "
+        "quotes needs quotes of its own: 'KEY=\"a, b\"'."
     )
 
 
@@ -139,9 +146,17 @@ def _missing_option(error: Any, overrides: Sequence[str], config_dir: Path | Non
     if not known and group not in groups and group != "hydra/launcher":
         return f"{where}: there is no group {group!r}.{_did_you_mean(nearest_words(group, groups))}"
     return (
-        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(nearest_words(option, known))} "
+        f"{where}: the group {group} has no option {option!r}.{_did_you_mean(_near_options(group, option, known))} "
         f"Options: {', '.join(known)}.{_plugin_hint(group, option)}"
     )
+
+
+def _near_options(group: str, option: str, known: Sequence[str]) -> list[str]:
+    """Returns the options that are spelled alike, or else those whose own description has the word."""
+    near = nearest_words(option, known)
+    if near or len(option) < _SHORTEST_WORD:
+        return near
+    return [one.name for one in list_options().get(group, ()) if option.lower() in one.summary.lower()][:3]
 
 
 def _plugin_hint(group: str, option: str) -> str:
@@ -157,7 +172,7 @@ def _plugin_hint(group: str, option: str) -> str:
 def _find_problem(override: str, groups: dict[str, list[str]]) -> str:
     key, sign = _split_override(override)
     if "=" not in override and sign != "~":
-        if our_key(key):
+        if our_key(key) and key not in _names_of_options(groups):
             return _unknown_key(key, override, groups)
         return _explain_word(override, key, groups)
     optional = key in _OPTIONAL
@@ -217,12 +232,7 @@ def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
     """Answers a word without a value, as other programs take them: `train`, `help`."""
     if key in _FLAGS:
         return f"{override} is no override. Did you mean `python -m swe_rl --{key}`?"
-    spelled = {
-        name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
-        # A job comes before an option of the same name.
-        for group in [*groups, "job"]
-        for name in groups.get(group, ())
-    }
+    spelled = _names_of_options(groups)
     known = key not in spelled and (key in groups or is_legal(key))
     if key in spelled:
         near = [key]
@@ -233,6 +243,15 @@ def _explain_word(override: str, key: str, groups: dict[str, list[str]]) -> str:
     else:
         meant = [f"`python -m swe_rl {spelled[name]}`" for name in near]
     return f"{override} has no value: an override is KEY=VALUE.{_did_you_mean(meant)} `--help` lists what there is."
+
+
+def _names_of_options(groups: dict[str, list[str]]) -> dict[str, str]:
+    """Maps the name of each option to how it is chosen: `router=tr`. A job comes before an option of its name."""
+    return {
+        name: f"{'+' if group in _OPTIONAL else ''}{group}={name}"
+        for group in [*groups, "job"]
+        for name in groups.get(group, ())
+    }
 
 
 def _bad_value(error: BaseException, overrides: Sequence[str]) -> str:
@@ -324,6 +343,8 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     if known := our_key(key) or misspelt_key(key):
         # `trainer.beta` is TRL's word for another thing, or our `beta1` with a letter missing.
         candidates = [known, *keys_spelled_like(key)]
+        if known in keys_with_words(key):
+            candidates += keys_with_words(key)
     unit = "".join(describe_unit(name) for name in candidates[:1])
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"
 

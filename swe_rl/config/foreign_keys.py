@@ -11,6 +11,7 @@ Invariants:
 import difflib
 from functools import cache
 
+from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import NEAR_SPELLING, comment_of, is_legal, key_types
 
 _VERL = "actor_rollout_ref."
@@ -246,87 +247,40 @@ NEAR = {
 }
 
 
-# Most systems and libraries have these words, whatever stands before them.
+# Most systems and libraries have these words, whatever stands before them. Those that say word by word what a key of
+# ours says are not here: key_words.py reads them.
 COMMON = {
-    "batch_size": "rollout.prompts_per_step",
-    "train_batch_size": "rollout.prompts_per_step",
-    "mini_batch_size": "trainer.prompts_per_mini_batch",
-    "micro_batch_size": "trainer.max_tokens_per_micro_batch",
-    "learning_rate": "trainer.lr",
-    "epochs": "trainer.steps",
-    "num_epochs": "trainer.steps",
-    "num_train_epochs": "trainer.steps",
-    "num_steps": "trainer.steps",
-    "warmup": "trainer.warmup_steps",
-    "max_grad_norm": "trainer.grad_clip",
-    "gradient_checkpointing": "trainer.activation_checkpointing",
-    "save_steps": "trainer.checkpoint_every_steps",
-    "eval_steps": "trainer.eval_every_steps",
-    "num_generations": "rollout.n",
     "group_size": "rollout.n",
     "max_length": "rollout.max_trajectory_tokens",
-    "max_seq_len": "rollout.max_trajectory_tokens",
-    "max_seq_length": "rollout.max_trajectory_tokens",
     "max_tokens": "rollout.max_turn_tokens",
-    "max_new_tokens": "rollout.max_turn_tokens",
-    "max_prompt_length": "rollout.max_prompt_tokens",
     "beta": "algo.kl_coef",
     "model_name": "model.path",
     "model_name_or_path": "model.path",
     "output_dir": "paths.outputs",
     "num_gpus": "hardware.gpus_per_node",
-    "num_nodes": "hardware.nodes",
     "gpus": "hardware.gpus_per_node",
-    "n_epochs": "trainer.steps",
-    "model_path": "model.path",
-    "context_length": "rollout.max_trajectory_tokens",
-    "num_samples": "rollout.n",
-    "n_rollouts": "rollout.n",
-    "kl_beta": "algo.kl_coef",
     "clip_eps": "algo.clip_low",
-    "tp_size": "layout.engine_tp",
-    "num_workers": "rollout.concurrency",
     "data_path": "env.dataset",
     # TRL
-    "max_completion_length": "rollout.max_trajectory_tokens",
     "epsilon": "algo.clip_low",
-    "epsilon_high": "algo.clip_high",
     "gradient_accumulation_steps": "trainer.prompts_per_mini_batch",
     "per_device_train_batch_size": "trainer.max_tokens_per_micro_batch",
     "loss_type": "algo.loss_aggregation",
     "scale_rewards": "algo.normalize_std",
     "mask_truncated_completions": "algo.overlong_filter",
-    "vllm_tensor_parallel_size": "layout.engine_tp",
-    "vllm_gpu_memory_utilization": "engine.gpu_memory_utilization",
     "warmup_ratio": "trainer.warmup_steps",
-    "lr_scheduler_type": "trainer.lr_schedule",
-    "lora_r": "trainer.lora_rank",
     "report_to": "logger.wandb",
     "run_name": "name",
     # OpenRLHF
-    "actor_learning_rate": "trainer.lr",
-    "critic_learning_rate": "algo.critic_lr",
     "micro_train_batch_size": "trainer.max_tokens_per_micro_batch",
     "init_kl_coef": "algo.kl_coef",
     "generate_max_len": "rollout.max_trajectory_tokens",
-    "prompt_max_len": "rollout.max_prompt_tokens",
     "pretrain": "model.path",
     "save_path": "paths.outputs",
     "ckpt_path": "paths.outputs",
-    "num_episodes": "trainer.steps",
-    "vllm_num_engines": "layout.engines",
     "colocate_all_models": "layout.colocated",
-    "lambd": "algo.gae_lambda",
-    "gamma": "algo.discount",
     "adam_offload": "trainer.offload_optimizer",
-    "flash_attn": "trainer.attention",
     # NeMo-RL
-    "num_prompts_per_step": "rollout.prompts_per_step",
-    "num_generations_per_prompt": "rollout.n",
-    "max_num_steps": "trainer.steps",
-    "max_rollout_turns": "rollout.max_turns",
-    "val_period": "trainer.eval_every_steps",
-    "save_period": "trainer.checkpoint_every_steps",
     "checkpoint_dir": "paths.outputs",
     "keep_top_k": "trainer.keep_checkpoints",
     "reference_policy_kl_penalty": "algo.kl_coef",
@@ -335,11 +289,7 @@ COMMON = {
     "ratio_clip_c": "algo.clip_c",
     "use_importance_sampling_correction": "algo.correction",
     "train_global_batch_size": "trainer.prompts_per_mini_batch",
-    "train_micro_batch_size": "trainer.max_tokens_per_micro_batch",
-    "max_total_sequence_length": "rollout.max_trajectory_tokens",
     "max_input_seq_length": "rollout.max_prompt_tokens",
-    "tensor_parallel_size": "layout.engine_tp",
-    "wandb_enabled": "logger.wandb",
 }
 
 
@@ -352,6 +302,8 @@ def our_key(key: str) -> str | None:
             return known
     group, _, word = plain.rpartition(".")
     known = _words_elsewhere().get(word)
+    if known is None and not is_legal(plain) and not _is_nearly_a_group(plain):
+        known = next(iter(keys_with_words(plain)), None)
     if known is None:
         return None
     # Several groups have a key of the same name: who types `sft.learning_rate` means that of `sft`.
@@ -359,6 +311,11 @@ def our_key(key: str) -> str | None:
     if is_legal(in_same_group):
         return in_same_group
     return known
+
+
+def _is_nearly_a_group(key: str) -> bool:
+    groups = [name for name in key_types() if "." not in name]
+    return "_" not in key and bool(difflib.get_close_matches(key, groups, n=1, cutoff=NEAR_SPELLING))
 
 
 def misspelt_key(key: str) -> str | None:

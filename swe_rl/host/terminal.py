@@ -13,6 +13,7 @@ import io
 import os
 import select
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ from typing import Any, TextIO
 
 # A stream that is no terminal is taken to be so wide.
 WIDTH = 80
+# With fewer columns beside its name, a text is below it.
+_LEAST_BESIDE = 30
 
 
 class _Outlet(io.FileIO):
@@ -114,3 +117,26 @@ def is_live(stream: TextIO, environ: Mapping[str, str]) -> bool:
     mean plain lines."""
     quiet = environ.get("NO_COLOR") or environ.get("CI") or environ.get("TERM", "") in ("", "dumb")
     return not quiet and stream.isatty()
+
+
+def format_table(rows: dict[str, str], columns: int) -> list[str]:
+    """Writes a name and what is said of it on a line, or below the name if that leaves too little room beside it."""
+    wide = max(map(len, rows), default=0) + 4
+    if columns - wide < _LEAST_BESIDE:
+        return [line for name, text in rows.items() for line in (f"  {name}", *wrap_text(text, columns, " " * 6))]
+    return [
+        line
+        for name, text in rows.items()
+        for line in wrap_text(text, columns, f"  {name}".ljust(wide), " " * wide) or [f"  {name}"]
+    ]
+
+
+def wrap_text(text: str, columns: int, first: str, others: str | None = None) -> list[str]:
+    """Returns the lines of a text that begin with `first`, and after the first one with `others`, if it is given.
+
+    Only spaces are broken: a key or a path that is wider stays whole.
+    """
+    indent = first if others is None else others
+    return textwrap.wrap(
+        text, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )

@@ -8,6 +8,7 @@ Invariants:
 """
 
 import json
+import sys
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, ne
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
 from swe_rl.config.schema import Config
+from swe_rl.host.terminal import format_table, terminal_width, wrap_text
 
 Record = dict[str, Any]
+# A line of text is so long without a terminal, or on a wider one.
+_LONGEST_LINE = 110
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -32,7 +36,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     if config.job.format == OutputFormat.json:
         print(json.dumps(records, indent=2))
     else:
-        print("\n\n".join(_as_text(record) for record in records))
+        columns = min(_LONGEST_LINE, terminal_width(sys.stdout, _LONGEST_LINE))
+        print("\n\n".join(_as_text(record, columns) for record in records))
     return 0
 
 
@@ -128,15 +133,13 @@ def _option_file(key: str, origins: Origins | None) -> Path | None:
     return next((option.path for option in _all_options(origins).get(group, []) if option.name == chosen), None)
 
 
-def _as_text(record: Record) -> str:
+def _as_text(record: Record, columns: int) -> str:
     if "group" in record:
-        wide = max(map(len, record["options"]), default=0) + 2
-        lines = [f"  {name:<{wide}}{summary}" for name, summary in record["options"].items()]
-        files = [f"  {name:<{wide}}yours: {path}" for name, path in record.get("own", {}).items()]
-        return "\n".join([f"{record['group']}=", *lines, *files])
+        files = {name: f"yours: {path}" for name, path in record.get("own", {}).items()}
+        lines = [*format_table(record["options"], columns), *format_table(files, columns)]
+        return "\n".join([f"{record['group']}=", *lines])
     if "option" in record:
         return f"{record['option']}\n{record['file'].rstrip()}"
-    about = [f"    {record['about']}"] if record["about"] else []
     value = record["value"]
     if isinstance(value, dict):
         rows = [f"    {name:<28}{json.dumps(row)}" for name, row in value.items()]
@@ -146,4 +149,5 @@ def _as_text(record: Record) -> str:
     where = ""
     if record["from"]:
         where = "; the default" if record["from"] == DEFAULTS else f"; from {record['from']}"
-    return "\n".join([head, *rows, *about, f"    {record['type']}{where}"])
+    said = [line for text in (record["about"], f"{record['type']}{where}") for line in wrap_text(text, columns, "    ")]
+    return "\n".join([head, *rows, *said])

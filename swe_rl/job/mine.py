@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from swe_rl.config.choices import MinedTasks
@@ -41,8 +40,9 @@ from swe_rl.env.proof.record import Proof, Standing
 from swe_rl.env.source_build.program import BuildError, ended_with_the_job
 from swe_rl.env.source_build.repository import clone_at, is_address
 from swe_rl.env.swe.env import SweEnv, sources_folder
-from swe_rl.errors import UserError
+from swe_rl.errors import UserError, count_noun
 from swe_rl.files.disk import write_text_atomic
+from swe_rl.logger.counted_work import counted_work
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
 from swe_rl.run.mining import MiningWork, make_workspaces, search_by_tests, shown_fixes
@@ -50,7 +50,6 @@ from swe_rl.run.proving import prove_here
 
 # Differences are fetched and compared side by side: most of the time an index is waited for.
 _THREADS = 4
-_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 Search = Callable[[], TaskCandidate]
 
 
@@ -83,7 +82,8 @@ def run(config: Config, folder: Path | None, origins: Origins | None = None) -> 
     console.print(_table(finds))
     say = partial(console.print, soft_wrap=True, markup=False, highlight=False)
     splits = finds.split_sizes(heldout_share)
-    say(f"{len(finds.proven)} instances ({splits['train']} in train, {splits['heldout']} in heldout): {target}")
+    by_split = f"{splits['train']} in train, {splits['heldout']} in heldout"
+    say(f"{count_noun(len(finds.proven), 'instance')} ({by_split}): {target}")
     say(f"why the others are none: {report_of(target)}")
     missing = {"train": "env.split=heldout", "heldout": "env.eval_split=train"}
     for split in [split for split, size in splits.items() if finds.proven and not size]:
@@ -103,11 +103,11 @@ def _found(config: Config, target: Path, console: Console, cost: MiningCost) -> 
             return _searched(list(searches_of_list(locked, _filter(config), archives)), console)
     if config.mine.tasks is MinedTasks.bugs:
         with ended_with_the_job(), cost.counting(Phase.compare):
-            releases = _sound_releases(config, archives)
+            releases = _sound_releases(config, archives, console)
         works = [MiningWork(release.candidate, partial(_bugs, config, release)) for release in releases]
         return _searched_by_tests(config, works, target, console, cost)
     with ended_with_the_job(), cost.counting(Phase.compare):
-        candidates = _searched(_searches(config, archives), console)
+        candidates = _searched(_searches(config, archives, console), console)
     if config.mine.tasks is MinedTasks.changes:
         return candidates
     works = [MiningWork(candidate, partial(_hunks, config, candidate)) for candidate in candidates]
@@ -160,14 +160,16 @@ def _filter(config: Config) -> MiningFilter:
     )
 
 
-def _sound_releases(config: Config, archives: Path) -> list[SoundRelease]:
+def _sound_releases(config: Config, archives: Path, console: Console) -> list[SoundRelease]:
     """Returns the newest release of each project that has one. Raises MineError."""
     releases: list[SoundRelease] = []
-    for project in config.mine.projects:
-        try:
-            releases.append(read_release(project, newest_release(project), _filter(config), archives))
-        except BuildError as error:
-            print(f"mine.projects: {error}", file=sys.stderr, flush=True)
+    with counted_work(console, "reading releases", len(config.mine.projects)) as count_item:
+        for project in config.mine.projects:
+            try:
+                releases.append(read_release(project, newest_release(project), _filter(config), archives))
+            except BuildError as error:
+                print(f"mine.projects: {error}", file=sys.stderr, flush=True)
+            count_item()
     if not releases:
         raise _no_release(config)
     return releases
@@ -181,7 +183,7 @@ def _no_release(config: Config) -> MineError:
     )
 
 
-def _searches(config: Config, archives: Path) -> list[Search]:
+def _searches(config: Config, archives: Path, console: Console) -> list[Search]:
     """Returns what makes a candidate of each difference. Raises MineError, BuildError."""
     mine = config.mine
     wanted = _filter(config)
@@ -195,8 +197,10 @@ def _searches(config: Config, archives: Path) -> list[Search]:
         commits = newest_commits(repository, mine.newest)
         return [partial(candidate_of_commit, repository, origin, commit, wanted) for commit in commits]
     searches: list[Search] = []
-    for project in mine.projects:
-        searches += [partial(candidate_of, pair, wanted, archives) for pair in _pairs(project, mine.newest)]
+    with counted_work(console, "listing releases", len(mine.projects)) as count_item:
+        for project in mine.projects:
+            searches += [partial(candidate_of, pair, wanted, archives) for pair in _pairs(project, mine.newest)]
+            count_item()
     if not searches:
         raise _no_release(config)
     return searches
@@ -213,12 +217,12 @@ def _pairs(project: str, newest: int) -> Sequence[ReleasePair]:
 
 def _searched(searches: Sequence[Search], console: Console) -> list[TaskCandidate]:
     """Returns a candidate for each search, in their order."""
-    with Progress(*_COLUMNS, console=console) as progress, ThreadPoolExecutor(_THREADS) as threads:
-        bar = progress.add_task("comparing releases", total=len(searches))
+    work = counted_work(console, "comparing versions", len(searches))
+    with work as count_item, ThreadPoolExecutor(_THREADS) as threads:
         candidates: list[TaskCandidate] = []
         for candidate in threads.map(lambda search: search(), searches):
             candidates.append(candidate)
-            progress.advance(bar)
+            count_item()
     return candidates
 
 
@@ -298,7 +302,7 @@ def _outcome(instance: Instance, env: SweEnv, shown_in: str) -> Instance | str:
 
 def _table(finds: Found) -> Table:
     """Returns how many differences had which outcome, the most frequent first."""
-    table = Table("number", "outcome", title=f"{len(finds.candidates)} differences", title_justify="left")
+    table = Table("number", "outcome", title=count_noun(len(finds.candidates), "difference"), title_justify="left")
     for word, count in finds.counts():
         table.add_row(str(count), word)
     return table

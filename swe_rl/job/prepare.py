@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from swe_rl.config.choices import SandboxKind
 from swe_rl.config.parts import writes_issues
@@ -33,6 +32,8 @@ from swe_rl.env.bugs.generate import generate_instances
 from swe_rl.env.make import make_env
 from swe_rl.env.source_build.program import BuildError
 from swe_rl.env.swe.env import EMBEDDED, SweEnv, sources_folder
+from swe_rl.errors import count_noun
+from swe_rl.logger.counted_work import counted_work
 from swe_rl.run import event_loop
 from swe_rl.run.components import cache_folder, scratch_root
 from swe_rl.run.parts import NothingToDoError, run_for_parts
@@ -43,7 +44,6 @@ COUNTS = {"train": 64, "heldout": 32}
 SEED = 0
 PROVEN_IN = (SandboxKind.process, SandboxKind.docker, SandboxKind.podman)
 _SHOWN = 10
-_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def run(config: Config, folder: Path | None, origins: Origins | None = None) -> int:
@@ -110,17 +110,18 @@ def _name_without_a_way(config: Config, instances: Iterable[Instance], console: 
 
 def _prove_bugs(console: Console) -> int:
     made: dict[str, list[Instance]] = {}
-    with Progress(*_COLUMNS, console=console) as progress:
-        for split in SPLITS:
-            bar = progress.add_task(f"proving {split}", total=COUNTS[split])
-            made[split] = generate_instances(split, COUNTS[split], SEED, lambda _, bar=bar: progress.advance(bar))  # type: ignore[misc]
+    for split in SPLITS:
+        with counted_work(console, f"proving {split}", COUNTS[split]) as count_item:
+            made[split] = generate_instances(split, COUNTS[split], SEED, lambda _, count=count_item: count())  # type: ignore[misc]
     DATA.mkdir(exist_ok=True)
     for split, instances in made.items():
         path = DATA / f"{split}.jsonl"
         same = path.is_file() and read_instances(path) == instances
         if not same:
             write_instances(path, instances)
-        console.print(f"{split}: {len(instances)} proven instances, {'unchanged' if same else 'written'}: {path}")
+        console.print(
+            f"{split}: {count_noun(len(instances), 'proven instance')}, {'unchanged' if same else 'written'}: {path}"
+        )
     return 0
 
 
@@ -147,7 +148,9 @@ def _prepare_split(config: Config, split: str, cache: Path, console: Console) ->
         instances = read.instances
         for reason, names in read.dropped.items():
             console.print(f"{split}: {len(names)} of {read.source_rows} rows left out: {reason}")
-    console.print(f"{split}: {len(instances)} instances in {manifest_of(identity.path(cache))}", soft_wrap=True)
+    console.print(
+        f"{split}: {count_noun(len(instances), 'instance')} in {manifest_of(identity.path(cache))}", soft_wrap=True
+    )
 
 
 def _refuse_mixture(path: Path, made_for: dict[str, object], revision: str) -> None:

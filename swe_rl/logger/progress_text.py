@@ -1,8 +1,8 @@
 """Words progress: numbers in, one line of ASCII out.
 
 Invariants:
-- A rate says which tokens it counts: `response` all of the trajectories' responses, what tools said included, as the
-  field reports it (`tokens_per_s`); `sampled` what the policy sampled.
+- `tok/s` counts the tokens that the policy sampled. A rate that counts others says so: `response tokens/s` those of the
+  trajectories' responses, what tools said included, as the field reports it (`tokens_per_s`).
 - It is pure; a number that is missing or not finite reads '-', and never raises.
 - `Started: 'x'`, `Finished: 'x', time cost: 1.23s` and `avg_final_rewards: .., avg_response_length: ..` are SkyRL's
   markers, so that tools made for its logs read ours.
@@ -65,7 +65,7 @@ def step_line(
         f"step {record.get('step', '-'):>{width}}/{total_steps}",
         f"reward {format_number(record.get('reward_mean'), '.3f')}",
         rate,
-        f"{format_number(record.get('tokens_per_s'), '.0f')} tok/s",
+        f"{format_number(record.get('sampled_tokens_per_s'), '.0f')} tok/s",
         f"{format_duration(step_s)}/step",
         f"{format_duration(left_s)} left" if left_s is not None else "",
         f"infrastructure broke {broken}" if broken else "",
@@ -76,7 +76,7 @@ def step_line(
 
 
 def _most_ended_as(statuses: Mapping[str, int]) -> str:
-    """Returns the most frequent status of attempts that did not break, such as `4 context_overflow`.
+    """Returns the most frequent status of attempts that did not break, such as `4 context overflow`.
 
     It is empty where an attempt resolved its issue.
     """
@@ -84,7 +84,12 @@ def _most_ended_as(statuses: Mapping[str, int]) -> str:
     if not ended or _RESOLVED in ended:
         return ""
     status = max(ended, key=ended.__getitem__)
-    return f"{ended[status]} {status}"
+    return f"{ended[status]} {status_words(status)}"
+
+
+def status_words(status: str) -> str:
+    """Returns a status as the terminal and the browser show it: `empty patch` for `empty_patch`."""
+    return status.replace("_", " ")
 
 
 def step_details(record: Mapping[str, Any], total_steps: int, step_s: float) -> str:
@@ -227,9 +232,10 @@ def trajectory_line(record: Mapping[str, Any]) -> str:
 
 def collection_line(done: int, total: int, counts: Mapping[str, int], sampled_tokens_per_s: float) -> str:
     """Returns a line that 80 columns hold with three statuses. A narrower terminal cuts the rarest ones off."""
-    statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: -item[1]))
+    by_count = sorted(counts.items(), key=lambda item: -item[1])
+    statuses = ", ".join(f"{count} {status_words(status)}" for status, count in by_count)
     of_total = f"{done}/{total}" if total else str(done)
-    rate = f"{sampled_tokens_per_s:.0f} sampled tok/s" if sampled_tokens_per_s > 0 else ""
+    rate = f"{sampled_tokens_per_s:.0f} tok/s" if sampled_tokens_per_s > 0 else ""
     return PART.join(part for part in (f"{of_total} done", rate, statuses) if part)
 
 

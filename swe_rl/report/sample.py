@@ -30,6 +30,7 @@ _MIN_TRAJECTORY_BYTES = 16_000
 _MAX_TRAJECTORY_BYTES = 60_000
 _MAX_PER_SET = 1000
 _FAILED_LINE = re.compile(r"E\s")
+_PLACE = re.compile(r"\S+:\d+(?=: )")
 _FILE = re.compile(r"(step|eval)_(\d+)\.jsonl")
 Record = Mapping[str, Any]
 
@@ -164,7 +165,7 @@ _FAILURE_LINES = 12
 
 
 def first_failure(log: Any) -> str | None:
-    """Returns the first failing assertion of pytest's output: the line of the test, and what was wrong with it.
+    """Returns the first failing assertion of pytest's output: the line of the test, what was wrong with it, and where.
 
     None where the log has none. The log may be the end of a longer one.
     """
@@ -174,11 +175,15 @@ def first_failure(log: Any) -> str | None:
         summary = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), None)
         return clip_text(summary, 300) or None
     first = places[0]
-    said = []
-    for line in lines[first : first + _FAILURE_LINES]:
-        if not _FAILED_LINE.match(line):
+    said = [lines[first]]
+    for line in lines[first + 1 : first + _FAILURE_LINES]:
+        # What pytest says of a difference is indented, with or without an E before it.
+        if line and not _FAILED_LINE.match(line) and not line.startswith("  "):
+            if place := _PLACE.match(line):
+                said.append(f"at {place[0]}")
             break
-        said.append(line)
+        if line:
+            said.append(line)
     # The line of the test that failed begins with ">".
     above = next((line for line in reversed(lines[:first]) if line.startswith(">")), None)
     return clip_text("\n".join([above, *said] if above else said), 1500)

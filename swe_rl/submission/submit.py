@@ -289,6 +289,6 @@ def _print_scripts(prepared: Prepared, count: int) -> None:
     print(f"Nothing was submitted: {what}{f' and {beside} beside' if beside else ''}. By hand:", flush=True)
     print("\n".join(f"  sbatch {shlex.quote(str(path))}" for path in prepared.scripts))
     print(
-        f"The scripts need the copies beside them. Away with all of it: rm -r {shlex.quote(str(prepared.folder))}",
+        f"The scripts need the copies beside them. To delete everything: rm -r {shlex.quote(str(prepared.folder))}",
         flush=True,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swe_rl.agent.agent import AgentError, Exit
+from swe_rl.agent.inside import kimi_run
 from swe_rl.agent.program.kimi_cli import KimiCliAgent, read_chat_messages
 from swe_rl.config.compose import compose
 from swe_rl.config.schema import SandboxConfig
@@ -93,3 +94,19 @@ def test_turns_are_read_from_messages_and_nothing_raises():
     turns = read_chat_messages("\n".join(["noise", *map(json.dumps, lines), "[" * 99_999]), 99)
     assert [turn.command for turn in turns] == ['Shell {"command": "ls"}', None, None]
     assert (turns[0].message, turns[0].observation) == ("Hm.", "a\nb")
+
+
+def test_the_model_s_address_and_key_are_in_no_file(tmp_path, monkeypatch):
+    given: list[str] = []
+    monkeypatch.setattr(kimi_run, "_run_program", lambda arguments: given.extend(arguments) or 0)
+    address = "http://127.0.0.1:9/sessions/a/v1"
+    for name, value in {"BASE_URL": address, "MODEL": "m", "API_KEY": "sk-secret"}.items():
+        monkeypatch.setenv(f"OPENAI_{name}", value)
+    monkeypatch.setenv("SWE_RL_FOLDER", str(tmp_path))
+    monkeypatch.setenv("SWE_RL_MAX_TURNS", "3")
+    monkeypatch.setenv("KIMI_SHARE_DIR", "")
+    assert kimi_run.main() == 0
+    settings = json.loads(given[given.index("--config") + 1])
+    assert settings["providers"]["gateway"]["base_url"] == address
+    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert address not in written and "sk-secret" not in written

@@ -356,3 +356,20 @@ def test_legal_keys_follow_the_schema():
 def test_nearest_prefers_the_same_last_part():
     assert nearest_keys("trainer.temperature")[0] == "rollout.temperature"
     assert nearest_keys("trainer.prompts_per_minibatch")[0] == "trainer.prompts_per_mini_batch"
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("router=thunder", "Did you mean tr?"),
+        ("algo=deepseekmath", "Did you mean grpo?"),
+        ("env.eval_split=heldout[:4]", "'env.eval_split=\"heldout[:4]\"'"),
+    ],
+)
+def test_the_answer_is_what_to_type(typed, answer):
+    """An option is also found by a word of its description, and a text that needs quotes is shown with them."""
+    with pytest.raises(ConfigError) as caught:
+        compose([typed])
+    assert answer in str(caught.value)
+    if answer.startswith("'"):
+        assert compose([answer.strip("'")]).config.env.eval_split == "heldout[:4]"

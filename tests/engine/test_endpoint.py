@@ -14,7 +14,7 @@ from swe_rl.engine.endpoint.spending import Prices, Spending
 from swe_rl.engine.engine import ContextOverflowError, EngineError, SamplingParams
 from swe_rl.engine.server.client import ServerAnswer
 from swe_rl.logger.jsonl import read_jsonl
-from tests.support.endpoints import KEY, QUESTION, make_endpoint, speak
+from tests.support.endpoints import KEY, QUESTION, AnyServer, chat, make_endpoint, speak
 from tests.support.fake_chat_server import FakeChatServer, FakeReply, replies
 
 TALK = [
@@ -114,6 +114,25 @@ def test_each_dialect_counts_cached_tokens_as_part_of_the_prompt():
     assert (said.was_cut, answered.was_cut, written.was_cut) == (False, True, True)
     assert Prices(3.0, 15.0, 0.3).cost(Usage(10, 2, 4)) == pytest.approx((6 * 3 + 4 * 0.3 + 2 * 15) / 1e6)
     assert Prices.of(EngineConfig(price_in=2.0)).cached == 2.0
+
+
+def test_a_reply_that_a_filter_ended_is_no_cut_one_in_any_dialect():
+    read = {dialect: FORMATS[dialect].read for dialect in FORMATS}
+    said = read[EndpointDialect.chat]({"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]})
+    incomplete = {"output": [], "status": "incomplete", "incomplete_details": {"reason": "content_filter"}}
+    answered = read[EndpointDialect.responses](incomplete)
+    written = read[EndpointDialect.messages]({"content": [], "stop_reason": "refusal"})
+    assert [(reply.was_filtered, reply.was_cut) for reply in (said, answered, written)] == [(True, False)] * 3
+
+
+async def test_a_filter_of_the_endpoint_is_told_once(make):
+    async with AnyServer(lambda asked: chat("I", finish_reason="content_filter")) as server:
+        engine = make(server)
+        await speak(engine)
+        for session in ("s", "t"):
+            reply, _ = await engine.ask(QUESTION, session)
+            assert reply.parsed.content == "I"
+    assert sum("content filter" in line for line in engine.said) == 1
 
 
 async def test_the_greeting_finds_the_dialect_and_costs_what_it_costs(make):

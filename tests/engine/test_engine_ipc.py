@@ -3,6 +3,7 @@
 import importlib
 import json
 import multiprocessing
+import os
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -34,6 +35,7 @@ def test_memory_is_shared_between_processes():
     tensor, handle = make_shared(1000, CPU)
     tensor[:4] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
     handle = json.loads(json.dumps(handle))
+    assert handle["file"].startswith(f"/proc/{os.getpid()}/fd/"), "a file with a name outlives a kill"
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_reads, args=(handle, theirs), daemon=True)
     process.start()

@@ -23,6 +23,22 @@ def test_a_run_on_a_cpu():
     ]
 
 
+def test_code_of_ones_own_is_named_beside_the_algorithm(tmp_path):
+    for kind in ("advantage", "loss"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "mine.yaml").write_text("# Mine.\nname: mine\n_target_: json.JSONDecoder\n")
+    config = compose(("advantage=mine", "loss=mine"), config_dir=tmp_path).config
+    [line, *_] = banner_lines(config, {}, Path("/runs/a"))
+    assert line.endswith("agent bash, algo grpo with advantage mine and loss mine, engine embedded")
+
+
+def test_a_narrow_terminal_gets_no_command_that_it_cuts():
+    folder = Path("/a" * 35)
+    *_, place, watch = banner_lines(compose(()).config, {}, folder, columns=80)
+    assert (place, watch) == (f"folder  {folder}", "watch   tail -f run.log, in this folder")
+    assert banner_lines(compose(("job=eval",)).config, {}, folder)[-1].endswith("/run.log")
+
+
 def test_gpus_and_the_estimate_of_the_plan():
     overrides = ("model=qwen3_8b", "layout=colocated8", "hardware=h100x8", "env=swe_gym", "agent=mini_swe")
     what, work, *_ = lines(*overrides)
@@ -42,7 +58,7 @@ def test_what_tells_a_run_from_others_of_its_sweep():
     config = compose(()).config
     assert (
         banner_lines(config, {}, Path("/runs/0"), ["trainer.seed=0", "algo=rloo"])[1]
-        == "with    trainer.seed=0 algo=rloo"
+        == "with    trainer.seed=0  algo=rloo"
     )
 
 

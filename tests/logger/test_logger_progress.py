@@ -29,7 +29,8 @@ RECORD = {
     "step": 1,
     "reward_mean": 0.5,
     "resolved_rate": 0.25,
-    "tokens_per_s": 1234.5,
+    "tokens_per_s": 3456.5,
+    "sampled_tokens_per_s": 1234.5,
     "loss": 0.01234,
     "entropy": float("nan"),
     "avg_response_length": 410.0,
@@ -69,7 +70,7 @@ def test_plain_lines_come_two_seconds_into_a_phase_then_every_thirty(caplog):
     lines = out.getvalue().splitlines()
     running = [line for line in lines if "/140 done  " in line]
     assert [re.search(r"generate ([0-9.:]+s?)", line)[1] for line in running] == ["2.0s", "32.0s", "1:02"]
-    assert "124/140 done  200 sampled tok/s  93 unresolved, 31 resolved" in running[-1]
+    assert "124/140 done  200 tok/s  93 unresolved, 31 resolved" in running[-1]
     assert lines[-2] == "step 1/2  reward 0.500  resolved 25.0%  1234 tok/s  1:15/step  1:15 left"
     assert lines[-1] == "eval after: 50.0% resolved of 96 trajectories"
 
@@ -372,13 +373,13 @@ def test_an_evaluation_says_which_step_it_is_before_or_after():
 def test_what_a_phase_collects_fits_eighty_columns():
     counts = {"empty_patch": 17, "resolved": 10, "unresolved": 4, "step_limit": 1}
     line = collection_line(32, 64, counts, 121.4)
-    assert line == "32/64 done  121 sampled tok/s  17 empty_patch, 10 resolved, 4 unresolved, 1 step_limit"
+    assert line == "32/64 done  121 tok/s  17 empty patch, 10 resolved, 4 unresolved, 1 step limit"
     assert len("  " + line.rpartition(", ")[0]) <= 80
 
 
 def test_a_step_that_resolves_nothing_says_how_most_attempts_ended():
     record = {"step": 1, "reward_mean": 0.0, "resolved_rate": 0.0, "tokens_per_s": 10.0}
     nothing = record | {"statuses": {"infra_error": 5, "context_overflow": 3, "unresolved": 1}}
-    assert step_line(nothing, 9, 1.0, None, None).endswith("infrastructure broke 5  3 context_overflow")
+    assert step_line(nothing, 9, 1.0, None, None).endswith("infrastructure broke 5  3 context overflow")
     some = record | {"statuses": {"resolved": 1, "context_overflow": 3}}
-    assert "context_overflow" not in step_line(some, 9, 1.0, None, None)
+    assert "context overflow" not in step_line(some, 9, 1.0, None, None)

@@ -41,7 +41,11 @@ FAILED test_slug.py::test_slug - AssertionError
 
 def test_the_first_failing_assertion_is_found_in_the_tests_output():
     lines = LOG.splitlines()
-    assert first_failure(LOG) == "\n".join(lines[1:4])
+    assert first_failure(LOG) == "\n".join([*lines[1:4], "at test_slug.py:4"])
+    short = (
+        "E   assert [1] == [2]\n      \n      At index 0 diff: 1 != 2\n/a/test_a.py:5: assert [1] == [2]\nE   assert 0"
+    )
+    assert first_failure(short).splitlines()[-2:] == ["      At index 0 diff: 1 != 2", "at /a/test_a.py:5"]
     assert first_failure("E   assert 1 == 2") == "E   assert 1 == 2", "the log may begin in the middle"
     assert first_failure(lines[-1]) == lines[-1]
     assert first_failure("3 passed\nEverything is well") is None

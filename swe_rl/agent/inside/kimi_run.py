@@ -4,7 +4,7 @@ directory. It runs in the sandbox.
 Invariants:
 - The Python that runs this has kimi-cli. Its own command says the same status for a limit of steps as for any failure;
   here a limit has one of its own.
-- Its settings are ours and lie outside of the repository, with all that it writes: no telemetry, no thinking, no
+- Its settings are ours and in no file, and what it writes lies outside of the repository: no telemetry, no thinking, no
   sub-agents, no plans, no background work, no web, no question to the user. A conversation is one chain of tokens.
 """
 
@@ -77,12 +77,12 @@ def _run_program(arguments: list[str]) -> int:
 def main() -> int:
     folder = Path(os.environ["SWE_RL_FOLDER"])
     settings = _settings(os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_MODEL"], os.environ["OPENAI_API_KEY"])
-    (folder / "kimi.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "kimi.yaml").write_text(_AGENT, encoding="utf-8")
     (folder / "skills").mkdir(exist_ok=True)
     os.environ["KIMI_SHARE_DIR"] = str(folder / "kimi")
     given = ["--print", "--output-format", "stream-json", "--max-steps-per-turn", os.environ["SWE_RL_MAX_TURNS"]]
-    ours = ["--config-file", f"{folder}/kimi.json", "--agent-file", f"{folder}/kimi.yaml"]
+    # The settings have the address of the model and its key. In a file, the model's commands could read them.
+    ours = ["--config", json.dumps(settings), "--agent-file", f"{folder}/kimi.yaml"]
     skills = ["--skills-dir", f"{folder}/skills"]
     try:
         return _run_program([*given, *ours, *skills, *sys.argv[1:]])

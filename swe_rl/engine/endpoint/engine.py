@@ -84,6 +84,7 @@ class EndpointEngine(Engine):
         self._asking = 0
         self._held: Counter[str] = Counter()
         self._told_of_usage = False
+        self._told_of_filter = False
 
     async def start(self) -> None:
         """Finds the dialect, and tries key and model. Raises EndpointError, EngineError."""
@@ -217,6 +218,7 @@ class EndpointEngine(Engine):
             reply = self._read(answer, call, began_s)
             usage = reply.usage or self._estimated(call.question, reply)
             self.spending.note(call.session_id, usage, self._clock() - began_s)
+            self._tell_of_filter(reply)
             return reply, usage
         finally:
             self._asking -= 1
@@ -261,6 +263,11 @@ class EndpointEngine(Engine):
         said = len(parsed.content) + len(parsed.reasoning_content or "")
         said += sum(len(call.name) + len(call.arguments) for call in parsed.tool_calls)
         return Usage(_estimated_prompt(question), said // _CHARS_PER_TOKEN + 1, estimated=True)
+
+    def _tell_of_filter(self, reply: EndpointReply) -> None:
+        if reply.was_filtered and not self._told_of_filter:
+            self._told_of_filter = True
+            self._say(f"warning: a content filter of {self._config.url} ended a reply; such replies count as the model's")
 
     async def _admit(self, session_id: str) -> None:
         """Returns when a call may be sent: after a pause of all calls, and never again once the endpoint is closed."""

@@ -88,6 +88,7 @@ class ChatCompletionsFormat(Format):
             ),
             self.usage_of(answer),
             was_cut=choice.get("finish_reason") == "length",
+            was_filtered=choice.get("finish_reason") == "content_filter",
         )
 
     def count(self, usage: dict[str, Any]) -> Usage:
@@ -132,10 +133,15 @@ class ResponsesFormat(Format):
                 thoughts += [text_of(item.get("content")) or text_of(item.get("summary"))]
             elif kind == "function_call":
                 calls.append((item["name"], item.get("arguments")))
+        reason = None
+        if isinstance(answer.get("incomplete_details"), dict):
+            reason = answer["incomplete_details"].get("reason")
+        was_filtered = status == "incomplete" and reason == "content_filter"
         return EndpointReply(
             _parsed_reply("".join(text), "".join(thoughts), calls),
             self.usage_of(answer),
-            was_cut=status == "incomplete",
+            was_cut=status == "incomplete" and not was_filtered,
+            was_filtered=was_filtered,
         )
 
     def count(self, usage: dict[str, Any]) -> Usage:
@@ -180,6 +186,7 @@ class MessagesFormat(Format):
             _parsed_reply("".join(text), "".join(thoughts), calls),
             self.usage_of(answer),
             was_cut=answer.get("stop_reason") in ("max_tokens", "model_context_window_exceeded"),
+            was_filtered=answer.get("stop_reason") == "refusal",
         )
 
     def count(self, usage: dict[str, Any]) -> Usage:

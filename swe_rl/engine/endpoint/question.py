@@ -49,11 +49,12 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class EndpointReply:
     """Holds a reply. `usage` is None if the endpoint did not say it; `was_cut` means that a limit of length ended the
-    reply."""
+    reply, and `was_filtered` that a filter of the endpoint's content did: it counts as the reply that its users get."""
 
     parsed: ParsedReply
     usage: Usage | None
     was_cut: bool = False
+    was_filtered: bool = False
 
 
 def text_of(content: Any) -> str:

@@ -5,13 +5,13 @@ A copy of this file goes beside `vllm_worker` to the servers: nothing of swe_rl 
 Invariants:
 - A handle is JSON, and opening one runs no code that came with it.
 - On a GPU it is memory of torch's allocator, opened by CUDA IPC in a process that has the same GPU, under any number;
-  elsewhere it is a file of the host's memory, which the tests use.
-- Memory lives as long as its maker keeps it, whatever becomes of those who opened it; they let go first.
+  elsewhere it is memory of the host without a file, opened by the number that it has in its maker's process.
+- Memory lives as long as its maker keeps it, whatever becomes of those who opened it; they let go first. However the
+  maker ends, nothing is left behind.
 """
 
 import base64
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 Handle = dict[str, Any]
-_MEMORY = "/dev/shm"
+# The descriptors of this process, by the paths that others open.
+_descriptors: dict[str, int] = {}
 
 
 def device_key(device: torch.device) -> str:
@@ -36,8 +37,9 @@ def make_shared(size_bytes: int, device: torch.device) -> tuple[Tensor, Handle]:
     """
     size_bytes = max(1, size_bytes)
     if device.type != "cuda":
-        descriptor, path = tempfile.mkstemp(prefix="swe_rl-", dir=_MEMORY if Path(_MEMORY).is_dir() else None)
-        os.close(descriptor)
+        descriptor = os.memfd_create("swe_rl")
+        path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        _descriptors[path] = descriptor
         shared = torch.from_file(path, shared=True, size=size_bytes, dtype=torch.uint8)
         return shared, {"file": path, "size": size_bytes}
     _require_shareable()
@@ -75,8 +77,9 @@ def open_shared(handle: Handle, device: torch.device) -> Tensor:
 
 def forget_shared(handle: Handle) -> None:
     """Says that nobody opens it any more. On a GPU it ends with its tensor."""
-    if "file" in handle:
-        Path(handle["file"]).unlink(missing_ok=True)
+    descriptor = _descriptors.pop(handle.get("file", ""), None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _require_shareable() -> None:

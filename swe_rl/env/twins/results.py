@@ -14,6 +14,7 @@ from swe_rl.env.twins.make import TEST_NAME, Inserted, TwinnedTests, mark_of
 
 _WORD = re.compile(r"\w+")
 _PLACE = re.compile(r"(?P<path>[^\s:]+):(?P<line>\d+):")
+_ASSERTION = re.compile(r"E\s")
 # This is put before a test's own name in a line that no test of the session printed.
 _MADE_UP = "made_up_"
 # Who grades may let a test pass that is skipped, or whose failure is expected. Its twin then has to fail none the less.
@@ -108,12 +109,25 @@ def log_without_twins(log: str, names: TwinnedTests) -> str:
         if place:
             own_line = own_line_number(int(place["line"]), _inserted_in(place["path"], names))
             if own_line is None:
+                _drop_assertion(lines)
                 continue
             line = f"{place['path']}:{own_line}:{line[place.end() :]}"
         lines.append(_own_words(line, names))
     if left_out:
         lines.append(f"{left_out} of the failed tests are twins, which have to fail. They are left out above.")
     return "\n".join(lines)
+
+
+def _drop_assertion(lines: list[str]) -> None:
+    """Takes away what pytest said right before the place of a companion: a line that begins with E, and its diff.
+
+    With a twin's assertion in the log, a reader would take it for the reason of a test that failed.
+    """
+    first = len(lines) - 1
+    while first >= 0 and (not lines[first] or lines[first].startswith(" ")):
+        first -= 1
+    if first >= 0 and _ASSERTION.match(lines[first]):
+        del lines[first:]
 
 
 def own_line_number(line_number: int, inserted: Sequence[Inserted]) -> int | None:

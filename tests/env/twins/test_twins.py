@@ -279,6 +279,24 @@ def test_logs_name_tests_by_their_own_names():
     ]
 
 
+def test_logs_have_no_assertion_of_a_twin():
+    """pytest says it before the place: it would be read as the reason of the first test that failed."""
+    names = TwinnedTests()
+    twinned = add_twins("def test_one():\n    assert 1 + 1 == 3\n", random.Random(0), names, "t.py")
+    place_of = {
+        number: own_line_number(number, names.inserted["t.py"]) for number in range(1, len(twinned.split("\n")))
+    }
+    twin_line = next(number for number, own in place_of.items() if own is None)
+    own_line = next(number for number, own in place_of.items() if own == 2)
+    own = ["E   assert 2 == 3", "      ", "      a diff", f"t.py:{own_line}: assert 2 == 3"]
+    for log in (
+        ["E   assert 2 == 4", "      a diff", f"t.py:{twin_line}: assert 2 == 4", *own],
+        [*own, "E   assert 2 == 4", f"t.py:{twin_line}: assert 2 == 4"],
+        [f"t.py:{twin_line}: assert 2 == 4", *own],
+    ):
+        assert log_without_twins("\n".join(log), names).split("\n") == [*own[:-1], "t.py:2: assert 2 == 3"]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_lines_keep_their_numbers(seed):
     """Each line of the file is found again under its own number, and lines of twins have none."""
