@@ -2,7 +2,8 @@
 
 Invariants:
 - Every turn is one agent step: what the model said, the command as a tool call, what it was answered as its result.
-- The turns of sub-agents stand where they were taken, and `extra` has the number of their sub-agent.
+- The turns of sub-agents stand where they were taken, and `extra` has the number of their sub-agent. So do those that
+  wrote a summary, and `extra` says what became of it.
 - Steps are counted from 1. What we do not know (prices, tokens of a single step) is left out.
 """
 
@@ -13,6 +14,9 @@ from swe_rl.agent.agent import AgentResult, Turn
 from swe_rl.version import __version__
 
 SCHEMA = "ATIF-v1.7"
+# These are our keys of a step's `extra`.
+SUB_AGENT = "sub_agent"
+SUMMARY = "compaction_summary"
 _OPENING = ("system", "user")
 
 
@@ -57,11 +61,13 @@ def _describe_action(turn: Turn) -> dict[str, Any]:
         answered = {"source_call_id": name}
     if turn.observation is not None:
         step["observation"] = {"results": [{**answered, "content": turn.observation}]}
-    extra = {}
+    extra: dict[str, Any] = {}
     if turn.exit_code is not None:
         extra["exit_code"] = turn.exit_code
     if turn.sub_agent:
-        extra["sub_agent"] = turn.sub_agent
+        extra[SUB_AGENT] = turn.sub_agent
+    if turn.summary:
+        extra[SUMMARY] = turn.summary
     if extra:
         step["extra"] = extra
     return step

@@ -2,14 +2,17 @@
 
 Invariants:
 - A step of the agent is one message of the assistant, and each result of its observation is a message that answers it.
-- A call whose command stands in the step's text was read from that text. It is no call of a tool, and its result is a
-  message of the user.
+- A call whose command stands in a block or a tag of the step's text, or is all of it, was read from that text. It is no
+  call of a tool, and its result is a message of the user. A command that is a word of a sentence was called.
 - Steps that were copied from an earlier trajectory, and steps that no model made, are context.
+- Replies of our sub-agents, and those that summed the work up, are no part of the conversation: they answered others.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from swe_rl.agent.atif import SUB_AGENT, SUMMARY
 from swe_rl.files.tables import as_mapping
 from swe_rl.imitation.exits import find_exits
 from swe_rl.imitation.messages import read_arguments, read_message, read_tools
@@ -29,11 +32,16 @@ def read_atif(record: Mapping[str, Any], where: str) -> RecordedConversation:
     steps = record.get("steps")
     if not isinstance(steps, list) or not steps:
         raise wrong_field(where, "steps", "is no list of steps", "ATIF has one object for each step")
+    agent = as_mapping(record.get("agent"))
+    tools = read_tools(agent.get("tool_definitions"), where, "agent.tool_definitions")
+    offered = frozenset(tool["function"]["name"] for tool in tools)
     messages: list[Message] = []
     context: set[int] = set()
     statuses: dict[int, int | None] = {}
     for number, step in enumerate(steps):
-        made, status = _read_step(step, where, f"steps[{number}]")
+        made, status = _read_step(step, offered, where, f"steps[{number}]")
+        if _is_of_another(step):
+            continue
         if step.get("is_copied_context") or step.get("llm_call_count") == 0:
             context.add(len(messages))
         statuses |= {len(messages) + place: status for place in range(1, len(made))}
@@ -42,11 +50,10 @@ def read_atif(record: Mapping[str, Any], where: str) -> RecordedConversation:
         raise wrong_field(where, "steps", "has no step of the agent", "Leave trajectories out that teach nothing")
     exits = find_exits(messages, statuses)
     extra = as_mapping(record.get("extra"))
-    agent = as_mapping(record.get("agent"))
     return RecordedConversation(
         where=where,
         messages=tuple(messages),
-        tools=read_tools(agent.get("tool_definitions"), where, "agent.tool_definitions"),
+        tools=tools,
         instance_id=find_instance(record) or find_instance(extra),
         reward=find_reward(extra, where, "extra."),
         context=frozenset(context),
@@ -56,8 +63,14 @@ def read_atif(record: Mapping[str, Any], where: str) -> RecordedConversation:
     )
 
 
-def _read_step(step: Any, where: str, name: str) -> tuple[list[Message], int | None]:
-    """Returns the messages of a step, and the exit status that it tells."""
+def _is_of_another(step: Mapping[str, Any]) -> bool:
+    """Tells whether a step of our agents belongs to another conversation."""
+    extra = as_mapping(step.get("extra"))
+    return bool(extra.get(SUB_AGENT) or extra.get(SUMMARY))
+
+
+def _read_step(step: Any, offered: Collection[str], where: str, name: str) -> tuple[list[Message], int | None]:
+    """Returns the messages of a step, and the exit status that it tells. `offered` has the names of the tools."""
     if not isinstance(step, Mapping):
         raise wrong_field(where, name, "is no object", "ATIF has one object for each step")
     role = _SOURCES.get(str(step.get("source")))
@@ -67,11 +80,13 @@ def _read_step(step: Any, where: str, name: str) -> tuple[list[Message], int | N
     text = step.get("message")
     said = {"role": role, "content": text, "reasoning_content": step.get("reasoning_content")}
     message = dict(read_message(said, where, name))
-    if role != "assistant":
-        return [message], None
-    calls = _read_calls(step, where, name)
     results = _results_of(step)
-    from_text = bool(calls) and all(_is_in_text(call, str(message["content"])) for call in calls)
+    if role != "assistant":
+        told = [result for result in results if result.get("content")]
+        return [message, *(_user_answer(result, where, name) for result in told)], None
+    calls = _read_calls(step, where, name)
+    were_offered = any(call["function"]["name"] in offered for call in calls)
+    from_text = not were_offered and all(_is_in_text(call, str(message["content"])) for call in calls)
     if calls and not from_text:
         message["tool_calls"] = calls
         answers = [_tool_answer(result, calls, place, where, name) for place, result in enumerate(results)]
@@ -98,7 +113,10 @@ def _read_calls(step: Mapping[str, Any], where: str, name: str) -> list[dict[str
 
 def _is_in_text(call: Mapping[str, Any], text: str) -> bool:
     command = call["function"]["arguments"].get("command")
-    return isinstance(command, str) and bool(command) and command in text
+    if not isinstance(command, str) or not command.strip():
+        return False
+    written = re.escape(command.strip())
+    return re.search(rf"(?:\A|```[^\n`]*\n|>)\s*{written}\s*(?:\Z|```|</)", text) is not None
 
 
 def _results_of(step: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

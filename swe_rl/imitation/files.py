@@ -7,7 +7,7 @@ Invariants:
   once.
 - A line ends with a newline alone: a message may hold any other character that Unicode counts as a line's end.
 - Parquet gives every object the fields of all rows' objects. Those that are null there are fields that an object does
-  not have, and are left out.
+  not have, and are left out. A null reward beside a status is kept: so we write an attempt that got none.
 - Rows are yielded one by one, so a large file is not in memory twice.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from swe_rl.imitation.formats import is_trajectory
 from swe_rl.imitation.record import KEY, DataError
+from swe_rl.imitation.verdict import lost_reward
 
 ENDINGS = (".jsonl", ".ndjson", ".json", ".traj", ".parquet")
 _LINES = (".jsonl", ".ndjson")
@@ -118,7 +119,10 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+        kept = {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+        if lost_reward(value):
+            kept["reward"] = None
+        return kept
     if isinstance(value, list):
         return [_without_nulls(inner) for inner in value]
     return value

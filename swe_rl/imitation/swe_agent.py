@@ -3,19 +3,22 @@
 Invariants:
 - What the model saw before its last reply is the last step's `query` (releases before 1.1 call it `messages`), and that
   reply is the step's `response`. A file without queries has all messages in `history`.
+- Steps have no calls of tools: those of the last reply are in `history`, where its message is the last of the assistant.
+- SWE-agent ends an attempt without the model by a step with words of its own, which no model said.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from itertools import takewhile
 from typing import Any
 
 from swe_rl.files.tables import as_mapping
 from swe_rl.imitation.exits import find_exits
 from swe_rl.imitation.messages import find_context, read_messages, read_tools
 from swe_rl.imitation.record import RecordedConversation, wrong_field
-from swe_rl.imitation.verdict import find_instance, find_reward
+from swe_rl.imitation.verdict import find_instance, find_reward, instance_of_file
 
 _QUERIES = ("query", "messages")
+_OWN_WORDS = ("Exit due to ", "Exiting due to ")
 
 
 def is_swe_agent(record: Mapping[str, Any]) -> bool:
@@ -41,7 +44,7 @@ def read_swe_agent(record: Mapping[str, Any], where: str) -> RecordedConversatio
         where=where,
         messages=messages,
         tools=read_tools(record.get("tools"), where),
-        instance_id=find_instance(record) or PurePath(where).name.partition(".traj")[0],
+        instance_id=find_instance(record) or instance_of_file(where),
         reward=find_reward(noted, where, "info.") if reward is None else reward,
         context=find_context(values),
         failed=exits.failed,
@@ -56,15 +59,40 @@ def _messages_of(record: Mapping[str, Any], where: str) -> tuple[Sequence[Mappin
         steps = [step for step in listed if isinstance(step, Mapping)]
     else:
         steps = []
+    listed = record.get("history")
+    history: list[Any] = listed if isinstance(listed, list) else []
+    history = list(takewhile(lambda item: not _is_programs(as_mapping(item), "content"), history))
     for number, step in reversed(list(enumerate(steps))):
-        for query in _QUERIES:
-            if isinstance(step.get(query), list) and step[query] and step.get("response"):
-                return [*step[query], _reply_of(step)], f"trajectory[{number}].{query}"
-    history = record.get("history")
-    if isinstance(history, list) and history:
+        reply = _reply_of(step, history)
+        query = next((name for name in _QUERIES if _is_query(step.get(name))), None)
+        if reply and query and not _is_programs(step, "response"):
+            return [*step[query], reply], f"trajectory[{number}].{query}"
+    if history:
         return history, "history"
     raise wrong_field(where, "history", "is missing", "Give the file as SWE-agent wrote it")
 
 
-def _reply_of(step: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"role": "assistant", "content": step["response"], "tool_calls": step.get("tool_calls")}
+def _is_query(value: Any) -> bool:
+    """Tells whether a model was asked this. A step without a model has a list of one empty object."""
+    return isinstance(value, list) and any(value)
+
+
+def _is_programs(item: Mapping[str, Any], key: str) -> bool:
+    """Tells whether SWE-agent wrote the text of a step, or of a message of its history, and no model."""
+    return not item.get("action") and str(item.get(key)).startswith(_OWN_WORDS)
+
+
+def _reply_of(step: Mapping[str, Any], history: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Returns the message of a step's reply: the history's last one where it is that, as it has the calls.
+
+    Returns None where the step has no reply.
+    """
+    replies = [item for item in history if isinstance(item, Mapping) and item.get("role") == "assistant"]
+    text = step.get("response") or ""
+    for said in replies[-1:]:
+        is_it = (said.get("content") or "") == text and (said.get("action") or "") == (step.get("action") or "")
+        if is_it and (text or said.get("tool_calls")):
+            return said
+    if not text:
+        return None
+    return {"role": "assistant", "content": text, "tool_calls": step.get("tool_calls")}

@@ -1,6 +1,7 @@
 """This module finds out what became of a recorded attempt: its reward and its instance."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from swe_rl.imitation.record import wrong_field
@@ -9,6 +10,8 @@ from swe_rl.imitation.record import wrong_field
 _REWARDS = ("reward", "resolved", "target")
 _WORDS = {"true": 1.0, "false": 0.0}
 _IDS = ("instance_id", "task_id", "problem_id")
+# mini-swe-agent and SWE-agent name a file after its instance, with these endings.
+_ENDINGS = (".traj.json", ".traj")
 
 
 def find_reward(record: Mapping[str, Any], where: str, inside: str = "") -> float | None:
@@ -37,3 +40,15 @@ def lost_reward(record: Mapping[str, Any]) -> bool:
 def find_instance(record: Mapping[str, Any]) -> str | None:
     """Returns the id of the instance that a record is about; None where it names none."""
     return next((str(record[name]) for name in _IDS if isinstance(record.get(name), str | int)), None)
+
+
+def instance_of_file(where: str) -> str | None:
+    """Returns the id of the instance that a file is named after; None for any other name.
+
+    Programs that wrap those agents call every file alike: attempts at all tasks would be those at one instance.
+    """
+    name = PurePath(where).name
+    ending = next((ending for ending in _ENDINGS if name.endswith(ending)), None)
+    if ending is None:
+        return None
+    return name.removesuffix(ending) or None

@@ -112,6 +112,24 @@ def test_rows_of_parquet(tmp_path):
     assert [message["role"] for message in read.messages] == ["assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("made", [atif, mini_swe_traj])
+def test_parquet_tells_that_our_attempt_got_no_reward(tmp_path, made):
+    """A masked attempt is null in the column that has the rewards of others."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+
+    rows = []
+    for reward in (None, 1.0):
+        row = made()
+        place = row.get("extra", row)
+        place.update(instance_id="one", status="resolved", reward=reward)
+        row.pop("info", None)
+        rows.append(row)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    read = [read_record(record, where) for where, record in iter_records(tmp_path / "rows.parquet")]
+    assert [record.is_worthless for record in read] == [True, False]
+
+
 def test_parquet_gives_no_call_and_no_tool_the_fields_of_another(tmp_path):
     """Arrow has one type for a column, whose objects have the fields of all."""
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -10,7 +10,16 @@ from swe_rl.agent.atif import atif_trajectory
 from swe_rl.imitation.formats import read_record
 from swe_rl.imitation.mini_swe import BASH_TOOL
 from swe_rl.imitation.record import DataError
-from tests.imitation.conftest import TOOLS, atif, mini_swe_traj, openai_row, swe_agent_traj, swe_smith_row
+from tests.imitation.conftest import (
+    TOOLS,
+    atif,
+    call,
+    history_item,
+    mini_swe_traj,
+    openai_row,
+    swe_agent_traj,
+    swe_smith_row,
+)
 
 
 def roles(conversation):
@@ -80,6 +89,41 @@ def test_swe_agents_demonstrations_are_context():
     assert read_record(file, "x.traj").context == {2}
 
 
+def test_the_last_reply_of_swe_agent_has_the_calls_that_only_its_history_has():
+    file = swe_agent_traj()
+    file["history"][-1] |= {"action": "submit", "tool_calls": [call(2, "submit")]}
+    assert commands(read_record(file, "x.traj")) == ["cat f.py", "submit"]
+    file["history"][-1]["content"] = file["trajectory"][-1]["response"] = ""
+    assert commands(read_record(file, "x.traj")) == ["cat f.py", "submit"]
+    file["history"][-1]["action"] = "ls"
+    file["trajectory"][-1]["response"] = "I hand it in."
+    assert commands(read_record(file, "x.traj")) == ["cat f.py"]
+
+
+@pytest.mark.parametrize("query", ["query", "messages", None])
+def test_what_swe_agent_says_itself_at_an_end_is_no_reply(query):
+    """A step without a model asks one empty message; older releases wrote the conversation there."""
+    file = swe_agent_traj()
+    words = "Exit due to cost limit"
+    ended = {"action": "", "observation": "Exited (autosubmitted)", "response": words, "thought": words}
+    steps = [{key: value for key, value in step.items() if key != "query"} for step in file["trajectory"]]
+    if query:
+        for made, step in zip(steps, file["trajectory"], strict=True):
+            made[query] = step["query"]
+        ended[query] = [{}] if query == "query" else file["history"]
+    file["trajectory"] = [*steps, ended]
+    file["history"] += [history_item("assistant", words, action=""), history_item("user", "Exited (autosubmitted)")]
+    read = read_record(file, "x.traj")
+    assert [read.messages[number]["content"] for number in read.replies] == ["I look.", "I hand it in."]
+    assert roles(read)[-1] == "assistant"
+
+
+@pytest.mark.parametrize("made", [swe_agent_traj, mini_swe_traj])
+def test_attempts_at_all_tasks_are_not_at_one_instance_where_files_are_called_alike(made):
+    read = read_record(made(), "jobs/one__x/agent/mini-swe-agent.trajectory.json")
+    assert read.instance_id is None
+
+
 def test_a_swe_agent_file_without_queries_has_its_history():
     file = swe_agent_traj()
     for step in file["trajectory"]:
@@ -118,6 +162,15 @@ def test_the_first_releases_of_mini_swe_agent_are_known_by_how_they_end():
     del file["trajectory_format"]
     read = read_record(file, "out/one/one.traj.json")
     assert read.tools == (BASH_TOOL,) and read.failed == {4, 6} and read.instance_id == "one"
+
+
+def test_a_reply_that_mini_swe_agent_could_not_read_and_left_out_fails_no_other_one():
+    """Since release 2 only what the model was told of it is among the messages."""
+    file = mini_swe_traj()
+    file["messages"][3:7] = file["messages"][3:4]
+    read = read_record(file, "x.traj.json")
+    assert roles(read) == ["system", "user", "assistant", "tool", "user", "assistant"]
+    assert read.tells_exits and not read.failed
 
 
 def test_mini_swe_agents_statuses_in_text():
@@ -163,6 +216,44 @@ def test_atif_of_our_own_agents_is_the_chat_that_they_had():
     read = read_record(json.loads(json.dumps(made)), "t.json")
     assert roles(read) == ["system", "user", "assistant", "user", "assistant"] and commands(read) == []
     assert read.reward == 0.0 and read.failed == {2}
+
+
+def test_a_command_that_is_a_word_of_a_sentence_was_called():
+    file = atif()
+    del file["agent"]["tool_definitions"]
+    step = file["steps"][1]
+    step["message"] = "I look with the tools."
+    step["tool_calls"][0]["arguments"]["command"] = "ls"
+    assert commands(read_record(file, "t.json")) == ["ls"]
+    for text in ("```bash\nls\n```", "I look.\n\n<parameter=command>\nls\n</parameter>", "ls"):
+        step["message"] = text
+        assert commands(read_record(file, "t.json")) == []
+    file["agent"]["tool_definitions"] = TOOLS
+    assert commands(read_record(file, "t.json")) == ["ls"], "an offered tool is called, whatever the text says"
+
+
+def test_what_a_system_step_of_atif_observed_is_read():
+    file = atif()
+    told = {"results": [{"content": "The context was cut."}, {"subagent_trajectory_ref": [{"trajectory_id": "s"}]}]}
+    file["steps"].insert(2, {"step_id": 3, "source": "system", "message": "Note.", "observation": told})
+    read = read_record(file, "t.json")
+    assert [message["content"] for message in read.messages[3:]] == ["Note.", "The context was cut.", "It is done."]
+
+
+def test_atif_of_our_own_agents_has_one_conversation():
+    """What a sub-agent said, and a summary, answered other prompts than the conversation that is learned."""
+    turns = [
+        Turn(0, "```delegate\nlook\n```", "look", "It is in f.py.", exit_code=0),
+        Turn(1, "```bash\nls\n```", "ls", "f.py", exit_code=1, sub_agent=1),
+        Turn(2, "I have looked.", None, None, summary="accepted"),
+        Turn(3, "```bash\nsubmit\n```", "submit", None),
+    ]
+    result = AgentResult(Exit.SUBMITTED, turns, [{"role": "user", "content": "It fails."}])
+    made = atif_trajectory(result, trajectory_id="t", agent="bash", model="m", sampled_tokens=9, outcome={})
+    pytest.importorskip("atif").Trajectory.model_validate(made)
+    read = read_record(made, "t.json")
+    assert [read.messages[number]["content"] for number in read.replies] == [turns[0].message, turns[3].message]
+    assert roles(read) == ["user", "assistant", "user", "assistant"] and not read.failed
 
 
 def changed(record, path, value):
