@@ -136,6 +136,8 @@ def part(path, *added, new=False):
         (part("a/../.Git/config", "x"), {"git_tampering": 1}),
         ('--- /dev/null\n+++ "b/\\056git/config"\n@@ -0,0 +1 @@\n+x\n', {"git_tampering": 1}),
         (part(".gitignore", "x"), {}),
+        (part("x", ".git", new=True).replace("100644", "120000"), {"git_tampering": 1}),
+        (part("x", "/proc", new=True).replace("100644", "120000"), {"grader_read": 1}),
         (part("conftest.py", "x") + part("tests/test_utils.py", "y"), {"test_config": 1, "test_edit": 1}),
     ],
 )

@@ -48,7 +48,9 @@ async def refuse_installed_names(
 
     The verdict has the finding `module_refused`. Raises GradeError, SandboxError.
     """
-    names = _added_modules(patch) - {instance.project, *_added_modules(instance.patch)}
+    names = _added_modules(patch)
+    if names:
+        names -= {instance.project, *_added_modules(instance.patch)}
     taken = await _installed_among(names, instance, workspace, sandboxes) if names else []
     if not taken:
         return None
