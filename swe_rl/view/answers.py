@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
+from swe_rl.report.run_name import name_run
 from swe_rl.report.trace import trace_lines
 from swe_rl.view.files import ViewError
 from swe_rl.view.known_instances import known_fix
@@ -33,7 +34,7 @@ class Answers:
         self._trajectories = Trajectories()
         self.by_name: dict[str, Answer] = {
             "runs": self._all_runs,
-            "stamp": lambda asked: {"stamp": self._runs.stamp(_first_value(asked, "run") or None)},
+            "stamp": self._stamp,
             "curves": lambda asked: self._runs.curves(_compared_runs(asked), asked.get("column", ())),
             "options": lambda asked: {"options": self._runs.options(_compared_runs(asked))},
             "run": self._run,
@@ -61,6 +62,14 @@ class Answers:
 
     def _all_runs(self, asked: Asked) -> dict[str, Any]:
         return {"root": str(self._runs.root), "runs": self._runs.rows(), "left_out": self._runs.left_out}
+
+    def _stamp(self, asked: Asked) -> dict[str, Any]:
+        """Returns what changes with each change of the files, and the name of the run, if one is asked for."""
+        run = _first_value(asked, "run") or None
+        name = ""
+        if run is not None:
+            name = name_run(self._runs.config(self._runs.folder(run)))
+        return {"stamp": self._runs.stamp(run), "name": name}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
         """Returns the payload of the run's report, with the names of all its sets of trajectories."""
