@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
 from swe_rl.report.run_name import name_run
@@ -64,12 +65,13 @@ class Answers:
         return {"root": str(self._runs.root), "runs": self._runs.rows(), "left_out": self._runs.left_out}
 
     def _stamp(self, asked: Asked) -> dict[str, Any]:
-        """Returns what changes with each change of the files, and the name of the run, if one is asked for."""
+        """Returns what changes with each change of the files, and the name and the job of the run that is asked for."""
         run = _first_value(asked, "run") or None
-        name = ""
-        if run is not None:
-            name = name_run(self._runs.config(self._runs.folder(run)))
-        return {"stamp": self._runs.stamp(run), "name": name}
+        if run is None:
+            return {"stamp": self._runs.stamp(None), "name": "", "job": ""}
+        config = self._runs.config(self._runs.folder(run))
+        job = str(as_mapping(config.get("job")).get("name") or "")
+        return {"stamp": self._runs.stamp(run), "name": name_run(config), "job": job}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
         """Returns the payload of the run's report, with the names of all its sets of trajectories."""

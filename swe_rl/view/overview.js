@@ -81,7 +81,9 @@ function runTable(runs, chosen) {
 
 // What a run is, and the last part of its folder's name; the folder's name alone where that would be said of two.
 function labelsOf(runs) {
-  const said = runs.map((one) => `${nameOfRun(one)}, ${one.run.split("/").at(-1)}`);
+  // A job of a sweep has a folder that is only a number.
+  const folderOf = (name) => (/\/\d+$/.test(name) ? shortRun(name) : name.split("/").at(-1));
+  const said = runs.map((one) => `${nameOfRun(one)}, ${folderOf(one.run)}`);
   return new Map(runs.map((one, index) => [one.run, said.filter((other) => other === said[index]).length > 1 ? shortRun(one.run) : said[index]]));
 }
 

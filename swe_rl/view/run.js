@@ -23,6 +23,7 @@ function setLinks(run, sets) {
 
 function setText(name) {
   const step = Number(name.split("_")[1]);
+  if (isEvaluation && name.startsWith("eval")) return "the evaluation";
   return name.startsWith("eval") ? `held-out ${evalTime(step)}` : `step ${step}`;
 }
 

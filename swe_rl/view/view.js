@@ -56,8 +56,9 @@ async function render() {
   const [, page] = PAGES.find(([key]) => at.has(key)) || ["", overviewPage];
   let parts;
   try {
-    const { stamp, name } = await ask("stamp", { run: at.get("run") });  // before the data: what comes later is news
+    const { stamp, name, job } = await ask("stamp", { run: at.get("run") });  // before the data: what comes later is news
     shownName = name;
+    isEvaluation = job === "eval";
     parts = await page(at);
     if (mine === turn) shownStamp = stamp;
     say(null);
