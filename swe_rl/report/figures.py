@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from swe_rl.errors import count_noun
 from swe_rl.files.tables import as_mapping
 from swe_rl.logger.progress_text import format_duration, format_number, format_span
 from swe_rl.logger.summary import before_and_after, finite_mean, rates_of
@@ -41,7 +42,8 @@ def score_tiles(scores: Record) -> list[dict[str, str]]:
         for k, rate in _rates_by_k(whole).items()
     ]
     if tiles:
-        detail = f"{whole.get('attempts')} attempts, {whole.get('solved_attempts')} of them solved it"
+        attempts = count_noun(int(whole.get("attempts") or 0), "attempt")
+        detail = f"{attempts}, {whole.get('solved_attempts')} of them solved it"
         solved = f"{whole.get('instances_solved')} of {whole.get('instances')}"
         tiles.append({"label": "Instances solved once", "value": solved, "detail": detail})
         tiles += strength_tile(as_mapping(scores.get("strength")))
@@ -109,7 +111,8 @@ def _rate_interval(rate: Record) -> str:
     high = rate.get("high")
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return ""
-    return f"{100 * low:.1f}–{100 * high:.1f} %, {rate.get('num_instances')} instances{left_out(rate)}"
+    over = count_noun(int(rate.get("num_instances") or 0), "instance")
+    return f"{100 * low:.1f}–{100 * high:.1f} %, {over}{left_out(rate)}"
 
 
 def left_out(rate: Record) -> str:
@@ -129,11 +132,11 @@ def print_scores(scores: dict[str, Any], console: "Console | None" = None) -> No
     console.print(score_table(scores))
     if rate := scores["all"].get("resolved"):
         within = f"95 % interval {format_span(rate['low'], rate['high'])}"
-        over = f"{rate['num_instances']} instances, {rate['num_samples']} attempts"
+        over = f"{count_noun(rate['num_instances'], 'instance')}, {count_noun(rate['num_samples'], 'attempt')}"
         console.print(f"resolved {_format_rate(rate['rate'])}, {within} ({over})")
     for k, rate in scores["all"]["pass_at"].items():
         within = f"95 % interval {format_span(rate['low'], rate['high'])}"
-        over = f"{rate['num_instances']} instances{left_out(rate)}"
+        over = f"{count_noun(rate['num_instances'], 'instance')}{left_out(rate)}"
         console.print(f"pass@{k} {_format_rate(rate['rate'])}, {within} ({over})")
     if line := strength_line(scores.get("strength")):
         console.print(line)

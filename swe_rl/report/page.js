@@ -6,6 +6,7 @@ function showRun(payload) {
   data = payload;
   columns = data.steps;
   steps = columns.step || [];
+  isEvaluation = data.header.some(([label, value]) => label === "job" && value === "eval");
 }
 
 const note = (text) => el("p", { class: "note" }, text);
@@ -239,7 +240,7 @@ function taskCards() {
   const command = `python -m swe_rl job=view job.runs=${data.path || data.folder} job.port=${data.viewer_port}`;
   const cards = data.tasks.map((one, place) => el("details", { class: "card task", open: place === 0 },
     el("summary", {}, el("span", { class: "mono" }, one.instance_id), " ", chip(one.status),
-      el("span", { class: "note" }, ` reward ${short(one.reward)} · ${one.kind === "eval" ? `held-out, ${evalTime(one.step)}` : `training step ${one.step}`}`)),
+      el("span", { class: "note" }, ` reward ${short(one.reward)} · ${isEvaluation ? "evaluation" : one.kind === "eval" ? `held-out, ${evalTime(one.step)}` : `training step ${one.step}`}`)),
     el("pre", { class: "config" }, one.text),
     el("p", { class: "note" }, el("a", { href: one.address }, "Open this attempt in the viewer"))));
   return section("Tasks", note("What the agent was asked to do, of a few instances, and what came of an attempt."),

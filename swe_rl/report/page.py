@@ -33,6 +33,7 @@ from swe_rl.report.figures import eval_points, instance_rows, make_tiles, part_t
 from swe_rl.report.flow import flow_figures
 from swe_rl.report.health.run import judge_records
 from swe_rl.report.resolved import gain_of_run
+from swe_rl.report.run_name import name_run
 from swe_rl.report.sample import sample_trajectories
 from swe_rl.report.tasks import VIEWER_PORT, TaskText, choose_tasks
 
@@ -85,7 +86,7 @@ def run_payload(folder: RunFolder, ending: RunStatus | None = None) -> dict[str,
     config = folder.config()
     points = eval_points(evals)
     scores = read_json(folder.eval_json)
-    title = str(config.get("name") or folder.path.parent.name or folder.name)
+    title = name_run(config) or folder.path.parent.name or folder.name
     part = points[-1]["part"] if points else ""
     columns = {key: [_six_digits(step.get(key)) for step in steps] for key in COLUMNS}
     return {
@@ -181,7 +182,8 @@ def state_of(folder: RunFolder, status: RunStatus | None) -> dict[str, Any]:
 
 
 def _header_rows(config: Record, status: RunStatus | None, summary: Record) -> list[tuple[str, str]]:
-    rows = [(label, _group_name(config.get(key))) for label, key in _HEADER]
+    rows = [("job", _group_name(config.get("job")))]
+    rows += [(label, _group_name(config.get(key))) for label, key in _HEADER]
     trainer = config.get("trainer")
     rows.append(("seed", str(trainer.get("seed", "")) if isinstance(trainer, Mapping) else ""))
     if status and status.started:

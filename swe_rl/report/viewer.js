@@ -15,12 +15,15 @@ const signed = (value) => (isNumber(value) ? (value > 0 ? "+" : "") + short(valu
 const seconds = (value) => (isNumber(value) ? (value < 10 ? value.toFixed(2) : value.toFixed(0)) + " s" : "–");
 
 // The evaluation of step 0 is that before the training.
+// An evaluation of its own is before no step.
+let isEvaluation = false;
+
 const evalTime = (step) => (step > 0 ? `after step ${step}` : "before step 1");
 
 function setLabel(one, sets) {
   const evals = sets.filter((other) => other.kind === "eval");
   const which = evals.length > 1 ? (one === evals[0] ? ", first" : ", last") : "";
-  const name = one.kind === "eval" ? `Held-out${which} (${evalTime(one.step)})` : `Training step ${one.step}`;
+  const name = isEvaluation ? "Evaluation" : one.kind === "eval" ? `Held-out${which} (${evalTime(one.step)})` : `Training step ${one.step}`;
   const shown = one.trajectories.length;
   return `${name}: ${shown < one.total ? `${shown} of ${one.total} shown` : shown}`;
 }

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from swe_rl.files.tables import as_mapping
 from swe_rl.logger.folder import RunFolder
 from swe_rl.report.page import run_payload
+from swe_rl.report.run_name import name_run
 from swe_rl.report.trace import trace_lines
 from swe_rl.view.files import ViewError
 from swe_rl.view.known_instances import known_fix
@@ -33,7 +35,7 @@ class Answers:
         self._trajectories = Trajectories()
         self.by_name: dict[str, Answer] = {
             "runs": self._all_runs,
-            "stamp": lambda asked: {"stamp": self._runs.stamp(_first_value(asked, "run") or None)},
+            "stamp": self._stamp,
             "curves": lambda asked: self._runs.curves(_compared_runs(asked), asked.get("column", ())),
             "options": lambda asked: {"options": self._runs.options(_compared_runs(asked))},
             "run": self._run,
@@ -61,6 +63,15 @@ class Answers:
 
     def _all_runs(self, asked: Asked) -> dict[str, Any]:
         return {"root": str(self._runs.root), "runs": self._runs.rows(), "left_out": self._runs.left_out}
+
+    def _stamp(self, asked: Asked) -> dict[str, Any]:
+        """Returns what changes with each change of the files, and the name and the job of the run that is asked for."""
+        run = _first_value(asked, "run") or None
+        if run is None:
+            return {"stamp": self._runs.stamp(None), "name": "", "job": ""}
+        config = self._runs.config(self._runs.folder(run))
+        job = str(as_mapping(config.get("job")).get("name") or "")
+        return {"stamp": self._runs.stamp(run), "name": name_run(config), "job": job}
 
     def _run(self, asked: Asked) -> dict[str, Any]:
         """Returns the payload of the run's report, with the names of all its sets of trajectories."""

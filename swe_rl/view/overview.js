@@ -20,7 +20,9 @@ function ageOf(unixS) {
 }
 
 // Columns of steps.jsonl whose names say less than these words.
-const COLUMN_WORDS = { superseded_replies: "replies that were asked for again", superseded_tokens: "tokens of replies that were asked for again",
+const COLUMN_WORDS = { reward_mean: "mean reward", held_out_resolved_rate: "held-out resolved rate",
+  avg_response_length: "mean response, in tokens", tokens_per_s: "response tokens per second", sampled_tokens_per_s: "sampled tokens per second",
+  superseded_replies: "replies that were asked for again", superseded_tokens: "tokens of replies that were asked for again",
   logprob_diff_mean: "log-probability, engine against trainer", staleness_mean: "age of the rows, in steps" };
 const words = (name) => (Object.hasOwn(COLUMN_WORDS, name) && COLUMN_WORDS[name]) || String(name).replaceAll("_", " ").replaceAll("/", " · ");
 
@@ -79,7 +81,9 @@ function runTable(runs, chosen) {
 
 // What a run is, and the last part of its folder's name; the folder's name alone where that would be said of two.
 function labelsOf(runs) {
-  const said = runs.map((one) => `${nameOfRun(one)}, ${one.run.split("/").at(-1)}`);
+  // A job of a sweep has a folder that is only a number.
+  const folderOf = (name) => (/\/\d+$/.test(name) ? shortRun(name) : name.split("/").at(-1));
+  const said = runs.map((one) => `${nameOfRun(one)}, ${folderOf(one.run)}`);
   return new Map(runs.map((one, index) => [one.run, said.filter((other) => other === said[index]).length > 1 ? shortRun(one.run) : said[index]]));
 }
 

@@ -23,6 +23,7 @@ function setLinks(run, sets) {
 
 function setText(name) {
   const step = Number(name.split("_")[1]);
+  if (isEvaluation && name.startsWith("eval")) return "the evaluation";
   return name.startsWith("eval") ? `held-out ${evalTime(step)}` : `step ${step}`;
 }
 
@@ -49,10 +50,10 @@ async function listPage(at) {
   const set = at.get("set"), offset = Number(at.get("offset")) || 0;
   listed = { key: String(at), rows: [...page.rows] };
   const body = el("tbody", {}, page.rows.map((one) => listRow(run, one, Boolean(set))));
-  const head = LIST_COLUMNS.map(([label, key, kind]) => el("th", { class: kind }, set ? sortButton(at, label, key) : label));
+  const head = LIST_COLUMNS.map(([label, key, kind]) => el("th", { class: kind, title: meaningOf(label) }, set ? sortButton(at, label, key) : label));
   const count = set ? `${page.total} of ${page.of} trajectories` : "all steps, the newest first; choose one to sort";
   return [
-    crumbs(anchor(shortRun(run), { run })),
+    crumbs(runLink(run)),
     el("h1", {}, "Trajectories"),
     el("div", { class: "controls block" },
       choice("set", at, "step or evaluation", [["", "all steps and evaluations"], ...page.sets.map((name) => [name, setText(name)])]),

@@ -13,8 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from swe_rl.config.choices import TRAININGS, EngineKind, JobName
-from swe_rl.config.parts import AGENTS_WITHOUT_MODEL
+from swe_rl.config.choices import TRAININGS, JobName
 from swe_rl.files.tables import as_mapping
 from swe_rl.logger.damage import READING_ERRORS, damage_of, reason_of
 from swe_rl.logger.figures import flatten_record, numeric_figures
@@ -22,6 +21,7 @@ from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_evals, read_jsonl
 from swe_rl.report.figures import eval_points
 from swe_rl.report.page import last_of_each_step, state_of
+from swe_rl.report.run_name import acting_model, algorithm_of, option_name
 from swe_rl.view.files import ParsedFiles, ViewError, find_link_out, stamp_of
 
 Record = Mapping[str, Any]
@@ -98,10 +98,9 @@ class RunIndex:
             "run": name,
             "name": str(config.get("name") or ""),
             "job": str(job.get("name") or ""),
-            "model": _acting(config),
-            "env": _option_name(config, "env"),
-            # Only a training has an algorithm.
-            "algo": _option_name(config, "algo") if job.get("name") == "train" else "",
+            "model": acting_model(config),
+            "env": option_name(config, "env"),
+            "algo": algorithm_of(config),
             "state": state_of(folder, status),
             "step": status.step if status else 0,
             "steps": trainer.get("steps") if trains and isinstance(trainer.get("steps"), int) else None,
@@ -234,18 +233,3 @@ def _shorten_value(table: Record, key: str) -> str:
     if len(text) <= _SHOWN_CHARS:
         return text
     return f"{text[:_SHOWN_CHARS]} …"
-
-
-def _acting(config: Record) -> str:
-    """Returns the model of a run, or what acts in its place: an endpoint's model, or an agent that asks none."""
-    engine = as_mapping(config.get("engine"))
-    agent = _option_name(config, "agent")
-    if agent in AGENTS_WITHOUT_MODEL:
-        return agent
-    if engine.get("kind") == EngineKind.endpoint and engine.get("model"):
-        return str(engine["model"])
-    return _option_name(config, "model")
-
-
-def _option_name(config: Record, group: str) -> str:
-    return str(as_mapping(config.get(group)).get("name") or "")

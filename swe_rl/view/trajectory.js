@@ -22,7 +22,7 @@ async function trajectoryPage(at) {
   turnAddress = (index) => address({ run, set, trajectory: id, turn: String(index) });
   const log = one.has_grade_file ? el("a", { class: "door", href: `/grade_log?${address({ run, set, id }).slice(1)}` }, "log of the tests") : null;
   return [
-    crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set))),
+    crumbs(runLink(run), anchor(setText(set), listAddress(run, set))),
     el("p", { class: "doors" }, ...beside, anchor("tokens", { run, set, trajectory: id, tokens: "0" }, { class: "door" }),
       anchor("its group side by side", { run, set, group: one.group_id }, { class: "door" }),
       set.startsWith("step") ? traceLink("timeline of the step", run, Number(set.slice(5))) : null, log),
@@ -65,7 +65,7 @@ async function tokenPage(at) {
     { ...here, tokens: index }, { class: index === page.row ? "door here" : "door" }));
   const inLoss = page.rows[page.row].in_loss;
   return [
-    crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set)), anchor(id, { run, set, trajectory: id })),
+    crumbs(runLink(run), anchor(setText(set), listAddress(run, set)), anchor(id, { run, set, trajectory: id })),
     el("h1", {}, "Tokens"),
     note(`From ${page.source}. ${inLoss ? "Sampled tokens are in the loss." : "This row is not in the loss: it is masked, or nothing in it has an advantage."}`),
     page.note ? note(page.note) : null,
@@ -101,7 +101,7 @@ async function groupPage(at) {
   const rewards = all.map((one) => one.reward).filter(isNumber);
   const mean = rewards.length ? rewards.reduce((sum, value) => sum + value, 0) / rewards.length : null;
   return [
-    crumbs(anchor(shortRun(run), { run }), anchor(setText(set), listAddress(run, set))),
+    crumbs(runLink(run), anchor(setText(set), listAddress(run, set))),
     el("h1", {}, all[0].instance_id), note(`${all.length} trajectories of one group, ${setText(set)}; mean reward ${short(mean)}`),
     el("div", { class: "side-by-side" }, all.map((one) => groupColumn(run, set, one))),
   ];

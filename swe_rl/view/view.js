@@ -44,6 +44,11 @@ const PAGES = [
   ["run", runPage],
 ];
 
+// What the run of this page is called, by its model, environment and algorithm.
+let shownName = "";
+
+const runLink = (run) => anchor(shownName || shortRun(run), { run }, { title: run });
+
 let turn = 0, shownStamp = null, shownAt = "";
 
 async function render() {
@@ -51,7 +56,9 @@ async function render() {
   const [, page] = PAGES.find(([key]) => at.has(key)) || ["", overviewPage];
   let parts;
   try {
-    const { stamp } = await ask("stamp", { run: at.get("run") });  // before the data: what comes later is news
+    const { stamp, name, job } = await ask("stamp", { run: at.get("run") });  // before the data: what comes later is news
+    shownName = name;
+    isEvaluation = job === "eval";
     parts = await page(at);
     if (mine === turn) shownStamp = stamp;
     say(null);
@@ -68,7 +75,7 @@ async function render() {
 function titleOf(at) {
   const run = at.get("run");
   if (!run) return "swe_rl runs";
-  const parts = [at.get("trajectory"), at.get("group"), at.has("list") ? "trajectories" : null, shortRun(run)];
+  const parts = [at.get("trajectory"), at.get("group"), at.has("list") ? "trajectories" : null, shownName || shortRun(run)];
   return [...parts.filter(Boolean), "swe_rl"].join(" · ");
 }
 

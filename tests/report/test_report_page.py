@@ -66,7 +66,7 @@ def test_page_is_one_file_that_asks_for_nothing(make_run):
 
 def test_page_has_the_run(make_run):
     data = data_of(write_report(make_run()).read_text())
-    assert data["title"] == "bugs_grpo" and data["status"]["label"] == "done"
+    assert data["title"] == "bugs_grpo: tiny · bugs" and data["status"]["label"] == "done"
     header = dict(data["header"])
     assert (header["model"], header["router"], header["seed"]) == ("tiny", "default", "7")
     assert data["steps"]["step"] == list(range(1, 16))

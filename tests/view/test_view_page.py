@@ -168,7 +168,9 @@ async def test_a_link_opens_at_a_turn_and_the_tab_says_what_is_shown(runs, folde
         assert "ago" in await page.js("document.querySelector('.runs tbody tr').innerText")
         await page.open(f"http://127.0.0.1:{server.port}/{place}")
         await page.until("document.querySelector('#turn-2.here') !== null && window.scrollY > 0")
-        assert (await page.js("document.title")).startswith(f"{record['trajectory_id']} · ")
+        title = await page.js("document.title")
+        assert title == f"{record['trajectory_id']} · bugs_grpo: tiny · bugs · swe_rl"
+        assert await page.js("document.querySelectorAll('.crumbs a')[1].innerText") == "bugs_grpo: tiny · bugs"
         hash_of_link = await page.js("document.querySelector('#turn-1 header a').hash")
         assert hash_of_link.endswith("turn=1")
         assert faults(page) == []

@@ -267,7 +267,8 @@ class EndpointEngine(Engine):
     def _tell_of_filter(self, reply: EndpointReply) -> None:
         if reply.was_filtered and not self._told_of_filter:
             self._told_of_filter = True
-            self._say(f"warning: a content filter of {self._config.url} ended a reply; such replies count as the model's")
+            url = self._config.url
+            self._say(f"warning: a content filter of {url} ended a reply; such replies count as the model's")
 
     async def _admit(self, session_id: str) -> None:
         """Returns when a call may be sent: after a pause of all calls, and never again once the endpoint is closed."""
