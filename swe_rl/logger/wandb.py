@@ -4,7 +4,7 @@ Invariants:
 - What would fail (no package, no key) is a UserError from the constructor, before anything starts.
 - After the start, a failure of wandb is one warning; the run goes on without it.
 - The run's id is kept in the run's folder: a resumed run continues its curves.
-- W&B has one row for a step, and a row has one value of a name. Of several evaluations that end within a step, the later
+- W&B has one row for a step, and a row has one value of a name. If several evaluations end within a step, the later
   ones go into the rows of later steps: their curves are over `eval/step`.
 - Every file goes into the run's folder.
 """
