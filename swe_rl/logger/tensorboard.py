@@ -3,8 +3,8 @@
 Invariants:
 - Neither TensorFlow nor torch is needed or imported.
 - What is written is flushed with each step: `tensorboard --logdir` shows a run that goes on, and a kill loses nothing.
-- A resumed run writes another file beside the first; TensorBoard shows both as one run. Before its first step is a mark,
-  by which readers forget what the earlier start wrote of the steps that are made again.
+- A resumed run writes another file beside the first; TensorBoard shows both as one run. Before its first step stands a
+  mark, by which readers forget what the earlier start wrote of the steps that are made again.
 """
 
 import time
