@@ -21,7 +21,16 @@ from swe_rl.config.schema import SftConfig
 from swe_rl.imitation.files import iter_records, list_files
 from swe_rl.imitation.formats import read_record
 from swe_rl.imitation.messages import parse_json, read_tools
-from swe_rl.imitation.record import KEY, DataError, Example, Record, RecordedConversation, SampledTokens, wrong_field
+from swe_rl.imitation.record import (
+    KEY,
+    DataError,
+    Example,
+    Message,
+    Record,
+    RecordedConversation,
+    SampledTokens,
+    wrong_field,
+)
 from swe_rl.imitation.run_folder import files_of_run, is_run, read_run
 from swe_rl.templates.own.sandbox import ChatTemplateError
 
@@ -34,6 +43,7 @@ NO_PROMPT = "no prompt (a reply comes first)"
 TOO_LONG = "more tokens"
 NOTHING_LEARNED = "nothing to learn"
 MORE_OF_INSTANCE = "more of their instance"
+_THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,7 @@ class Survey:
     with_reward: int
     with_exits: int
     calls_without_tools: int
+    with_reasoning: int
 
 
 @dataclass(slots=True)
@@ -89,16 +100,32 @@ def iter_data(entries: Sequence[str]) -> Iterator[Record]:
 def survey_data(sft: SftConfig) -> Survey:
     """Reads all files once, without a model. Raises DataError for the first wrong row, and where there is none."""
     tools = read_offered_tools(sft)
-    records = with_reward = with_exits = without_tools = 0
+    records = with_reward = with_exits = without_tools = with_reasoning = 0
     for record in iter_data(sft.data):
         records += 1
         with_reward += record.reward is not None
         with_exits += record.tells_exits
-        if isinstance(record, RecordedConversation) and not record.tools and not tools:
+        if isinstance(record, SampledTokens):
+            continue
+        with_reasoning += any(map(_has_reasoning, record.messages))
+        if not record.tools and not tools:
             without_tools += any(message.get("tool_calls") for message in record.messages)
     if not records:
         raise DataError(f"{KEY}={list(sft.data)}: there is no row in these files.")
-    return Survey(records, with_reward, with_exits, without_tools)
+    return Survey(records, with_reward, with_exits, without_tools, with_reasoning)
+
+
+def _has_reasoning(message: Message) -> bool:
+    """Tells whether a reply has reasoning: a field of its own, or the end of a think block in its text."""
+    return message["role"] == "assistant" and bool(
+        message.get("reasoning_content") or _THINK_END in str(message["content"])
+    )
+
+
+def closes_reasoning(renderer: "ChatRenderer") -> bool:
+    """Tells whether a prompt ends with a closed think block, so that a reply is to have no reasoning."""
+    prompt = renderer.start([{"role": "user", "content": "hi"}])
+    return renderer.decode(prompt).rstrip().endswith(_THINK_END)
 
 
 def read_offered_tools(sft: SftConfig) -> tuple[Any, ...]:

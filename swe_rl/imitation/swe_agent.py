@@ -3,7 +3,7 @@
 Invariants:
 - What the model saw before its last reply is the last step's `query` (releases before 1.1 call it `messages`), and that
   reply is the step's `response`. A file without queries has all messages in `history`.
-- Steps have no calls of tools: those of the last reply are in `history`, where its message is the last of the assistant.
+- Steps have no calls of tools: those of the last reply are in `history`, where it is the last message of the assistant.
 - SWE-agent ends an attempt without the model by a step with words of its own, which no model said.
 """
 

@@ -26,7 +26,16 @@ from swe_rl.env.bugs.workspace import PACKAGES
 from swe_rl.errors import RunError, UserError
 from swe_rl.facts.warm_start import imitates_data, longest_example_tokens, trainer_config, updates_of
 from swe_rl.files.disk import DiskError, as_os_errors, disk_error, placed_by, write_json_atomic
-from swe_rl.imitation.data import LOW_REWARD, MORE_OF_INSTANCE, TOO_LONG, Data, Survey, load_data, survey_data
+from swe_rl.imitation.data import (
+    LOW_REWARD,
+    MORE_OF_INSTANCE,
+    TOO_LONG,
+    Data,
+    Survey,
+    closes_reasoning,
+    load_data,
+    survey_data,
+)
 from swe_rl.imitation.demonstrations import Demonstrations, demonstrate_conversation
 from swe_rl.imitation.passes import Passes
 from swe_rl.imitation.run_folder import require_same_tokens
@@ -113,6 +122,11 @@ def _load(config: Config, session: RunSession, survey: Survey | None) -> _Loaded
         examples = len(data.trained)
         require_same_tokens(config.sft.data, start, tokenizer.vocab_size + len(tokenizer.get_added_vocab()))
         _tell_of_data(config, session, survey, data)
+        if survey.with_reasoning and closes_reasoning(renderer):
+            session.warn(
+                f"warning: {survey.with_reasoning} conversations have reasoning, but with model.thinking=false a prompt "
+                "closes the think block, so the policy learns to open a second one; model.thinking=true leaves it open"
+            )
     of_trainer = replace(trainer_config(config, examples), model=model)
     session.progress.state.total_steps = of_trainer.trainer.steps
     return _LoadedImitation(of_trainer, tokenizer, renderer, data)

@@ -4,6 +4,8 @@ Invariants:
 - What would fail (no package, no key) is a UserError from the constructor, before anything starts.
 - After the start, a failure of wandb is one warning; the run goes on without it.
 - The run's id is kept in the run's folder: a resumed run continues its curves.
+- W&B has one row for a step, and a row has one value of a name. If several evaluations end within a step, the later
+  ones go into the rows of later steps: their curves are over `eval/step`.
 - Every file goes into the run's folder.
 """
 
@@ -58,6 +60,9 @@ class WandbLogger:
         self._config_dict = dict(config_dict)
         self._resume_id = resume_id
         self._run: Any = None
+        # These are what evaluations wrote into the row of the last step, and those that have found no row yet.
+        self._evaluation: dict[str, Any] = {}
+        self._waiting: list[dict[str, Any]] = []
 
     def start(self) -> None:
         """Starts it. Raises WandbError where the service refuses, DiskError where the id cannot be kept."""
@@ -90,19 +95,35 @@ class WandbLogger:
 
     def log(self, record: Mapping[str, Any], step: int) -> None:
         """Logs a step's record; nested mappings become `outer/inner`."""
+        self._evaluation = {}
         self._attempt("log", lambda run: run.log(flatten_record(record), step=step))
+        self._log_waiting()
 
     def evaluated(self, record: Mapping[str, Any], step: int) -> None:
         """Logs with a step of its own: W&B drops what comes after a later one, and an evaluation beside
         training may.
         """
-        self._attempt("log", lambda run: run.log({**record, _EVAL_STEP: step}, commit=False))
+        self._waiting.append({**record, _EVAL_STEP: step})
+        self._log_waiting()
+
+    def _log_waiting(self) -> None:
+        """Logs the evaluations that have room in the row of the last step."""
+        while self._waiting and _fit(self._evaluation, self._waiting[0]):
+            evaluation = self._waiting.pop(0)
+            self._evaluation |= evaluation
+            self._attempt("log", lambda run, logged=evaluation: run.log(logged, commit=False))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self._attempt("summarize", lambda run: run.summary.update(flatten_record(summary)))
 
     def finish(self, exit_status: int = 0, timeout_s: float = _FINISH_TIMEOUT_S) -> None:
         """Waits at most `timeout_s` for the upload: a dead network must not hold the run's end."""
+        if self._run is None:
+            return
+        if self._waiting:
+            self._attempt("log", lambda run: run.log({}, commit=True))
+        for evaluation in self._waiting:
+            self._attempt("log", lambda run, logged=evaluation: run.log(logged))
         if self._run is None:
             return
         waiting = threading.Thread(
@@ -132,6 +153,13 @@ class WandbLogger:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.finish(1 if error else 0)
+
+
+def _fit(row: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
+    """Tells whether an evaluation can be in a row that has `row`: of the same weights, and of another split."""
+    if not row:
+        return True
+    return row[_EVAL_STEP] == evaluation[_EVAL_STEP] and row.keys() & evaluation.keys() == {_EVAL_STEP}
 
 
 def check_wandb(config: LoggerConfig, environ: Mapping[str, str]) -> None:

@@ -9,13 +9,23 @@ import pytest
 from swe_rl.agent.agent import AgentResult, Exit, Turn
 from swe_rl.config.compose import compose
 from swe_rl.imitation import data as imitation_data
-from swe_rl.imitation.data import NO_PROMPT, encode_record, held_out_names, keep_shortest, load_data, survey_data
+from swe_rl.imitation.data import (
+    NO_PROMPT,
+    closes_reasoning,
+    encode_record,
+    held_out_names,
+    keep_shortest,
+    load_data,
+    survey_data,
+)
 from swe_rl.imitation.files import iter_records, list_files
 from swe_rl.imitation.formats import read_record
 from swe_rl.imitation.passes import Passes
 from swe_rl.imitation.record import DataError, Example
 from swe_rl.job.eval import _write_for_others
 from swe_rl.logger.folder import RunFolder
+from swe_rl.model.load import load_tokenizer
+from swe_rl.model.make_renderer import make_renderer
 from swe_rl.rollout.trajectory import Status, Trajectory, TrajectoryId
 from tests.imitation.conftest import atif, mini_swe_traj, openai_row, swe_agent_traj, swe_smith_row
 
@@ -252,6 +262,24 @@ def test_all_of_an_instance_are_on_one_side(write, renderer):
     data = load_data(sft, renderer, 2048)
     trained, held_out = ({one.instance_id for one in side} for side in (data.trained, data.held_out))
     assert not trained & held_out and len(data.held_out) == 8
+
+
+def test_reasoning_is_counted_and_only_a_thinking_prompt_leaves_room_for_it(write, renderer):
+    """With model.thinking=false the prompt of `qwen` has a closed think block before the reply."""
+    rows = [openai_row(instance_id=name) for name in "abc"]
+    rows[0]["messages"][2]["reasoning_content"] = "First the file."
+    rows[1]["messages"][4]["content"] = "<think>\nEnough.\n</think>\n\nIt is done."
+    rows[2]["messages"][1]["content"] = "It prints </think>."
+    assert survey_data(sft_of(f"sft.data=[{write('rows.jsonl', rows)}]")).with_reasoning == 2
+    model = compose([]).config.model
+    told = {
+        (template, thinking): closes_reasoning(
+            make_renderer(replace(model, chat_template=template, thinking=thinking), load_tokenizer(model))
+        )
+        for template in ("qwen", "qwen_plain")
+        for thinking in (True, False)
+    }
+    assert [case for case, closes in told.items() if closes] == [("qwen", False)]
 
 
 def test_tools_of_a_file_are_for_rows_that_list_none(write, renderer):

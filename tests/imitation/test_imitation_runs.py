@@ -98,6 +98,6 @@ def test_the_warning_counts_the_records_that_do_not_tell_how_commands_ended():
         events=SimpleNamespace(write=lambda *_, **__: None),
     )
     for with_exits in (5, 3):
-        survey = Survey(records=5, with_reward=0, with_exits=with_exits, calls_without_tools=0)
+        survey = Survey(records=5, with_reward=0, with_exits=with_exits, calls_without_tools=0, with_reasoning=0)
         _tell_of_data(config, session, survey, Data())
     assert len(said) == 1 and "masks nothing of 2 of the 5 records" in said[0]

@@ -70,6 +70,26 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run_as_one(tmp_path):
     assert summary.step == 2  # of the last step, not of an evaluation that came after it
 
 
+def test_tensorboard_forgets_the_steps_that_a_resumed_run_took_back(tmp_path):
+    """Only a mark tells a reader that a step which comes again is made anew."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    [first] = make_loggers(OF["tensorboard"], tmp_path, "night", CONFIGURATION)
+    [second] = make_loggers(OF["tensorboard"], tmp_path, "night", CONFIGURATION)
+    for logger, steps, factor in ((first, (1, 2, 3), 1), (second, (2, 3), -1)):
+        logger.start()
+        Mirrors([logger]).evaluated({**EVALUATION, "step": steps[0] - 1, "resolved_rate": 0.5})
+        for step in steps:
+            logger.log({"reward": factor * step / 4}, step)
+        logger.finish(0)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    values = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("reward")]
+    assert values == [(1, 0.25), (2, -0.5), (3, -0.75)]
+    assert [event.step for event in events.Tensors("eval/heldout/resolved_rate")] == [0, 1]
+
+
 @pytest.mark.slow
 def test_mlflow_has_one_run_with_its_configuration_curves_and_end(tmp_path):
     pytest.importorskip("mlflow")

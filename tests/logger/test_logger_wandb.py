@@ -117,6 +117,27 @@ def test_an_evaluation_beside_training_is_a_curve_over_its_own_steps(tmp_path):
     assert not any("by_instance" in name for row in rows for name in row)
 
 
+def test_evaluations_that_end_within_one_step_are_all_logged(tmp_path):
+    """A row has one value of a name: the last evaluation would replace those before."""
+    pytest.importorskip("wandb")
+    with WandbLogger(OFFLINE, "run", RunFolder(tmp_path).create(), {}) as mirror:
+        mirrors = Mirrors([mirror])
+        mirrors.log({"loss": 0.5}, 1)
+        for step in (1, 2, 3):
+            mirrors.evaluated({"split": "heldout", "step": step, "resolved_rate": step / 8})
+            mirrors.evaluated({"split": "other", "step": step, "resolved_rate": step / 4})
+        mirrors.log({"loss": 0.25}, 2)
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    wait_until(lambda: any(record.HasField("exit") for record in offline_records(file)), 60)  # another process writes
+    items = [record.history.item for record in offline_records(file) if record.history.item]
+    rows = [{"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row} for row in items]
+    for split, share in (("heldout", 1 / 8), ("other", 1 / 4)):
+        name = f"eval/{split}/resolved_rate"
+        curve = [(row["eval/step"], row[name]) for row in rows if name in row]
+        assert curve == [(step, step * share) for step in (1, 2, 3)]
+    assert {row["_step"]: row["loss"] for row in rows if "loss" in row} == {1: 0.5, 2: 0.25}
+
+
 def offline_records(path):
     """What `wandb sync` would send: LevelDB's log format, blocks of 32 KiB after seven bytes of a header."""
     from wandb.proto.wandb_internal_pb2 import Record

@@ -12,7 +12,7 @@ def run(source="outputs/r/0", engines=4, **overrides):
     values = {
         "name": "rollout",
         "layout": {"name": "dp4", "engines": engines},
-        "router": {"name": given.get("router", "default"), "cap": 16},
+        "router": {"name": given.get("router", "default"), "cap": int(given.get("router.cap", 16))},
         "trainer": {"seed": int(given.get("trainer.seed", 0))},
     }
     return MeasuredRun(source, RATE, overrides=given, values=values)
@@ -39,6 +39,26 @@ def test_labels_say_what_differs():
         "router=cap",
     ]
     assert differing_overrides([run(router__cap=8), run()]) == ["router.cap=8", "router.cap=16"]
+
+
+def test_two_spellings_of_one_value_are_no_difference():
+    """Runs that say 1e-5, 0.00001 and nothing where that is the default are repeats of one arm."""
+    spelt = ({"trainer.lr": "1e-5"}, {"trainer.lr": "0.00001"}, {"router.cap": "null"}, {"trainer.lr": "1e-4"})
+    runs = [
+        MeasuredRun(
+            str(number),
+            RATE,
+            overrides={**overrides, "trainer.seed": str(number)},
+            values={
+                "trainer": {"lr": float(overrides.get("trainer.lr", 1e-5)), "seed": number},
+                "router": {"cap": None},
+            },
+        )
+        for number, overrides in enumerate(spelt)
+    ]
+    arms = make_arms(runs, "x")
+    assert labels(arms) == ["trainer.lr=1e-5", "trainer.lr=1e-4"]
+    assert [list(arm.runs) for arm in arms] == [["run 0", "run 1", "run 2"], ["run 0"]]
 
 
 def test_an_experiment_is_a_name_of_its_own():

@@ -2,7 +2,8 @@
 
 Invariants:
 - Labels are distinct. Those that nobody gave say what differs: the overrides that are not the same in all runs.
-- Runs of a multirun that differ in trainer.seed or job.repeat only are repeats of one arm.
+- Runs of a multirun that differ in trainer.seed or job.repeat only are repeats of one arm. Two spellings of one value,
+  as 1e-5 and 0.00001, are no difference.
 - A label names a path by as much of its end as tells it from the others.
 - The baseline of a multirun is its arm labelled default, else its first.
 """
@@ -21,6 +22,8 @@ _SEED = "trainer.seed"
 _REPEATS = {"job.repeat": "repeat", _SEED: "seed"}
 # Its option names the whole set-up: `dp4_default`, not `experiment=dp4_default`.
 _BARE = frozenset({"experiment"})
+# So an override says that a key has no value.
+_NOTHING = ("", "null", "None", "~")
 _NO_DIFFERENCE = re.compile(r"(?:hydra|paths|logger|job)(?:[./].*)?|name|trainer\.resume")
 _ROUTER = re.compile(rf"(?:router=)?(?:dp\d+_)?({'|'.join(ROUTERS)})(?![a-z0-9])")
 # A column of the tables has room for so many characters.
@@ -67,7 +70,7 @@ def differing_overrides(runs: Sequence[MeasuredRun], ignored: frozenset[str] = f
     """
     keys = dict.fromkeys(key for run in runs for key in run.overrides)
     wanted = [key for key in keys if key not in ignored and not _NO_DIFFERENCE.fullmatch(key)]
-    values = {key: _distinct_ends([_override_value(run, key) for run in runs]) for key in wanted}
+    values = {key: _distinct_ends(_spell_alike(runs, key)) for key in wanted}
     differing = [key for key in wanted if len(set(values[key])) > 1]
     return [
         " ".join(_override_text(key, values[key][index]) for key in differing).strip() for index in range(len(runs))
@@ -80,6 +83,31 @@ def _override_value(run: MeasuredRun, key: str) -> str:
     value = run.value(key.replace("/", ".").partition("@")[0])
     if value is None:
         return ""
+    return str(value)
+
+
+def _spell_alike(runs: Sequence[MeasuredRun], key: str) -> list[str]:
+    """Returns a key's value of each run. Equal values have one spelling: that of the first run that overrides it."""
+    meant = [_meant_value(run, key) for run in runs]
+    spellings: dict[str, str] = {}
+    for run, value in sorted(zip(runs, meant, strict=True), key=lambda pair: key not in pair[0].overrides):
+        spellings.setdefault(value, _override_value(run, key))
+    return [spellings[value] for value in meant]
+
+
+def _meant_value(run: MeasuredRun, key: str) -> str:
+    """Returns what tells whether two runs have the same value: the configuration's, where the key is of one value.
+
+    Two options of a group may have one name, so that a group's override is told apart by its text.
+    """
+    text = _override_value(run, key)
+    if "." not in key:
+        return text
+    if text in _NOTHING:
+        return ""
+    value = run.value(key)
+    if value is None:
+        return text
     return str(value)
 
 
