@@ -63,10 +63,12 @@ def make_tool_parser(name: str) -> ToolParser:
     return parsers[check_tool_parser(name)]
 
 
-def parse_reply(text: str, *, tools: bool) -> ParsedReply:
+def parse_reply(text: str, *, tools: bool, reasoning: str | None = None) -> ParsedReply:
     """Parses a reply with hermes calls. If the request offered no `tools`, a `<tool_call>` is content like anything
-    else."""
-    reasoning, content = split_reasoning(text)
+    else. With `reasoning`, that of the reply was split off, and a think block in the text is content."""
+    content = text
+    if reasoning is None:
+        reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     calls: list[ToolCall] = []
@@ -173,10 +175,13 @@ _FUNCTION = re.compile(r"<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
-def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedReply:
+def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]], reasoning: str | None = None) -> ParsedReply:
     """Parses a reply with calls as tags. `tools` are those that the request offered, in OpenAI's shape; without any,
-    everything is content."""
-    reasoning, content = split_reasoning(text)
+    everything is content. With `reasoning`, that of the reply was split off, and a think block in the text is
+    content."""
+    content = text
+    if reasoning is None:
+        reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     schemas = {tool.get("function", {}).get("name"): tool.get("function", {}) for tool in tools}
