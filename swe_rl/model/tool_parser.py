@@ -19,6 +19,7 @@ from swe_rl.files.tables import as_mapping
 TOOL_PARSERS = ("hermes", "qwen3_coder", "own", "none")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CALL_END = "</tool_call>"
+_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _BLANKS = re.compile(r"\s*")
 # A call of these keys alone has no arguments.
 _NO_ARGUMENTS = frozenset({"name", "id", "type"})
@@ -134,12 +135,8 @@ def parse_call(block: str) -> ToolCall | None:
 
 
 def dump_arguments(arguments: dict[str, Any]) -> str:
-    written = json.dumps(arguments, ensure_ascii=False)
-    try:
-        written.encode()
-    except UnicodeEncodeError:
-        return json.dumps(arguments)
-    return written
+    """Writes arguments as JSON that any client reads. Many readers refuse half a character, also an escaped one."""
+    return _HALF_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", json.dumps(arguments, ensure_ascii=False))
 
 
 def refuse_constant(constant: str) -> NoReturn:
