@@ -94,8 +94,10 @@ def usage_of(prompt_tokens: int, completion: Completion) -> dict[str, Any]:
 def logprobs_of(renderer: ChatRenderer, completion: Completion) -> dict[str, Any]:
     content = []
     for token_id, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
-        text = renderer.token_text(token_id)
-        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        # A character may be spread over tokens: only its bytes can be put together again.
+        written = renderer.token_bytes.of(token_id)
+        text = written.decode(errors="replace")
+        content.append({"token": text, "logprob": logprob, "bytes": list(written), "top_logprobs": []})
     return {"content": content, "refusal": None}
 
 

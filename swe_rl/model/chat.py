@@ -18,10 +18,12 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from swe_rl.model.long_text import TokenBound, places_of, tokenize_text
+from swe_rl.model.token_bytes import TokenBytes
 from swe_rl.templates import qwen
 from swe_rl.templates.formats import chat_format, difference_of, template_text
 from swe_rl.templates.names import TEMPLATES
@@ -275,13 +277,20 @@ class ChatRenderer:
         return sum(self._encoder.count(pieces) for pieces, _ in self._opened(messages, tools))
 
     def extend(
-        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], most_tokens: int | None = None
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        most_tokens: int | None = None,
+        reply: Message | None = None,
     ) -> list[int]:
         """Returns what follows prompt + `sampled_ids`: the reply's end if it was cut off, `new_messages`, the next
-        generation prompt. Raises PromptTooLongError for more than `most_tokens`."""
+        generation prompt. `reply` is the message that was sampled: a template may name its calls beside their results.
+        Raises PromptTooLongError for more than `most_tokens`."""
         return self._encoded(self._continued(sampled_ids, new_messages), most_tokens)
 
-    def count_extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> int:
+    def count_extend(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], reply: Message | None = None
+    ) -> int:
         """Counts the ids that `extend` would return."""
         return sum(self._encoder.count(pieces) for pieces, _ in self._continued(sampled_ids, new_messages))
 
@@ -325,8 +334,9 @@ class ChatRenderer:
             end -= 1
         return str(self._tokenizer.decode(list(sampled_ids[:end]), skip_special_tokens=False))
 
-    def token_text(self, token_id: int) -> str:
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
 
     def _opened(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None

@@ -98,9 +98,13 @@ class OwnRenderer(ChatRenderer):
             return False
 
     def extend(
-        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], most_tokens: int | None = None
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        most_tokens: int | None = None,
+        reply: Message | None = None,
     ) -> list[int]:
-        closing, pieces = self._following(sampled_ids, new_messages)
+        closing, pieces = self._following(sampled_ids, new_messages, reply)
         if closing is None:
             return self._encoded(iter([(pieces, False)]), most_tokens)
         if most_tokens is None:
@@ -112,8 +116,10 @@ class OwnRenderer(ChatRenderer):
         except PromptTooLongError as error:
             raise PromptTooLongError(error.tokens - 1) from None
 
-    def count_extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> int:
-        closing, pieces = self._following(sampled_ids, new_messages)
+    def count_extend(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], reply: Message | None = None
+    ) -> int:
+        closing, pieces = self._following(sampled_ids, new_messages, reply)
         return self._encoder.count(pieces if closing is None else [closing, *pieces]) - (closing is not None)
 
     def whole(
@@ -159,29 +165,28 @@ class OwnRenderer(ChatRenderer):
         return Marker(self._tokenizer.id_to_token(sampled_ids[-1]))
 
     def _following(
-        self, sampled_ids: Sequence[int], new_messages: Sequence[Message]
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], reply: Message | None
     ) -> tuple[Marker | None, list[Piece]]:
         """Returns the token that the reply ended with, and what follows it."""
         closing = self._closing(sampled_ids)
-        bridge = self._own.bridge(self._said(sampled_ids, new_messages), new_messages)
+        try:
+            bridge = self._own.bridge(reply or _answered_by(new_messages), new_messages)
+        except ChatTemplateError:
+            if reply is None:
+                raise
+            # The template refuses calls that have no results.
+            bridge = self._own.bridge(_answered_by(new_messages), new_messages)
         return closing, bridge.rest_after(closing)
 
-    def _said(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> Message:
-        """Returns a message of the kind that was sampled: with its calls, where results of calls follow."""
-        results = [message for message in new_messages if message["role"] == "tool"]
-        if not results:
-            return {"role": "assistant", "content": ""}
-        offered = [{"type": "function", "function": {"name": str(result.get("name"))}} for result in results]
-        names = [call.name for call in self.parse(self.decode(sampled_ids), offered).tool_calls]
-        calls = [
-            {
-                "id": result.get("tool_call_id"),
-                "type": "function",
-                "function": {"name": names[index] if index < len(names) else "bash", "arguments": {}},
-            }
-            for index, result in enumerate(results)
-        ]
-        return {"role": "assistant", "content": "", "tool_calls": calls}
+
+def _answered_by(new_messages: Sequence[Message]) -> Message:
+    """Returns a reply that these messages may follow: with a call for each result."""
+    results = [message for message in new_messages if message["role"] == "tool"]
+    calls = [call_of(result.get("name") or "bash", str(result.get("tool_call_id"))) for result in results]
+    reply: Message = {"role": "assistant", "content": ""}
+    if not calls:
+        return reply
+    return {**reply, "tool_calls": calls}
 
 
 def own_renderer(

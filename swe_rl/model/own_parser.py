@@ -9,6 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swe_rl.model.tool_parser import (
@@ -49,10 +50,10 @@ def parse_own_reply(form: ReplyForm, text: str, tools: Tools) -> ParsedReply:
     if not tools or calls is None:
         return ParsedReply(content, reasoning)
     if calls.arguments is Arguments.object and calls.before == "<tool_call>":
-        return _with_reasoning(parse_reply(content, tools=True), reasoning)
+        return parse_reply(content, tools=True, reasoning=reasoning)
     if calls.arguments is Arguments.tags and calls.before.endswith("<function="):
-        return _with_reasoning(parse_qwen3_coder(content, tools), reasoning)
-    return _with_reasoning(_parse_marked(calls, content, tools), reasoning)
+        return parse_qwen3_coder(content, tools, reasoning)
+    return replace(_parse_marked(calls, content, tools), reasoning_content=reasoning)
 
 
 def split_reasoning(form: ReasoningForm | None, text: str) -> tuple[str | None, str]:
@@ -64,12 +65,6 @@ def split_reasoning(form: ReasoningForm | None, text: str) -> tuple[str | None, 
         return None, text
     thought, closed, content = opened.removeprefix(form.before).partition(form.after)
     return thought.strip("\n"), content.lstrip("\n") if closed else ""
-
-
-def _with_reasoning(parsed: ParsedReply, reasoning: str | None) -> ParsedReply:
-    if reasoning is None:
-        return parsed
-    return ParsedReply(parsed.content, reasoning, parsed.tool_calls)
 
 
 def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:

@@ -19,6 +19,7 @@ from swe_rl.files.tables import as_mapping
 TOOL_PARSERS = ("hermes", "qwen3_coder", "own", "none")
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CALL_END = "</tool_call>"
+_HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
 _BLANKS = re.compile(r"\s*")
 # A call of these keys alone has no arguments.
 _NO_ARGUMENTS = frozenset({"name", "id", "type"})
@@ -63,10 +64,12 @@ def make_tool_parser(name: str) -> ToolParser:
     return parsers[check_tool_parser(name)]
 
 
-def parse_reply(text: str, *, tools: bool) -> ParsedReply:
+def parse_reply(text: str, *, tools: bool, reasoning: str | None = None) -> ParsedReply:
     """Parses a reply with hermes calls. If the request offered no `tools`, a `<tool_call>` is content like anything
-    else."""
-    reasoning, content = split_reasoning(text)
+    else. With `reasoning`, that of the reply was split off, and a think block in the text is content."""
+    content = text
+    if reasoning is None:
+        reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     calls: list[ToolCall] = []
@@ -132,12 +135,8 @@ def parse_call(block: str) -> ToolCall | None:
 
 
 def dump_arguments(arguments: dict[str, Any]) -> str:
-    written = json.dumps(arguments, ensure_ascii=False)
-    try:
-        written.encode()
-    except UnicodeEncodeError:
-        return json.dumps(arguments)
-    return written
+    """Writes arguments as JSON that any client reads. Many readers refuse half a character, also an escaped one."""
+    return _HALF_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", json.dumps(arguments, ensure_ascii=False))
 
 
 def refuse_constant(constant: str) -> NoReturn:
@@ -173,10 +172,13 @@ _FUNCTION = re.compile(r"<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
 
 
-def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]]) -> ParsedReply:
+def parse_qwen3_coder(text: str, tools: Sequence[Mapping[str, Any]], reasoning: str | None = None) -> ParsedReply:
     """Parses a reply with calls as tags. `tools` are those that the request offered, in OpenAI's shape; without any,
-    everything is content."""
-    reasoning, content = split_reasoning(text)
+    everything is content. With `reasoning`, that of the reply was split off, and a think block in the text is
+    content."""
+    content = text
+    if reasoning is None:
+        reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
     schemas = {tool.get("function", {}).get("name"): tool.get("function", {}) for tool in tools}

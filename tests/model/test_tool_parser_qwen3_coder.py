@@ -97,7 +97,7 @@ def test_without_tools_a_call_is_text():
 def test_a_lone_surrogate_can_be_sent_on():
     (one,) = parse_qwen3_coder(call("bash", command="\ud800é"), TOOLS).tool_calls
     one.arguments.encode()
-    assert json.loads(one.arguments) == {"command": "\ud800é"}
+    assert json.loads(one.arguments) == {"command": "\ufffdé"}
 
 
 @given(

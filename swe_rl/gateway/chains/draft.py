@@ -41,12 +41,18 @@ class Renderer(Protocol):
     ) -> list[int]: ...
 
     def extend(
-        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], most_tokens: int | None = None
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        most_tokens: int | None = None,
+        reply: Message | None = None,
     ) -> list[int]: ...
 
     def count_start(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> int: ...
 
-    def count_extend(self, sampled_ids: Sequence[int], new_messages: Sequence[Message]) -> int: ...
+    def count_extend(
+        self, sampled_ids: Sequence[int], new_messages: Sequence[Message], reply: Message | None = None
+    ) -> int: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +132,7 @@ class Draft:
             return self.again.delta_ids
         if self.parent is None:
             return array("i", renderer.start(self.messages, self.conversation.tools, most_tokens))
-        return array("i", renderer.extend(self.parent.sampled_ids, self.messages, most_tokens))
+        return array("i", renderer.extend(self.parent.sampled_ids, self.messages, most_tokens, self._reply()))
 
     def count(self, renderer: Renderer) -> int:
         """Counts the tokens that `render` would return."""
@@ -134,4 +140,8 @@ class Draft:
             return len(self.again.delta_ids)
         if self.parent is None:
             return renderer.count_start(self.messages, self.conversation.tools)
-        return renderer.count_extend(self.parent.sampled_ids, self.messages)
+        return renderer.count_extend(self.parent.sampled_ids, self.messages, self._reply())
+
+    def _reply(self) -> Message:
+        """Returns the parent's reply as the client sent it back."""
+        return self.conversation.since(self.length - 1)[0]

@@ -30,12 +30,15 @@ class ControlTokenGuard:
         self._spelled_control = _overlapping(control)
 
     def protect(self, value: Any, breaker: str, *, is_reply: bool = False) -> Any:
-        """Returns the value of a message with the special tokens in all its texts broken."""
+        """Returns the value of a message with the special tokens in all its texts broken, names of fields too."""
         if isinstance(value, str):
             pattern = self._spelled_control if is_reply else self._spelled
             return pattern.sub(lambda match: match[1] + breaker, value)
         if isinstance(value, Mapping):
-            return {key: self.protect(inner, breaker, is_reply=is_reply) for key, inner in value.items()}
+            return {
+                self.protect(key, breaker, is_reply=is_reply): self.protect(inner, breaker, is_reply=is_reply)
+                for key, inner in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.protect(inner, breaker, is_reply=is_reply) for inner in value]
         return value
@@ -67,7 +70,8 @@ def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for inner in value.values():
+        for key, inner in value.items():
+            yield from _texts(key)
             yield from _texts(inner)
     elif isinstance(value, Iterable) and not isinstance(value, bytes):
         for inner in value:

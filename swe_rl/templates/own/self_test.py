@@ -27,6 +27,7 @@ from swe_rl.templates.own.traits import Messages, Tools
 from swe_rl.templates.qwen import Message
 
 _TURNS = 3
+_LATE: Message = {**SYSTEM, "content": "Qlate"}
 _EMPTY: Message = {**SYSTEM, "content": ""}
 # A reply and what answers it, by the kind of the turn.
 _KINDS: dict[str, tuple[Message, Messages]] = {
@@ -81,6 +82,7 @@ def _conversations(
         mixed = [_KINDS["one call"], _KINDS["text"], _KINDS["one call"]]
         if plain:
             yield f"calls and texts in turn {place}", opening, mixed, [TOOL]
+            yield f"a later system message {place}", opening, [(SAID, [_LATE, MORE])], [TOOL]
 
 
 def _breaks(template: OwnTemplate, opening: Messages, turns: list[tuple[Message, Messages]], tools: Tools) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from swe_rl.templates.own.guard import ControlTokenGuard, private_characters
 from swe_rl.templates.own.sandbox import ChatTemplateError, JinjaTemplate
 from swe_rl.templates.own.traits import Messages, Tools, Traits, shape
-from swe_rl.templates.qwen import Marker, Message, Piece
+from swe_rl.templates.qwen import Marker, Message, Piece, message_text
 
 # Whatever was said before, a reply follows this message when its bridge is rendered.
 ASKED: dict[str, Any] = {"role": "user", "content": "Go on."}
@@ -121,13 +121,15 @@ class OwnTemplate:
 
     def protected(self, messages: Messages, breaker: str) -> list[dict[str, Any]]:
         protect = self.guard.protect
-        return [protect(message, breaker, is_reply=message["role"] == "assistant") for message in messages]
+        # A token may be spelled over two parts of a content, so the parts are one text first.
+        whole = ({**message, "content": message_text(message.get("content"))} for message in messages)
+        return [protect(message, breaker, is_reply=message["role"] == "assistant") for message in whole]
 
     def bridge(self, reply: Message, new: Messages, *, prompt: bool = True) -> Bridge:
         """Returns what stands behind `reply` up to the next one. Of the reply, only its calls and its having a text
         matter. Raises ChatTemplateError."""
         breaker, mark = private_characters([new, reply], 2)
-        marked = marked_reply(reply, mark)
+        marked = self.guard.protect(marked_reply(reply, mark), breaker, is_reply=True)
         rendered = self.render([ASKED, marked, *self.protected(new, breaker)], prompt=prompt)
         return self.split(behind(rendered, mark), breaker, has_calls=bool(reply.get("tool_calls")))
 
@@ -142,7 +144,9 @@ class OwnTemplate:
             end = self.guard.pieces(tail[:place], breaker)
             # Behind a call that was cut off stands what closes it, which is not written for the model.
             return Bridge(end[-2:] if has_calls else end, self.guard.pieces(tail[place:], breaker))
-        opener = next((match for match in places if match[0] in self.stops), None)
+        # A message that is not the first kind to follow a reply may begin with a token at which no reply ends.
+        begins = (match for match in places if match[0] in self.stops or self.tokens.special[match[0]])
+        opener = next(begins, None)
         place = opener.start() if opener else 0
         rest = self.guard.pieces(tail[place:], breaker)
         return Bridge((), rest, opener[0] if opener else None)
