@@ -33,7 +33,6 @@ from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 _LABEL = "swe_rl.sandbox"  # Every pod of ours has it; its value is the pod's name.
 _POLICY = "swe-rl-deny"
 _CONTAINER = "sandbox"
-_BEATS_IN_A_LEASE = 4
 _CALL_S = 30.0  # One request of the API server may take so long.
 _LOOK_S = 0.3  # A pod that starts is looked at so often.
 _CHUNK_BYTES = 256 * 1024
@@ -171,28 +170,23 @@ class Pod(ShellSandbox):
         self._cluster = cluster
         self._in_thread = in_thread
         self._lease_s = config.lease_s
-        self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None, limit_s: float) -> None:
         """Waits until the pod runs, and unpacks `folder` in it as the working folder. Raises SandboxError."""
         await self._in_thread(self._cluster.wait_until_runs, self.sandbox_id, limit_s)
-        self._beating = asyncio.ensure_future(self._beat())
+        self._keep_alive(self._lease_s)
+        await self._own_all_processes()
         if folder is None:
             await self._script('mkdir -p -- "$1"', self.workdir)
         else:
             await self._unpack(folder)
 
     async def close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+        self._stop_signs()
         await self._in_thread(self._cluster.delete, self.sandbox_id)
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
-            # What is wrong here is said by the next command.
-            with contextlib.suppress(SandboxError):
-                await self._ran(_BEAT, (), MARGIN_S)
+    async def _give_sign_of_life(self) -> None:
+        await self._ran(_BEAT, (), MARGIN_S)
 
     async def _upload(self, file: Path) -> str:
         target = f"/tmp/swe_rl-{uuid.uuid4().hex}"

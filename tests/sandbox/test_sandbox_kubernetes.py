@@ -11,8 +11,9 @@ from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import SandboxError, Workspace
 from swe_rl.testing import check_sandbox
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import CAN_RUN, TOKEN, FakeKubernetes
+from tests.support import fake_machine
+from tests.support.fake_kubernetes import TOKEN, FakeKubernetes
+from tests.support.fake_machine import CAN_RUN
 from tests.support.waiting import until
 
 pytest.importorskip("kubernetes")
@@ -191,7 +192,7 @@ async def test_no_command_breaks_its_pod_or_what_watches_it(cluster, provide, co
 
 @needs_pods
 async def test_what_bash_says_of_an_images_environment_is_in_no_status_and_no_file(cluster, provide, monkeypatch):
-    monkeypatch.setitem(fake_kubernetes._ENV, "LC_ALL", "xx_XX.UTF-8")
+    monkeypatch.setitem(fake_machine.ENV, "LC_ALL", "xx_XX.UTF-8")
     sandbox = await provide().create(Workspace(image="a:1"), owner="o")
     assert (await sandbox.exec("echo said", timeout_s=8)).output == "said\n"
     await sandbox.write_file("file", b"content")
