@@ -64,9 +64,9 @@ sweep() {
 } 2> /dev/null
 """
 # The arguments are $1: workdir, $2: seconds, $3: the command, $4: its mark, $5: its folder, $6: how many tenths of a
-# second a call waits, $7: what `_LIST` printed, $8: the folder of the command before, then NAME=VALUE. `timeout` leads a
-# process group of its own. What left the group is found by a variable of this command, or by `sweep`. Where the answer
-# of a call was lost, the same call finds the folder, and waits for the command that runs.
+# second a call waits, $7: what `_LIST` printed, $8: the folder of the command before, then NAME=VALUE. `timeout` leads
+# a process group of its own. What left the group is found by a variable of this command, or by `sweep`. Where the
+# answer of a call was lost, the same call finds the folder, and waits for the command that runs.
 _RUN = r"""
 [ -z "$8" ] || rm -rf -- "$8"
 seconds=$2 command=$3 mark=SWE_RL_COMMAND=$4 place=$5 tenths=$6 kept=$7
@@ -144,7 +144,12 @@ _READ = _INSIDE + (
     '[ -e "$path" ] || exit 3; [ -f "$path" ] || exit 4; '
     '[ "$(stat -L -c %s -- "$path")" -le "$3" ] || { echo "it has more than $3 bytes"; exit 5; }; base64 -w0 -- "$path"'
 )
-_WRITE = _INSIDE + 'mkdir -p -- "$(dirname -- "$path")" && { [ ! -e "$3" ] || mv -f -- "$3" "$path"; }'
+# $3: where the new content is.
+_WRITE = (
+    "trap 'rm -f -- \"$3\"' EXIT"
+    + _INSIDE
+    + 'mkdir -p -- "$(dirname -- "$path")" && { [ ! -e "$3" ] || mv -f -- "$3" "$path"; }'
+)
 _UNPACK = '[ ! -e "$2" ] || { mkdir -p -- "$1" && tar -xf "$2" -C "$1" && rm -f -- "$2"; }'
 
 

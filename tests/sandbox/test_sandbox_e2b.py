@@ -1,8 +1,6 @@
 """sandbox=e2b by the service's own SDK, on a server that speaks its API: commands run for real."""
 
 import asyncio
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -184,8 +182,8 @@ async def test_a_sandbox_that_ends_while_a_command_runs_is_an_error_and_no_exit_
 async def test_what_a_killed_run_of_this_host_left_is_removed_and_others_are_not(service, provide):
     here = provide()
     await here.create(Workspace(image="a"), owner="kept")
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
+    ended = await asyncio.create_subprocess_exec("true")
+    await ended.wait()
     (kept,) = service.sandboxes
     left = await provide().create(Workspace(image="a"), owner="left")
     (name,) = set(service.sandboxes) - {kept}

@@ -24,7 +24,8 @@ class FakePod(FakeMachine):
         super().__init__(first)
         self.described = described
         self.looks = 0
-        self.reason = ""  # why it ended
+        self.reason = ""  # why its container ended
+        self.evicted = ""  # why its node ended it
 
 
 class FakeKubernetes(FakeService):
@@ -104,7 +105,10 @@ class FakeKubernetes(FakeService):
         if pod is None:
             return _status(404, "there is no such pod")
         pod.looks += 1
-        return web.json_response(_shown(pod, self.faults.get("waiting")))
+        waiting = self.faults.get("waiting")
+        if isinstance(waiting, list):
+            waiting = waiting.pop(0) if waiting else None
+        return web.json_response(_shown(pod, waiting))
 
     async def _delete(self, request: web.Request) -> web.Response:
         pod = self.pods.pop(request.match_info["name"], None)
@@ -117,8 +121,15 @@ class FakeKubernetes(FakeService):
         pod = self.pods.get(request.match_info["name"])
         if pod is None or pod.process.poll() is not None:
             return _status(404, "there is no such pod")
+        if self.faults.get("silent"):
+            await asyncio.sleep(3)
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
+        if self.faults.get("no process"):
+            refused = {"status": "Failure", "message": "starting container process: Resource temporarily unavailable"}
+            await socket.send_bytes(b"\3" + json.dumps(refused).encode())
+            await socket.close()
+            return socket
         process = await pod.enter(request.query.getall("command"))
         assert process.stdin and process.stdout and process.stderr
         typing = asyncio.ensure_future(_type(socket, process.stdin))
@@ -160,12 +171,15 @@ def _shown(pod: FakePod, waiting: str | None = None) -> dict[str, Any]:
     phase = "Running"
     if code is not None:
         phase = "Failed" if code else "Succeeded"
-        state = {"terminated": {"exitCode": code}}
+        state = {"terminated": {"exitCode": code, "reason": pod.reason or "Error"}}
     elif waiting or pod.looks < 2:
         phase = "Pending"
         state = {"waiting": {"reason": waiting or "ContainerCreating", "message": "of its image"}}
     container = {"name": "sandbox", "image": "a", "imageID": "", "ready": True, "restartCount": 0, "state": state}
-    return {**pod.described, "status": {"phase": phase, "containerStatuses": [container]}}
+    status = {"phase": phase, "containerStatuses": [container]}
+    if pod.evicted:
+        status |= {"phase": "Failed", "reason": "Evicted", "message": pod.evicted}
+    return {**pod.described, "status": status}
 
 
 def _status(code: int, message: str) -> web.Response:
