@@ -153,10 +153,13 @@ async def test_what_the_service_refuses_is_typed_and_names_no_key(service, provi
     assert isinstance(raised.value, UserError) or type(raised.value) is kind
 
 
-async def test_a_missing_template_and_a_missing_key_are_users_mistakes(service, provide, monkeypatch):
+async def test_a_missing_template_spoils_one_attempt(service, provide):
     service.templates = {"b"}
-    with pytest.raises(UserError, match="no such image"):
+    with pytest.raises(SandboxError, match="no such image"):
         await provide().create(Workspace(image="a"), owner="o")
+
+
+async def test_mounts_and_a_missing_key_are_users_mistakes(service, provide, monkeypatch):
     with pytest.raises(UserError, match="sandbox.mounts"):
         provide("sandbox.mounts=['/b:/opt']")
     monkeypatch.delenv("E2B_API_KEY")

@@ -122,7 +122,7 @@ class FakeKubernetes(FakeService):
         if pod is None or pod.process.poll() is not None:
             return _status(404, "there is no such pod")
         if self.faults.get("silent"):
-            await asyncio.sleep(3)
+            await asyncio.sleep(0.6)
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
         if self.faults.get("no process"):

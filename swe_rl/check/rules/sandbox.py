@@ -25,7 +25,10 @@ FOLDERS = ("bugs",)  # the instances of these environments are folders of this m
 SHORTEST_LEASE_S = 60.0
 _ENGINE_KEYS = ("host", "warm_pool")  # only container engines read these
 # Sandboxes of these services need keys of the environment. A key of `params` may name another variable.
-_SERVICE_KEYS = {"e2b": {"key_env": "E2B_API_KEY"}}
+_SERVICE_KEYS = {
+    "e2b": {"key_env": "E2B_API_KEY"},
+    "modal": {"id_env": "MODAL_TOKEN_ID", "secret_env": "MODAL_TOKEN_SECRET"},
+}
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 

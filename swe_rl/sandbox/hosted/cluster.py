@@ -122,9 +122,10 @@ class Cluster:
             if reason == _PULL_FAILED != before:
                 failed_pulls += 1
             before = reason
-            is_final = reason == _PULL_FAILED and FINAL_PULL.search(str(waiting.message))
-            if waiting is not None and (reason in _HOPELESS or is_final or failed_pulls >= pull_tries):
-                raise SandboxError(f"{name}: the pod cannot start: {waiting.reason}: {one_line(waiting.message)}")
+            why = one_line(waiting.message) if waiting is not None else ""
+            is_final = reason == _PULL_FAILED and FINAL_PULL.search(why)
+            if reason in _HOPELESS or is_final or failed_pulls >= pull_tries:
+                raise SandboxError(f"{name}: the pod cannot start: {reason}: {why}")
             if time.monotonic() > ends_s:
                 raise SandboxError(f"{name}: the pod does not run after {limit_s:g} s; it is {status.phase}")
             time.sleep(_LOOK_S)

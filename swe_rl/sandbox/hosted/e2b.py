@@ -22,7 +22,6 @@ from swe_rl.sandbox.hosted.service import HostedSandboxes, Ran, Request, Service
 
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9_-]+")
 _START_S = 30.0  # A program has to begin within so long.
-_OURS = "swe_rl"  # Every sandbox of ours has this label.
 
 
 class E2B(HostedSandboxes):
@@ -76,7 +75,7 @@ class E2BService(Service):
         return await self._sdk.AsyncSandbox.create(
             template=template_of(request.image),
             timeout=math.ceil(request.lease_s),
-            metadata={_OURS: "1", **request.labels},
+            metadata=dict(request.labels),
             allow_internet_access=request.config.network,
             request_timeout=request.config.start_timeout_s,
             **self._access,
@@ -103,8 +102,8 @@ class E2BService(Service):
     async def end(self, machine_id: str) -> None:
         await self._sdk.AsyncSandbox.kill(machine_id, **self._access)
 
-    async def list_labels(self) -> dict[str, Mapping[str, str]]:
-        query = self._sdk.SandboxQuery(metadata={_OURS: "1"})
+    async def list_labels(self, wanted: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+        query = self._sdk.SandboxQuery(metadata=dict(wanted))
         pages = self._sdk.AsyncSandbox.list(query=query, **self._access)
         labels: dict[str, Mapping[str, str]] = {}
         while pages.has_next:

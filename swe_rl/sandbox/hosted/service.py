@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +33,10 @@ from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 _PREFIX = "swe_rl."  # Every label of ours begins so.
 _NAME = f"{_PREFIX}sandbox"
 _OWNER = f"{_PREFIX}owner"
+_HOST = f"{_PREFIX}host"
+_MAX_LABEL_CHARS = 63  # No service takes less.
+_ENCODED = "x-"  # A value with other characters than any service takes is this and their bytes as hexadecimal digits.
+_PLAIN = re.compile(r"(?!x-)[A-Za-z0-9._-]{1,63}")
 _REQUEST_S = 60.0  # A request has so long in all, with its repetitions.
 _FILE_S = 120.0
 _SPARE_S = 5.0  # The service ends a script in time. A request has so long beyond that.
@@ -106,8 +111,8 @@ class Service(ABC):
         """Ends a machine, and removes it."""
 
     @abstractmethod
-    async def list_labels(self) -> dict[str, Mapping[str, str]]:
-        """Returns the labels of all machines of ours that have not ended, by their ids."""
+    async def list_labels(self, wanted: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+        """Returns the labels of all machines that have not ended and have the labels `wanted`, by their ids."""
 
     @abstractmethod
     def id_of(self, machine: Any) -> str:
@@ -146,7 +151,7 @@ class Requests:
         """Returns what a request gives, or None for a trouble that is `fine`.
 
         A request that may have been carried out is made again only if it `repeats` without harm. Raises UserError where
-        the key or the image is wrong, and SandboxError. That is an OutsideError where the service has a fault, unless
+        the key is wrong, and SandboxError. That is an OutsideError where the service has a fault, unless
         the request goes to what runs `inside` of a sandbox, which its commands can break.
         """
         clock = asyncio.get_running_loop().time
@@ -179,7 +184,7 @@ class Requests:
         if trouble is Trouble.denied:
             return UserError(f"{said}. The service does not accept the key, or the key may not do this")
         if trouble is Trouble.missing:
-            return UserError(f"{said}. The service has no such image for this key")
+            return SandboxError(f"{said}. The service has no such image for this key")
         if trouble in (Trouble.busy, Trouble.passing) and not inside:
             return OutsideError(said)
         return SandboxError(said)
@@ -320,11 +325,11 @@ class HostedSandboxes:
     async def _end(self, machine_id: str) -> None:
         await self._requests.ask(lambda: self._service.end(machine_id), "its end", fine=(Trouble.gone,))
 
-    async def _list(self) -> dict[str, Mapping[str, str]]:
-        return await self._requests.ask(self._service.list_labels, "a list of sandboxes") or {}
+    async def _list(self, wanted: Mapping[str, str]) -> dict[str, Mapping[str, str]]:
+        return await self._requests.ask(lambda: self._service.list_labels(wanted), "a list of sandboxes") or {}
 
     async def _ids_named(self, name: str) -> list[str]:
-        return [machine_id for machine_id, labels in (await self._list()).items() if labels.get(_NAME) == name]
+        return list(await self._list({_NAME: name}))
 
     async def _remove_left_once(self) -> None:
         """Removes what killed processes of this host left, once for this provider. Raises what the list raises."""
@@ -333,20 +338,36 @@ class HostedSandboxes:
         await asyncio.shield(self._cleaning)
 
     async def _remove_left(self) -> None:
-        for machine_id, labels in (await self._list()).items():
+        here = {_HOST: _encode(ProcessIdentity.mine().host)}
+        for machine_id, labels in (await self._list(here)).items():
             if _is_left(labels):
                 await self._end(machine_id)
 
     def _labels(self, name: str, owner: str) -> dict[str, str]:
         process = ProcessIdentity.mine().record()
-        labels = {f"{_PREFIX}{key}": str(value) for key, value in process.items()}
-        return {_NAME: name, _OWNER: safe_name(owner), **labels}
+        labels = {f"{_PREFIX}{key}": _encode(str(value)) for key, value in process.items()}
+        return {_NAME: name, _OWNER: safe_name(owner)[:_MAX_LABEL_CHARS], **labels}
 
 
 def _is_left(labels: Mapping[str, str]) -> bool:
     """Tells whether the process that asked for a sandbox has ended, as far as this host knows."""
-    process = {key.removeprefix(_PREFIX): value for key, value in labels.items() if key.startswith(_PREFIX)}
     try:
+        process = {
+            key.removeprefix(_PREFIX): _decode(value) for key, value in labels.items() if key.startswith(_PREFIX)
+        }
         return ProcessIdentity.read(process).is_gone()
     except (KeyError, ValueError):
         return False
+
+
+def _encode(value: str) -> str:
+    if _PLAIN.fullmatch(value):
+        return value
+    return _ENCODED + value.encode().hex()
+
+
+def _decode(value: str) -> str:
+    """Returns what `_encode` was given. Raises ValueError."""
+    if not value.startswith(_ENCODED):
+        return value
+    return bytes.fromhex(value.removeprefix(_ENCODED)).decode()
