@@ -8,6 +8,8 @@ import pytest
 from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.sandbox.confined_path import MissingFileError
+from swe_rl.sandbox.hosted.e2b import E2BService
+from swe_rl.sandbox.hosted.service import Requests
 from swe_rl.sandbox.provider import make_provider
 from swe_rl.sandbox.sandbox import OutsideError, SandboxError, Workspace
 from swe_rl.testing import check_sandbox
@@ -126,13 +128,12 @@ async def test_a_service_that_is_busy_is_asked_again(service, provide, status):
     assert not any(service.busy.values()) and len(service.sandboxes) == 1
 
 
-@needs_machines
-async def test_a_service_that_stays_busy_is_given_up_in_time_and_nothing_is_left(service, provide, monkeypatch):
-    monkeypatch.setattr("swe_rl.sandbox.hosted.service._FIRST_PAUSE_S", 0.2)
-    service.faults["POST /sandboxes"] = 429
-    with pytest.raises(OutsideError, match="starting a failed: RateLimitException"):
-        await provide("sandbox.start_timeout_s=1").create(Workspace(image="a"), owner="o")
-    assert service.requests.count("POST /sandboxes") > 1 and not service.sandboxes
+async def test_a_service_that_stays_busy_is_given_up_in_time(service):
+    service.faults["GET /sandboxes"] = 429
+    requests = Requests(E2BService(KEY, None, "root"), KEY)
+    with pytest.raises(OutsideError, match="a list failed: RateLimitException"):
+        await requests.ask(lambda: requests.service.list_labels({}), "a list", limit_s=0.5)
+    assert service.requests.count("GET /sandboxes") > 1
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ _ENCODED = "x-"  # A value with other characters than any service takes is this 
 _PLAIN = re.compile(r"(?!x-)[A-Za-z0-9._-]{1,63}")
 _REQUEST_S = 60.0  # A request has so long in all, with its repetitions.
 _FILE_S = 120.0
+_SHARE_OF_START = 0.9  # The rest of sandbox.start_timeout_s is for what is done in the sandbox.
 _SPARE_S = 5.0  # The service ends a script in time. A request has so long beyond that.
 _FIRST_PAUSE_S = 0.5  # The first pause between tries. Each further one is twice as long, up to the longest.
 _LONGEST_PAUSE_S = 16.0
@@ -307,9 +308,8 @@ class HostedSandboxes:
 
     async def _start(self, request: Request) -> Any:
         what = f"starting {request.image}"
-        return await self._requests.ask(
-            lambda: self._service.start(request), what, limit_s=self._config.start_timeout_s, repeats=False
-        )
+        limit_s = _SHARE_OF_START * self._config.start_timeout_s
+        return await self._requests.ask(lambda: self._service.start(request), what, limit_s=limit_s, repeats=False)
 
     async def _undo(self, starting: "asyncio.Future[Any]", name: str) -> None:
         """Ends what was started for a sandbox that nobody wants, whether or not the answer came."""
