@@ -158,13 +158,14 @@ class Requests:
         clock = asyncio.get_running_loop().time
         ends_s = clock() + limit_s
         pause_s = _FIRST_PAUSE_S
+        before = ""
         while True:
             try:
                 async with asyncio.timeout_at(ends_s):
                     return await call()
             except Exception as error:
                 if clock() >= ends_s:
-                    said = f"sandbox={self.service.name}: {what} took longer than {limit_s:g} s"
+                    said = f"sandbox={self.service.name}: {what} took longer than {limit_s:g} s{before}"
                     raise (SandboxError(said) if inside else OutsideError(said)) from None
                 trouble = self.service.judge(error)
                 if trouble in fine:
@@ -173,15 +174,13 @@ class Requests:
                 wait_s = pause_s * (0.5 + self._random.random())
                 if not again or clock() + wait_s > ends_s:
                     raise self._describe(error, trouble, what, inside) from None
+                before = f"; before, it failed: {self._words_of(error)}"
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _describe(self, error: Exception, trouble: Trouble, what: str, inside: bool) -> Exception:
         """Returns the error of ours. That of the SDK is not kept with it: it may hold the key."""
-        words = f"{type(error).__name__}: {one_line(error)}"
-        for key in self._keys:
-            words = words.replace(key, "***")
-        said = f"sandbox={self.service.name}: {what} failed: {words[:500]}"
+        said = f"sandbox={self.service.name}: {what} failed: {self._words_of(error)}"
         if trouble is Trouble.denied:
             return UserError(f"{said}. The service does not accept the key, or the key may not do this")
         if trouble is Trouble.missing:
@@ -189,6 +188,12 @@ class Requests:
         if trouble in (Trouble.busy, Trouble.passing) and not inside:
             return OutsideError(said)
         return SandboxError(said)
+
+    def _words_of(self, error: Exception) -> str:
+        words = f"{type(error).__name__}: {one_line(error)}"
+        for key in self._keys:
+            words = words.replace(key, "***")
+        return words[:500]
 
 
 class HostedSandbox(ShellSandbox):
