@@ -126,6 +126,8 @@ COMMANDS = {
     "docker": ("docker", ["sandbox=docker", "sandbox.image=a:b"]),
     "swe-rex": ("swe_rex", ["sandbox=swe_rex"]),
     "kubernetes": ("kubernetes", ["sandbox=kubernetes", "sandbox.image=a:b"]),
+    "e2b": ("e2b", ["sandbox=e2b", "sandbox.image=a"]),
+    "modal": ("modal", ["sandbox=modal", "sandbox.image=a"]),
     "mini-swe-agent": ("mini_swe", ["agent=mini_swe"]),
     "verifiers": ("verifiers", ["env=verifiers", "env.dataset=json"]),
     "ray": ("ray", ["hardware.ray_address=head:6379", "layout=local2"]),
@@ -170,6 +172,22 @@ from pathlib import Path
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.sandbox.kubernetes import Kubernetes
 Kubernetes(SandboxConfig(), Path("scratch"))
+""",
+    "e2b": """
+import os
+from pathlib import Path
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.hosted.e2b import E2B
+os.environ["E2B_API_KEY"] = "key"
+E2B(SandboxConfig(), Path("scratch"))
+""",
+    "modal": """
+import os
+from pathlib import Path
+from swe_rl.config.schema import SandboxConfig
+from swe_rl.sandbox.hosted.modal import Modal
+os.environ["MODAL_TOKEN_ID"] = os.environ["MODAL_TOKEN_SECRET"] = "key"
+Modal(SandboxConfig(), Path("scratch"))
 """,
     "mini-swe-agent": "from swe_rl.agent.mini_swe.dialects import load_library; load_library()",
     "verifiers": "from swe_rl.env.verifiers import import_library; import_library()",

@@ -295,6 +295,8 @@ NEEDS = (
     Need(("docker",), "docker", "runtime.containers", _serves_containers),
     Need(("swe-rex",), "swe_rex", "sandbox.name", _acts_in("swe_rex")),
     Need(("kubernetes",), "kubernetes", "sandbox.name", _acts_in("kubernetes")),
+    Need(("e2b",), "e2b", "sandbox.name", _acts_in("e2b")),
+    Need(("modal",), "modal", "sandbox.name", _acts_in("modal")),
     Need(("docker",), "docker", "job.images_action", _fetches_images),
     Need(("verifiers",), "verifiers", "env.name", _uses_verifiers),
     Need(("mini-swe-agent",), "mini_swe", "agent.name", _acts_by_library),

@@ -12,7 +12,6 @@ Invariants:
 """
 
 import asyncio
-import contextlib
 import importlib
 import math
 import os
@@ -28,9 +27,9 @@ from swe_rl.sandbox.base import image_of
 from swe_rl.sandbox.sandbox import Door, Workspace
 from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 
-# The run gives so many signs of life within a lease, so that a late one does not end a sandbox.
-_BEATS_IN_A_LEASE = 4
+_CHECKS_IN_A_LEASE = 4  # Docker looks so often whether the lease is over.
 _CONTAINERS = ("docker", "podman")  # These deployments take options of a container engine's command line.
+_SHARED = ("local", "remote")  # Others have processes on the machine of such a deployment.
 _OF_SERVER = 32  # SWE-ReX's own server needs so many processes and threads beside sandbox.max_processes.
 _BEAT = "/tmp/swe_rl-beat"  # The time of this file is that of the run's last sign of life.
 # Docker runs this in a container again and again, from its start on. The container's first process gets no signal from
@@ -81,7 +80,16 @@ class SweRex:
         lease_s = 0.0
         if self._deployment == "docker":
             lease_s = self._config.lease_s
-        made = Deployed(name, workdir, deployment, self._scratch, self._config, lease_s, local=self._local)
+        made = Deployed(
+            name,
+            workdir,
+            deployment,
+            self._scratch,
+            self._config,
+            lease_s,
+            local=self._local,
+            owns_processes=self._deployment not in _SHARED,
+        )
         try:
             await made.start(workspace.path)
         except BaseException:
@@ -131,7 +139,7 @@ class SweRex:
     def _watch(self) -> list[str]:
         seconds = math.ceil(self._config.lease_s)
         check = _LEASE.format(beat=_BEAT, seconds=seconds)
-        return ["--health-cmd", check, "--health-interval", f"{math.ceil(seconds / _BEATS_IN_A_LEASE)}s"]
+        return ["--health-cmd", check, "--health-interval", f"{math.ceil(seconds / _CHECKS_IN_A_LEASE)}s"]
 
     async def close(self) -> None: ...
 
@@ -149,40 +157,39 @@ class Deployed(ShellSandbox):
         lease_s: float,
         *,
         local: bool,
+        owns_processes: bool,
     ) -> None:
         super().__init__(sandbox_id, workdir, scratch, config)
         self._deployment = deployment
         self._local = local
+        self._owns_processes = owns_processes
         self._lease_s = lease_s
         self._starting: asyncio.Future[None] | None = None
-        self._beating: asyncio.Future[None] | None = None
 
     async def start(self, folder: Path | None) -> None:
         """Starts the deployment, and unpacks `folder` there as the working folder. Raises SandboxError."""
         self._starting = asyncio.ensure_future(_run_aside(self._deployment.start()))
         await asyncio.shield(self._starting)
         if self._lease_s:
-            self._beating = asyncio.ensure_future(self._beat())
+            self._keep_alive(self._lease_s)
+        if self._owns_processes:
+            await self._own_all_processes()
         if folder is not None:
             await self._unpack(folder)
 
-    async def _beat(self) -> None:
-        while True:
-            # What is wrong here is said by the next command.
-            with contextlib.suppress(Exception):
-                await self._ran('touch -- "$1"', (_BEAT,), MARGIN_S)
-            await asyncio.sleep(self._lease_s / _BEATS_IN_A_LEASE)
+    async def _give_sign_of_life(self) -> None:
+        await self._ran('touch -- "$1"', (_BEAT,), MARGIN_S)
 
     async def close(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
+        self._stop_signs()
         await _run_aside(self._deployment.stop())
         # The start was given up before its end. What it starts from now on is stopped, too.
         if self._starting is not None and not self._starting.done():
             await asyncio.wait({self._starting})
             await _run_aside(self._deployment.stop())
         if self._local:
-            await asyncio.to_thread(shutil.rmtree, self.workdir, ignore_errors=True)
+            for folder in filter(None, (self.workdir, self._place)):
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _upload(self, file: Path) -> str:
         from swerex.runtime.abstract import UploadRequest

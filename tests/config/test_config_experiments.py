@@ -113,7 +113,7 @@ NEEDS = {
     "sandbox": {
         "remote": ["sandbox.runtime_url=http://a:1"],
         # The embedded instances are folders: a container needs an image to copy them into.
-        **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer", "kubernetes")},
+        **{kind: ["env=swe_gym"] for kind in ("docker", "podman", "apptainer", "kubernetes", "e2b", "modal")},
     },
     "runtime": {"external": ["sandbox.runtime_url=http://a:1", "env=swe_gym"], "job": ["env=swe_gym"]},
     "env": {

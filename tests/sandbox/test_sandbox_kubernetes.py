@@ -10,10 +10,11 @@ from swe_rl.config.compose import compose
 from swe_rl.errors import UserError
 from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.sandbox import SandboxError, Workspace
+from swe_rl.sandbox.sandbox import USED_TOO_MUCH, SandboxError, Workspace
 from swe_rl.testing import check_sandbox
-from tests.support import fake_kubernetes
-from tests.support.fake_kubernetes import CAN_RUN, TOKEN, FakeKubernetes
+from tests.support import fake_machine
+from tests.support.fake_kubernetes import TOKEN, FakeKubernetes
+from tests.support.fake_machine import CAN_RUN
 from tests.support.waiting import until
 
 # Its import takes half a second of a core, which each process that collects this file would spend.
@@ -26,7 +27,7 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "cluster").mkdir()
     with FakeKubernetes(tmp_path / "cluster") as fake:
         monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig))
-        monkeypatch.setattr("swe_rl.sandbox.kubernetes._LOOK_S", 0.02)
+        monkeypatch.setattr("swe_rl.sandbox.hosted.cluster._LOOK_S", 0.02)
         yield fake
 
 
@@ -134,7 +135,7 @@ async def test_an_ended_pod_that_another_run_left_is_removed(cluster, provide):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"waiting": "ErrImagePull"}, "the pod cannot start: ErrImagePull: of its image"),
+        ({"waiting": ["ErrImagePull", "ImagePullBackOff"] * 9}, "the pod cannot start: ErrImagePull: of its image"),
         ({"POST pods": 403}, "the cluster refuses create_namespaced_pod: 403"),
         ({"GET exec": 500}, "no command can be started: Handshake status 500"),
     ],
@@ -193,7 +194,7 @@ async def test_no_command_breaks_its_pod_or_what_watches_it(cluster, provide, co
 
 @needs_pods
 async def test_what_bash_says_of_an_images_environment_is_in_no_status_and_no_file(cluster, provide, monkeypatch):
-    monkeypatch.setitem(fake_kubernetes._ENV, "LC_ALL", "xx_XX.UTF-8")
+    monkeypatch.setitem(fake_machine.ENV, "LC_ALL", "xx_XX.UTF-8")
     sandbox = await provide().create(Workspace(image="a:1"), owner="o")
     assert (await sandbox.exec("echo said", timeout_s=8)).output == "said\n"
     await sandbox.write_file("file", b"content")
@@ -202,7 +203,7 @@ async def test_what_bash_says_of_an_images_environment_is_in_no_status_and_no_fi
 
 @needs_pods
 async def test_a_cluster_that_is_busy_at_first_is_asked_again(cluster, provide, monkeypatch):
-    monkeypatch.setattr("swe_rl.sandbox.kubernetes._PAUSE_S", 0.01)
+    monkeypatch.setattr("swe_rl.sandbox.hosted.cluster._PAUSE_S", 0.01)
     cluster.busy = {"POST pods": 2, "GET exec": 2, "GET pods": 1, "POST networkpolicies": 1}
     sandbox = await provide().create(Workspace(image="a:1"), owner="o")
     assert (await sandbox.exec("echo said", timeout_s=8)).output == "said\n"
@@ -242,3 +243,72 @@ async def test_a_file_larger_than_any_may_be_is_refused_before_it_is_sent(cluste
     with pytest.raises(SandboxError, match="large"):
         await sandbox.read_file("large")
     assert cluster.sent_bytes - before < 10_000
+
+
+@needs_pods
+async def test_nothing_outlives_its_command_however_it_hides(cluster, provide):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    await sandbox.exec("env -i setsid bash -c 'setsid sleep 613 & sleep 613' > /dev/null 2>&1 & sleep 0.2", timeout_s=9)
+    assert "613" not in (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr -d '\\0'; true", timeout_s=9)).output
+    (pod,) = cluster.pods.values()
+    assert not pod.has_ended
+
+
+@needs_pods
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ({"reason": "OOMKilled"}, "used more than 4 GB of memory"),
+        ({"evicted": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."}, "used more disk"),
+    ],
+)
+async def test_a_pod_that_its_own_limits_ended_is_its_agents_doing(cluster, provide, ends, said):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    running = asyncio.ensure_future(sandbox.exec("sleep 600", timeout_s=600))
+    (pod,) = cluster.pods.values()
+    await until(lambda: len(pod.running) > 3)
+    pod.reason, pod.evicted = ends.get("reason", ""), ends.get("evicted", "")
+    pod.end()
+    for result in (await running, await sandbox.exec("true", timeout_s=9)):
+        assert result.exit_code == 137 and USED_TOO_MUCH in result.output and said in result.output
+    with pytest.raises(SandboxError):
+        await sandbox.read_file("x")
+
+
+@needs_pods
+async def test_a_node_that_lacks_memory_is_no_agents_doing(cluster, provide):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    (pod,) = cluster.pods.values()
+    pod.evicted = "The node was low on resource: memory."
+    pod.end()
+    with pytest.raises(SandboxError):
+        await sandbox.exec("true", timeout_s=9)
+
+
+@needs_pods
+async def test_a_pod_without_room_for_a_process_is_its_agents_doing(cluster, provide):
+    sandbox = await provide().create(Workspace(image="a:1"), owner="o")
+    cluster.faults["no process"] = True
+    result = await sandbox.exec("true", timeout_s=9)
+    assert result.exit_code == 137 and "used more processes than its pod may have" in result.output
+
+
+@needs_pods
+async def test_a_pull_that_failed_is_waited_for_as_often_as_asked(cluster, provide):
+    cluster.faults["waiting"] = ["ErrImagePull", "ImagePullBackOff", "ErrImagePull", "ImagePullBackOff"]
+    sandbox = await provide("sandbox.pull_retries=3").create(Workspace(image="a:1"), owner="o")
+    await sandbox.close()
+    cluster.faults["waiting"] = ["ErrImagePull", "ImagePullBackOff"] * 3
+    with pytest.raises(SandboxError, match="ErrImagePull"):
+        await provide("sandbox.pull_retries=2").create(Workspace(image="a:1"), owner="o")
+    assert len(cluster.faults["waiting"]) > 1
+
+
+@needs_pods
+async def test_a_cluster_that_takes_a_connection_and_is_silent_holds_no_thread(cluster, provide, monkeypatch):
+    provider = provide()
+    monkeypatch.setattr("swe_rl.sandbox.hosted.cluster._CALL_S", 0.3)
+    cluster.faults["silent"] = True
+    with pytest.raises(SandboxError, match="no command can be started"):
+        await asyncio.wait_for(provider.create(Workspace(image="a:1"), owner="o"), 20)
+    cluster.faults.clear()

@@ -1,52 +1,34 @@
 """An API server of Kubernetes for tests: pods, exec over a websocket, and commands that run for real.
 
 Invariants:
-- A pod is a bubblewrap with files and processes of its own; `exec` enters it as a kubelet enters a container. It needs
-  root, bubblewrap and nsenter.
-- As in a cluster, a broken connection ends no command, and a pod ends with its first process. Its object stays.
+- A pod is a machine of `fake_machine`; `exec` enters it as a kubelet enters a container. The object of an ended pod
+  stays.
 - Whatever is not in `faults` is answered as the official client reads it. `requests` has all methods and paths.
 """
 
 import asyncio
 import contextlib
 import json
-import os
-import shutil
-import signal
-import subprocess
-import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
-CAN_RUN = os.geteuid() == 0 and shutil.which("bwrap") is not None and shutil.which("nsenter") is not None
+from tests.support.fake_machine import FakeMachine, FakeService
+
 TOKEN = "token-of-the-cluster"
-_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root"}
-_ROOT = ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--proc", "/proc", "--dev", "/dev"]
-_ROOT += [word for name in ("bin", "sbin", "lib", "lib64") for word in ("--symlink", f"usr/{name}", f"/{name}")]
-_ROOT += ["--tmpfs", "/tmp", "--dir", "/root"]
 
 
-@dataclass
-class FakePod:
-    described: dict[str, Any]
-    process: subprocess.Popen[bytes]
-    inside: int  # the number of its first process on this machine
-    looks: int = 0
-    running: list[Any] = field(default_factory=list)
-
-    def end(self) -> None:
-        """Kills all that runs in it. The first process inside may not yet die with bubblewrap itself."""
-        if self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.inside, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
+class FakePod(FakeMachine):
+    def __init__(self, described: dict[str, Any], first: list[str]) -> None:
+        super().__init__(first)
+        self.described = described
+        self.looks = 0
+        self.reason = ""  # why its container ended
+        self.evicted = ""  # why its node ended it
 
 
-class FakeKubernetes:
+class FakeKubernetes(FakeService):
     """`with FakeKubernetes(folder) as cluster`: `cluster.kubeconfig` is the file for the client."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,19 +40,6 @@ class FakeKubernetes:
         self.sent_bytes = 0  # by commands
         self.faults: dict[str, Any] = {}
         self.busy: dict[str, int] = {}  # So many requests get the status 429 first.
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> "FakeKubernetes":
-        self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(20)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(20)
-        self._loop.close()
 
     async def _serve(self) -> None:
         app = web.Application(middlewares=[self._note])
@@ -123,14 +92,7 @@ class FakeKubernetes:
         described = await request.json()
         name = described["metadata"]["name"]
         (container,) = described["spec"]["containers"]
-        read, write = os.pipe()
-        words = ["bwrap", *_ROOT, "--unshare-pid", "--as-pid-1", "--die-with-parent", "--info-fd", str(write)]
-        words += container["command"]
-        process = subprocess.Popen(words, env=_ENV, pass_fds=[write], start_new_session=True)  # noqa: ASYNC220
-        os.close(write)
-        with os.fdopen(read) as said:
-            inside = json.loads(await asyncio.to_thread(said.read))["child-pid"]
-        self.pods[name] = FakePod(described, process, inside)
+        self.pods[name] = FakePod(described, container["command"])
         return web.json_response(described, status=201)
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -143,7 +105,10 @@ class FakeKubernetes:
         if pod is None:
             return _status(404, "there is no such pod")
         pod.looks += 1
-        return web.json_response(_shown(pod, self.faults.get("waiting")))
+        waiting = self.faults.get("waiting")
+        if isinstance(waiting, list):
+            waiting = waiting.pop(0) if waiting else None
+        return web.json_response(_shown(pod, waiting))
 
     async def _delete(self, request: web.Request) -> web.Response:
         pod = self.pods.pop(request.match_info["name"], None)
@@ -156,14 +121,18 @@ class FakeKubernetes:
         pod = self.pods.get(request.match_info["name"])
         if pod is None or pod.process.poll() is not None:
             return _status(404, "there is no such pod")
+        if self.faults.get("silent"):
+            await asyncio.sleep(0.6)
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
-        pipe = asyncio.subprocess.PIPE
-        enter = ["nsenter", "-t", str(pod.inside), "-m", "-p", "--", *request.query.getall("command")]
-        process = await asyncio.create_subprocess_exec(*enter, env=_ENV, cwd="/", stdin=pipe, stdout=pipe, stderr=pipe)
+        if self.faults.get("no process"):
+            refused = {"status": "Failure", "message": "starting container process: Resource temporarily unavailable"}
+            await socket.send_bytes(b"\3" + json.dumps(refused).encode())
+            await socket.close()
+            return socket
+        process = await pod.enter(request.query.getall("command"))
         assert process.stdin and process.stdout and process.stderr
         typing = asyncio.ensure_future(_type(socket, process.stdin))
-        pod.running.append(process)
         with contextlib.suppress(ConnectionError):
             sent = await asyncio.gather(_send(socket, 1, process.stdout), _send(socket, 2, process.stderr))
             self.sent_bytes += sum(sent)
@@ -202,12 +171,15 @@ def _shown(pod: FakePod, waiting: str | None = None) -> dict[str, Any]:
     phase = "Running"
     if code is not None:
         phase = "Failed" if code else "Succeeded"
-        state = {"terminated": {"exitCode": code}}
+        state = {"terminated": {"exitCode": code, "reason": pod.reason or "Error"}}
     elif waiting or pod.looks < 2:
         phase = "Pending"
         state = {"waiting": {"reason": waiting or "ContainerCreating", "message": "of its image"}}
     container = {"name": "sandbox", "image": "a", "imageID": "", "ready": True, "restartCount": 0, "state": state}
-    return {**pod.described, "status": {"phase": phase, "containerStatuses": [container]}}
+    status = {"phase": phase, "containerStatuses": [container]}
+    if pod.evicted:
+        status |= {"phase": "Failed", "reason": "Evicted", "message": pod.evicted}
+    return {**pod.described, "status": status}
 
 
 def _status(code: int, message: str) -> web.Response:

@@ -24,6 +24,11 @@ FOLDERS = ("bugs",)  # the instances of these environments are folders of this m
 # A run may be busy for so long (an update, a checkpoint), and would lose its sandboxes with a shorter lease.
 SHORTEST_LEASE_S = 60.0
 _ENGINE_KEYS = ("host", "warm_pool")  # only container engines read these
+# Sandboxes of these services need keys of the environment. A key of `params` may name another variable.
+_SERVICE_KEYS = {
+    "e2b": {"key_env": "E2B_API_KEY"},
+    "modal": {"id_env": "MODAL_TOKEN_ID", "secret_env": "MODAL_TOKEN_SECRET"},
+}
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
 
@@ -335,18 +340,28 @@ def runtime_address(config: Config, host: Host) -> Iterator[Finding]:
 
 
 @rule_about(Part.sandboxes)
-def kubernetes_cluster(config: Config, host: Host) -> Iterator[Finding]:
-    """Finds that nothing names a cluster, where the job runs here. A job elsewhere may have what this machine lacks."""
-    if config.sandbox.name != "kubernetes" or host.elsewhere or host.submitted:
+def sandbox_services(config: Config, host: Host) -> Iterator[Finding]:
+    """Finds what a service of others needs and this machine lacks, where the job runs here."""
+    sandbox = config.sandbox
+    if sandbox.mounts and sandbox.name in ("kubernetes", *_SERVICE_KEYS):
+        words = f"folders of this machine are in no sandbox of sandbox={sandbox.name}"
+        yield error("hosted_mounts", "sandbox.mounts", words, "sandbox.mounts=[], and an image with the programs")
+    if host.elsewhere or host.submitted:
         return
-    environment = host.environment
-    default = f"{environment.get('HOME', '')}/.kube/config"
-    in_pod = "KUBERNETES_SERVICE_HOST" in environment
-    if environment.get("KUBECONFIG") is None and not in_pod and not host.file_exists(default):
+    if sandbox.name == "kubernetes" and not _names_cluster(host):
         words = "sandbox=kubernetes needs a cluster: neither KUBECONFIG is set, nor is there a file ~/.kube/config"
         yield error(
             "kubernetes_cluster", "sandbox.name", words, "KUBECONFIG=FILE in the environment, or sandbox=process"
         )
-    if config.sandbox.mounts:
-        words = "folders of this machine are in no pod"
-        yield error("kubernetes_mounts", "sandbox.mounts", words, "sandbox.mounts=[], and an image with the programs")
+    for parameter, usual in _SERVICE_KEYS.get(sandbox.name, {}).items():
+        variable = str(sandbox.params.get(parameter, usual))
+        if not host.environment.get(variable, "").strip():
+            words = f"needs a key of the service, and {variable} is not in the environment"
+            yield error("hosted_key", "sandbox.name", words, f"{variable}=KEY in the environment, or sandbox=process")
+
+
+def _names_cluster(host: Host) -> bool:
+    environment = host.environment
+    default = f"{environment.get('HOME', '')}/.kube/config"
+    named = "KUBECONFIG" in environment or "KUBERNETES_SERVICE_HOST" in environment
+    return named or host.file_exists(default)

@@ -19,7 +19,7 @@ from swe_rl.sandbox.container.engine import ContainerEngine, ImageMissingError
 from swe_rl.sandbox.sandbox import SandboxError
 
 # A pull that failed with one of these words would fail again, so it is not repeated.
-_FINAL = re.compile(
+FINAL_PULL = re.compile(
     r"not found|manifest unknown|denied|unauthorized|no such image|does not exist|invalid reference", re.I
 )
 _FIRST_PAUSE_S = 2.0  # Each pause is twice as long as the one before, up to the longest.
@@ -88,7 +88,7 @@ class Images:
                 reason = await self._pull(image)
                 if not reason:
                     return
-                if _FINAL.search(reason):
+                if FINAL_PULL.search(reason):
                     break
         raise _missing_error(image, owner, f"its pull failed: {reason}", self._engine.address)
 

@@ -1,0 +1,1 @@
+"""This package makes sandboxes of hosted services, each by the service's own SDK."""
