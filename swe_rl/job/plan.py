@@ -62,8 +62,12 @@ def make_plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
     """
     made: dict[str, Any] = {"config_hash": config_hash(config)}
     config = with_command(config, os.environ)
-    sections = _OF_A_WARM_START if Part.warm_start in started_parts(config) else _SECTIONS
-    for name, section in sections.items():
+    is_warm_start = Part.warm_start in started_parts(config)
+    sections = _OF_A_WARM_START if is_warm_start else _SECTIONS
+    about = {} if is_warm_start else _ABOUT
+    left_out = tuple(key for part, keys in about.items() if part not in started_parts(config) for key in keys)
+    # The time of a step alone takes a second to simulate.
+    for name, section in ((name, section) for name, section in sections.items() if name not in left_out):
         try:
             made[name] = section(config)
         except Exception as error:  # a wrong value goes wrong anywhere; what is wrong with it, the rules say
@@ -73,18 +77,16 @@ def make_plan(config: Config, *, partly: bool = False) -> dict[str, Any]:
         if name == "time" and "rollouts_s_per_step" in made[name] and Part.router in started_parts(config):
             of_gateway = step_need(config, made[name]["rollouts_s_per_step"])
             made |= {"gateway": of_gateway.to_record()} if of_gateway else {}
-    return made if Part.warm_start in started_parts(config) else _of_this_job(config, made)
+    return made if is_warm_start else _of_this_job(config, made, left_out)
 
 
-def _of_this_job(config: Config, made: dict[str, Any]) -> dict[str, Any]:
-    """Returns the plan without what the job does not start, and without empty sections."""
-    away = tuple(key for part, keys in _ABOUT.items() if part not in started_parts(config) for key in keys)
+def _of_this_job(config: Config, made: dict[str, Any], away: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the plan without the keys that begin as one of `away`, and without empty sections."""
     left = {
         name: {key: value for key, value in rows.items() if not key.startswith(away)}
         if isinstance(rows, dict)
         else rows
         for name, rows in made.items()
-        if name not in away
     }
     return {name: rows for name, rows in left.items() if (rows or name == "gpus") and endpoint.knows(config, name)}
 

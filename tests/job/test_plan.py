@@ -26,6 +26,8 @@ from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
 from swe_rl.run.session import banner_lines
 
+FEW_TO_SIMULATE = ("rollout.n=2", "rollout.prompts_per_step=6")
+
 
 @pytest.fixture(scope="module")
 def published():
@@ -462,13 +464,18 @@ def test_no_number_that_the_rules_refuse_stops_the_plan():
 def test_layers_are_compiled_where_the_run_saves_by_it(overrides, compiled):
     config = compose(["+experiment=dp4_default", *overrides]).config
     assert duration.compiles_layers(config) == compiled
-    assert job.make_plan(config, partly=True)["time"]["layers_compiled"] == ("yes" if compiled else "no")
     asked = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, compile=False))
     assert (duration.run_s(config) < duration.run_s(asked)) == compiled
 
 
+def test_the_plan_says_whether_layers_are_compiled(published, planned):
+    config = compose(["+experiment=dp4_default", "trainer.compile=false", *FEW_TO_SIMULATE]).config
+    assert duration.compiles_layers(published) and not duration.compiles_layers(config)
+    assert planned["time"]["layers_compiled"] == "yes" and make_plan(config)["time"]["layers_compiled"] == "no"
+
+
 def test_an_adapter_is_what_travels_where_engines_serve_it():
-    words = ["+experiment=dp4_default", "trainer.lora_rank=32"]
+    words = ["+experiment=dp4_default", "trainer.lora_rank=32", *FEW_TO_SIMULATE]
     merged, served = (compose([*words, *more]).config for more in ([], ["trainer.lora_serving=adapter"]))
     assert memory.update_gb(merged) == pytest.approx(29.54)
     assert memory.update_gb(served) == pytest.approx(memory.lora_params_b(served) * 4)
@@ -510,7 +517,8 @@ def test_what_it_comes_to_is_said_first(overrides, short, capsys, monkeypatch):
     ],
 )
 def test_nothing_is_planned_that_the_job_does_not_start(of, short):
-    made = make_plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}"]).config)
+    words = FEW_TO_SIMULATE if of == "eval" else ()
+    made = make_plan(compose(["+experiment=dp4_tr_atw01", "job=plan", f"job.of={of}", *words]).config)
     rows = {key for section in made.values() if isinstance(section, dict) for key in section}
     assert not [key for key in rows if key.startswith(("train", "checkpoint", "optimizer", "weight_sync"))], rows
     assert ("run" in rows, "steps" in rows) == (of == "rollout", of == "rollout")
@@ -518,6 +526,12 @@ def test_nothing_is_planned_that_the_job_does_not_start(of, short):
     assert said.startswith(short) if short else not {"steps", "images_gb_at_most"} & rows and "image" not in said
     assert "engine_weights_gb" in rows
     assert ("attempts_per_instance" in rows, "sandboxes_at_once" in rows) == (of == "eval", of != "serve")
+
+
+def test_nothing_is_simulated_for_a_job_without_rollouts(monkeypatch):
+    """Each start of a run writes its plan."""
+    monkeypatch.setattr(job, "step_rollouts", lambda config: pytest.fail("a step was simulated"))
+    assert "time" not in make_plan(compose(["+experiment=dp4_tr_atw01", "job=serve"]).config)
 
 
 def test_gpu_hours_are_those_of_all_gpus():
