@@ -169,8 +169,7 @@ def _grade_of_looks(grade: Grade, seen: Sequence[Grade], looks: Sequence[bool]) 
             return replace(shown, session=replace(shown.session, passed_twins=unfailed))
         if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
             broken = grade.worthless(*shown.session.findings)
-            session = replace(grade.session, passed_twins=unfailed)
-            return replace(broken, timed_out=shown.timed_out, session=session)
+            return replace(broken, timed_out=shown.timed_out, session=replace(grade.session, passed_twins=unfailed))
     kept = grade.session if beside_twins else PytestSession(twinned=twinned)
     return replace(grade, session=replace(kept, passed_twins=unfailed))
 
