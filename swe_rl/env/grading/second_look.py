@@ -142,9 +142,12 @@ async def _look(
     if not errors:
         return _grade_of_looks(grade, [shown for shown in seen if isinstance(shown, Grade)], looks)
     for number, shown in enumerate(seen):
-        if not looks[number] or isinstance(shown, BaseException) or not shown.session.passed_twins:
-            continue
-        if await _fails_with_fix(instance, sessions, f"{seed}-{number}", shown.session.passed_twins):
+        if (
+            isinstance(shown, Grade)
+            and looks[number]
+            and shown.session.passed_twins
+            and await _fails_with_fix(instance, sessions, f"{seed}-{number}", shown.session.passed_twins)
+        ):
             ALERT.sound()
             return replace(grade.worthless("twin_passed"), session=PytestSession())
     raise errors[0]
