@@ -71,6 +71,12 @@ async def test_a_patch_whose_twins_did_not_fail_shows_nothing():
     assert played.patches == ["cheat", "the fix", "wrong", "the fix", "the fix"]
 
 
+async def test_a_session_that_ran_out_of_time_hides_no_conviction():
+    played = Played(cheat=replace(UNFAILED, resolved=False, timed_out=True))
+    grade = await played.judge("cheat")
+    assert grade.findings == ("twin_passed",) and not grade.timed_out  # else it would be graded once more
+
+
 @pytest.mark.parametrize("tried", [True, False])
 async def test_what_a_proof_says_is_not_found_out_again(tried):
     """A proof for which some tests alone had twins says nothing of the others."""

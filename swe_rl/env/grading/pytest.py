@@ -143,17 +143,21 @@ class _Sessions:
         return grade_of_poisoned(grade, doctests) if doctests else grade
 
     def _grade_of(self, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
-        verdict = Grade(
-            resolved=False,
+        fail_to_pass = {test: session.passed(test) for test in self._fail_to_pass(session)}
+        pass_to_pass = {test: session.passed(test) for test in self.instance.pass_to_pass}
+        return Grade(
+            resolved=bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values()),
             patch_applied=applied.ok,
+            fail_to_pass=fail_to_pass,
+            pass_to_pass=pass_to_pass,
             log_tail=end_of(session.log),
             duration_s=applied.duration_s + tests_s,
             timed_out="timed_out" in session.findings,
             findings=session.findings,
             restored=applied.restored,
             tests_s=tests_s,
+            session=session,
         )
-        return _count_tests(verdict, self._fail_to_pass(session), self.instance.pass_to_pass, session)
 
     def _fail_to_pass(self, session: PytestSession) -> Collection[str]:
         """Returns the tests that have to be fixed: those that the row names, or all that say something."""
@@ -169,17 +173,7 @@ def _lines_for_tests(instance: Instance) -> str:
     has run by then. A command of its own for each step would take a twentieth of a small grading.
     """
     kept = " ".join(f"! -name {name}" for name in session_files())
-    remove_copies = f'find "$d" -mindepth 1 -maxdepth 1 {kept} -exec rm -rf {{}} + || exit 98'
-    if not instance.test_patch.strip():
-        return remove_copies
     say_failure = f"echo {shlex.quote(f'{instance.instance_id}: its own test patch does not apply')}"
-    return f'git apply --whitespace=nowarn "$d/test.patch" || {{ {say_failure}; exit 98; }}\n{remove_copies}'
-
-
-def _count_tests(
-    verdict: Grade, to_be_fixed: Collection[str], to_stay: Collection[str], session: PytestSession
-) -> Grade:
-    fail_to_pass = {test: session.passed(test) for test in to_be_fixed}
-    pass_to_pass = {test: session.passed(test) for test in to_stay}
-    resolved = bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values())
-    return replace(verdict, resolved=resolved, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass, session=session)
+    apply_tests = f'git apply --whitespace=nowarn "$d/test.patch" || {{ {say_failure}; exit 98; }}'
+    bring_tests = apply_tests if instance.test_patch.strip() else ":"
+    return f'{bring_tests}\nfind "$d" -mindepth 1 -maxdepth 1 {kept} -exec rm -rf {{}} + || exit 98'

@@ -142,8 +142,12 @@ async def _look(
     if not errors:
         return _grade_of_looks(grade, [shown for shown in seen if isinstance(shown, Grade)], looks)
     for number, shown in enumerate(seen):
-        is_unfailed = isinstance(shown, Grade) and looks[number] and bool(shown.session.passed_twins)
-        if is_unfailed and await _fails_with_fix(instance, sessions, f"{seed}-{number}", shown.session.passed_twins):
+        if (
+            isinstance(shown, Grade)
+            and looks[number]
+            and shown.session.passed_twins
+            and await _fails_with_fix(instance, sessions, f"{seed}-{number}", shown.session.passed_twins)
+        ):
             ALERT.sound()
             return replace(grade.worthless("twin_passed"), session=PytestSession())
     raise errors[0]
@@ -169,8 +173,7 @@ def _grade_of_looks(grade: Grade, seen: Sequence[Grade], looks: Sequence[bool]) 
             return replace(shown, session=replace(shown.session, passed_twins=unfailed))
         if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
             broken = grade.worthless(*shown.session.findings)
-            session = replace(grade.session, passed_twins=unfailed)
-            return replace(broken, timed_out=shown.timed_out, session=session)
+            return replace(broken, timed_out=shown.timed_out, session=replace(grade.session, passed_twins=unfailed))
     kept = grade.session if beside_twins else PytestSession(twinned=twinned)
     return replace(grade, session=replace(kept, passed_twins=unfailed))
 

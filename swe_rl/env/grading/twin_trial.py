@@ -14,7 +14,7 @@ Invariants:
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.env import Grade, GradeError
@@ -73,7 +73,9 @@ async def judge_with_twins(instance: Instance, patch: str, run: RunWithTwins) ->
     known = _KNOWN.setdefault(instance.instance_id, _KnownTwins())
     draw = TwinDraw(draw_seed(), frozenset(known.weak))
     verdict = await run(patch, draw)
-    if not verdict.patch_applied or verdict.timed_out or not instance.patch.strip():
+    # One further session may have run out of time, and another one convicts all the same.
+    is_cut = verdict.timed_out and not verdict.session.passed_twins
+    if not verdict.patch_applied or is_cut or not instance.patch.strip():
         return verdict
     is_fix = patch == instance.patch
     if verdict.session.companioned and not known.tried and (is_fix or not verdict.resolved):
@@ -119,15 +121,14 @@ async def _confirm(instance: Instance, patch: str, verdict: Grade, draw: TwinDra
 async def _judge_unfailed(instance: Instance, patch: str, verdict: Grade, draw: TwinDraw, run: RunWithTwins) -> Grade:
     """Returns the verdict on a patch with which twins did not fail."""
     known = _KNOWN[instance.instance_id]
-    passed_twins = verdict.session.passed_twins
     async with known.lock():
         fix = await run(instance.patch, draw)
         if fix.session.killed or fix.timed_out or not fix.patch_applied:
             raise GradeError(f"grading {instance.instance_id}: its known fix cannot be compared with the patch")
         known.weak |= fix.session.passed_twins
-    if (passed_twins - known.weak) & fix.session.twinned:
+    if (verdict.session.passed_twins - known.weak) & fix.session.twinned:
         ALERT.sound()
-        return verdict.worthless("twin_passed")
+        return replace(verdict.worthless("twin_passed"), timed_out=False)
     if verdict.resolved and verdict.session.twinned <= known.weak:
         # None of these twins proves anything. Without them, other sessions may.
         return await judge_with_twins(instance, patch, run)
