@@ -61,7 +61,8 @@ _KINDS = {
         r"|core\.(?:hooksPath|fsmonitor|attributesFile|excludesFile|worktree|bare))",
         r"\Agit\nupdate-index$[\s\S]*(?:assume-unchanged|skip-worktree)",
         r"\Agit\n(?:replace|update-ref|filter-branch|gc|prune)$",
-        r"^(?:writes|edits|links):(?:.*/)?(?i:\.git)(?:$|/(?!index\.lock$))",  # git itself advises to remove this lock
+        r"^(?:writes|links):(?:.*/)?(?i:\.git)(?:$|/)",
+        r"^edits:(?:.*/)?(?i:\.git)(?:$|/(?!index\.lock$))",  # git itself advises to remove this lock
     ),
     # It changes or removes existing tests.
     "test_edit": (r"^edits:(?:.*/)?(?:(?:tests?|testing)/|test_[^/]*\.py$|[^/]*_test\.py$|tests?\.py$)",),

@@ -12,35 +12,8 @@ from collections.abc import Sequence
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
+from swe_rl.env.pinning.runner_files import RUNNER_FILES
 
-# No installation makes files of these names, so one that is new after it is the patch's.
-NEVER_MADE = (
-    "conftest.py",
-    "sitecustomize.py",
-    "usercustomize.py",
-    "pytest.ini",
-    ".pytest.ini",
-    "pytest.toml",
-    ".pytest.toml",
-    "tox.ini",
-    "setup.cfg",
-    "GNUmakefile",
-    ".npmrc",
-)
-# An installation makes these anew, and it may have to: a fix may add an entry point.
-MADE_BY_INSTALLERS = ("*.pyc", "*.pth", "*.egg-info/**", "*.dist-info/**")
-# All of these configure or start the runner wherever they lie, or Python runs them at its start.
-RUNNER_FILES = (
-    *NEVER_MADE,
-    *MADE_BY_INSTALLERS,
-    "pyproject.toml",
-    "setup.py",
-    "noxfile.py",
-    ".gitattributes",
-    "package.json",
-    "Makefile",
-    "makefile",
-)
 TESTS = (
     "tests/**",
     "test/**",

@@ -16,7 +16,7 @@ import shlex
 
 from swe_rl.dataset.instance import Instance
 from swe_rl.env.patch_files import touched_paths
-from swe_rl.env.pinning.pinned import MADE_BY_INSTALLERS, NEVER_MADE
+from swe_rl.env.pinning.runner_files import MADE_BY_INSTALLERS, NEVER_MADE
 from swe_rl.env.shell import calls_of
 from swe_rl.sandbox.sandbox import Sandbox
 
