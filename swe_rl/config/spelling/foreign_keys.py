@@ -11,8 +11,8 @@ Invariants:
 import difflib
 from functools import cache
 
-from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import NEAR_SPELLING, comment_of, is_legal, key_types
+from swe_rl.config.spelling.key_words import keys_with_words
 
 _VERL = "actor_rollout_ref."
 SAME = {
