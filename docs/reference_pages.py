@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from swe_rl import api
-from swe_rl.config.foreign_keys import COMMON, NEAR, SAME, our_key
 from swe_rl.config.keys import comment_of, describe_type, fields_of, schema_comments
 from swe_rl.config.schema import Config
+from swe_rl.config.spelling.foreign_keys import COMMON, NEAR, SAME, our_key
 
 ROOT = Path(__file__).resolve().parent.parent
 MESSAGES = ROOT / "tests" / "config" / "golden" / "rule_messages.txt"
 EXPERIMENTS = ROOT / "conf" / "experiment"
 _ENTRY = re.compile(r"^(?P<indent> *)(?P<chosen>- override /)?(?P<key>\w+):(?P<value>.*?)(?:\s+#\s*(?P<comment>.*))?$")
 _FIELD = re.compile(r"^    (\w+)\s*:")
-# Keys of TRL, OpenRLHF, NeMo-RL and others that are answered word by word (swe_rl/config/key_words.py).
+# Keys of TRL, OpenRLHF, NeMo-RL and others that are answered word by word (swe_rl/config/spelling/key_words.py).
 _READ_BY_WORDS = """
 batch_size train_batch_size mini_batch_size micro_batch_size learning_rate epochs num_epochs num_train_epochs
 num_steps warmup max_grad_norm gradient_checkpointing save_steps eval_steps num_generations max_seq_len max_seq_length

@@ -15,10 +15,10 @@ from swe_rl.agent.agent import Exit, Turn
 from swe_rl.config.choices import JobName, OutcomeReward, RewardKind
 from swe_rl.config.compose import compose
 from swe_rl.config.folders import list_options
-from swe_rl.config.foreign_keys import NEAR, SAME
 from swe_rl.config.keys import is_legal
 from swe_rl.config.schema import Config
 from swe_rl.config.secrets import is_secret_key
+from swe_rl.config.spelling.foreign_keys import NEAR, SAME
 from swe_rl.env.env import Grade
 from swe_rl.rollout.batch import rollout_numbers
 from swe_rl.rollout.collect import Collected

@@ -18,9 +18,9 @@ from swe_rl.cli.dispatch import JobFailed, run_in_folder
 from swe_rl.config.composition.sweeps import offer_sweeps
 from swe_rl.config.explain import ConfigError, explain_errors
 from swe_rl.config.folders import conf_dir, sweeps_dir
-from swe_rl.config.foreign_keys import describe_unit, our_key
 from swe_rl.config.hydra_internals import arguments_parser
 from swe_rl.config.keys import is_legal, nearest_keys
+from swe_rl.config.spelling.foreign_keys import describe_unit, our_key
 from swe_rl.config.store import register_schema
 from swe_rl.errors import UserError
 

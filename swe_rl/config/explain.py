@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from swe_rl.config.folders import extension_names, list_options, option_names
-from swe_rl.config.foreign_keys import SAME, describe_unit, misspelt_key, our_key
-from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import (
     describe_type,
     is_legal,
@@ -30,6 +28,8 @@ from swe_rl.config.keys import (
 )
 from swe_rl.config.launcher import no_such_setting
 from swe_rl.config.secrets import mask_text
+from swe_rl.config.spelling.foreign_keys import SAME, describe_unit, listed_key, misspelt_key, our_key
+from swe_rl.config.spelling.key_words import keys_with_words
 from swe_rl.errors import UserError
 from swe_rl.host.packages import install_command, own_requirements, pip_command
 
@@ -156,7 +156,7 @@ def _near_options(group: str, option: str, known: Sequence[str]) -> list[str]:
     near = nearest_words(option, known)
     if near or len(option) < _SHORTEST_WORD:
         return near
-    return [one.name for one in list_options().get(group, ()) if option.lower() in one.summary.lower()][:3]
+    return [member.name for member in list_options().get(group, ()) if option.lower() in member.summary.lower()][:3]
 
 
 def _plugin_hint(group: str, option: str) -> str:
@@ -343,7 +343,7 @@ def _unknown_key(key: str, where: str, groups: dict[str, list[str]]) -> str:
     if known := our_key(key) or misspelt_key(key):
         # `trainer.beta` is TRL's word for another thing, or our `beta1` with a letter missing.
         candidates = [known, *keys_spelled_like(key)]
-        if known in keys_with_words(key):
+        if listed_key(key) is None:
             candidates += keys_with_words(key)
     unit = "".join(describe_unit(name) for name in candidates[:1])
     return f"Unknown key {key!r} ({where}).{_did_you_mean(list(dict.fromkeys(candidates))[:3])}{unit}{more}"

@@ -142,9 +142,7 @@ class JobConfig:
     follow: bool = False  # status, logs: go on until all jobs have ended, or Ctrl-C
     end_within_s: EndSeconds = 10.0  # after SIGTERM or Ctrl-C the process has ended; what is not saved by then is lost
     objective: Objective | None = None  # the figure of summary.json that the job returns, for sweepers that optimize
-    repeat: ZeroOrMore = (
-        0  # --multirun: job.repeat=0,1,2,3 runs each variant four times, in turn forwards and backwards
-    )
+    repeat: ZeroOrMore = 0  # --multirun: job.repeat=0,1,2,3 runs each variant four times, in turn forwards and back
     workload_from: str | None = None  # simulate, plan: a run's folder; its last steps instead of rollout.workload
     code: tuple[str, ...] = ()  # folders that your own packages are in: they come along to wherever the job runs
     kind: NewKind = NewKind("agent")  # new: a class of this kind, a package of five, a task, a tiny model

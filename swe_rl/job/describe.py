@@ -18,11 +18,11 @@ from swe_rl.config.choices import OutputFormat
 from swe_rl.config.composition.values import flatten_config
 from swe_rl.config.explain import ConfigError
 from swe_rl.config.folders import Option, describe_clash, find_offered, is_ours, list_options
-from swe_rl.config.foreign_keys import our_key
 from swe_rl.config.keys import comment_of, describe_type, key_types, keys_of, nearest_keys, nearest_words
 from swe_rl.config.provenance import Origins
 from swe_rl.config.ranges import ranges_of
 from swe_rl.config.schema import Config
+from swe_rl.config.spelling.foreign_keys import our_key
 from swe_rl.host.terminal import format_table, terminal_width, wrap_text
 
 Record = dict[str, Any]

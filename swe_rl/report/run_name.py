@@ -41,7 +41,7 @@ def name_run(config: Mapping[str, Any]) -> str:
     """Returns `tiny · bugs · grpo`, with a name of the user's own before it: `mine: tiny · bugs · grpo`."""
     parts = (acting_model(config), option_name(config, "env"), algorithm_of(config))
     what = _SEPARATOR.join(filter(None, parts))
-    own = str(config.get("name") or "")
-    if own in ("", as_mapping(config.get("job")).get("name")):
+    given_name = str(config.get("name") or "")
+    if given_name in ("", as_mapping(config.get("job")).get("name")):
         return what
-    return ": ".join(filter(None, (own, what)))
+    return ": ".join(filter(None, (given_name, what)))

@@ -9,8 +9,8 @@ import pytest
 from swe_rl.cli.launch import run_command
 from swe_rl.config.compose import compose
 from swe_rl.config.explain import ConfigError, _find_problem, groups_of
-from swe_rl.config.foreign_keys import COMMON, NEAR, SAME
 from swe_rl.config.keys import comment_of, is_legal, key_types, nearest_keys
+from swe_rl.config.spelling.foreign_keys import COMMON, NEAR, SAME
 
 WORD, HELP = " has no value: an override is KEY=VALUE.", " `--help` lists what there is."
 MESSAGES = {

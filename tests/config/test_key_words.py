@@ -2,9 +2,9 @@
 
 import pytest
 
-from swe_rl.config.foreign_keys import our_key
-from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import is_legal
+from swe_rl.config.spelling.foreign_keys import our_key
+from swe_rl.config.spelling.key_words import keys_with_words
 
 SPELLED = {
     "sandbox.timeout": "rollout.command_timeout_s",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from swe_rl.config.compose import compose
 from swe_rl.job.plan import make_plan
+from swe_rl.logger.banner import banner_lines
 from swe_rl.logger.folder import RunFolder
-from swe_rl.run.session import banner_lines
 
 
 def lines(*overrides):

@@ -21,10 +21,10 @@ from swe_rl.job import plan as job
 from swe_rl.job import simulate
 from swe_rl.job.plan import NO_BOUND, make_plan
 from swe_rl.job.plan_panels import describe_in_short
+from swe_rl.logger.banner import banner_lines
 from swe_rl.plan import duration
 from swe_rl.plan.duration import bound_s
 from swe_rl.router.simulation.balance import engines_of_a_part, trainer_of
-from swe_rl.run.session import banner_lines
 
 FEW_TO_SIMULATE = ("rollout.n=2", "rollout.prompts_per_step=6")
 

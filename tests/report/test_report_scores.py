@@ -41,11 +41,11 @@ def test_instances_that_are_left_out_are_said_and_bracketed():
     made = [trajectory(name, sample, status) for name, both in ends.items() for sample, status in enumerate(both)]
     scores = score_table(made, {}, 2)
     tiles = {one["label"]: one["detail"] for one in score_tiles(scores)}
-    assert tiles["pass@2"].endswith("1 instances; 1 left out, 50.0 to 100.0 % with them")
+    assert tiles["pass@2"].endswith("1 instance; 1 left out, 50.0 to 100.0 % with them")
     assert tiles["pass@1"].endswith("2 instances")
     console = Console(record=True, width=100, file=StringIO())
     print_scores(scores, console)
-    assert "(1 instances; 1 left out, 50.0 to 100.0 % with them)" in console.export_text()
+    assert "(1 instance; 1 left out, 50.0 to 100.0 % with them)" in console.export_text()
 
 
 def test_repositories_then_the_whole(scores):

@@ -109,18 +109,17 @@ def keys_with_words(typed: str, count: int = 3) -> list[str]:
     if not wanted:
         return []
     ranked = []
-    for place, (key, (own, of_group)) in enumerate(_words_of_keys().items()):
-        if not all(any(words <= own | of_group for words in alternatives) for alternatives in wanted):
+    for place, (key, (of_leaf, of_group)) in enumerate(_words_of_keys().items()):
+        if not all(any(words <= of_leaf | of_group for words in alternatives) for alternatives in wanted):
             continue
-        in_leaf = sum(any(words & own for words in alternatives) for alternatives in wanted)
+        in_leaf = sum(any(words & of_leaf for words in alternatives) for alternatives in wanted)
         if not in_leaf:
             continue
         group = key.partition(".")[0]
         order = _FIRST_GROUPS.index(group) if group in _FIRST_GROUPS else len(_FIRST_GROUPS)
-        further = own - _split(leaf) - set().union(*(words for alternatives in wanted for words in alternatives))
-        ranked.append(
-            (-in_leaf, -len(_split(parent) & (own | of_group)), len(further - _LIGHT), len(further), order, place, key)
-        )
+        further = of_leaf - _split(leaf) - set().union(*(words for alternatives in wanted for words in alternatives))
+        in_parent = len(_split(parent) & (of_leaf | of_group))
+        ranked.append((-in_leaf, -in_parent, len(further - _LIGHT), len(further), order, place, key))
     ranked.sort()
     if ranked and not ranked[0][3]:
         ranked = [row for row in ranked if row[:4] == ranked[0][:4]]
@@ -137,7 +136,7 @@ def _spelled_right(word: str) -> str:
 
 @cache
 def _vocabulary() -> tuple[str, ...]:
-    ours = frozenset[str]().union(*(own | of_group for own, of_group in _words_of_keys().values()))
+    ours = frozenset[str]().union(*(of_leaf | of_group for of_leaf, of_group in _words_of_keys().values()))
     return tuple(sorted(ours.union(_LIGHT, _WORDS, *(phrase.split("_") for phrase in _PHRASES))))
 
 

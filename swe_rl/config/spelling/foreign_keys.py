@@ -11,8 +11,8 @@ Invariants:
 import difflib
 from functools import cache
 
-from swe_rl.config.key_words import keys_with_words
 from swe_rl.config.keys import NEAR_SPELLING, comment_of, is_legal, key_types
+from swe_rl.config.spelling.key_words import keys_with_words
 
 _VERL = "actor_rollout_ref."
 SAME = {
@@ -295,15 +295,22 @@ COMMON = {
 
 def our_key(key: str) -> str | None:
     """Returns our key for one of another system's, as it is typed there: `--rollout-batch-size` or
-    `rollout_batch_size`."""
+    `rollout_batch_size`. What no table has is read word by word."""
+    known = listed_key(key)
+    plain = key.lstrip("+~-").replace("-", "_")
+    if known is None and not is_legal(plain) and not _is_nearly_a_group(plain):
+        known = next(iter(keys_with_words(plain)), None)
+    return known
+
+
+def listed_key(key: str) -> str | None:
+    """Returns our key for one that a table has, or None."""
     plain = key.lstrip("+~-").replace("-", "_")
     for spelled in (key, plain):
         if known := SAME.get(spelled) or NEAR.get(spelled):
             return known
     group, _, word = plain.rpartition(".")
     known = _words_elsewhere().get(word)
-    if known is None and not is_legal(plain) and not _is_nearly_a_group(plain):
-        known = next(iter(keys_with_words(plain)), None)
     if known is None:
         return None
     # Several groups have a key of the same name: who types `sft.learning_rate` means that of `sft`.
