@@ -24,6 +24,7 @@ ALLOWED = {
     "logger/jsonl.py": "when an event was",
     "logger/mllog.py": "when an event of a benchmark was, as its format wants",
     "logger/mlflow.py": "when a point of a curve was sent",
+    "logger/tensorboard.py": "when a point of a curve was written",
     "logger/otel.py": "when this start of a run began: spans before it were sent by an earlier one",
     "logger/folder.py": "when a run lived last, for other processes",
     "rollout/attempt.py": "when a trajectory began",

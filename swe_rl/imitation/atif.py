@@ -82,8 +82,8 @@ def _read_step(step: Any, offered: Collection[str], where: str, name: str) -> tu
     message = dict(read_message(said, where, name))
     results = _results_of(step)
     if role != "assistant":
-        told = [result for result in results if result.get("content")]
-        return [message, *(_user_answer(result, where, name) for result in told)], None
+        observed = [result for result in results if result.get("content")]
+        return [message, *(_user_answer(result, where, name) for result in observed)], None
     calls = _read_calls(step, where, name)
     were_offered = any(call["function"]["name"] in offered for call in calls)
     from_text = not were_offered and all(_is_in_text(call, str(message["content"])) for call in calls)

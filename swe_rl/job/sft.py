@@ -124,8 +124,9 @@ def _load(config: Config, session: RunSession, survey: Survey | None) -> _Loaded
         _tell_of_data(config, session, survey, data)
         if survey.with_reasoning and closes_reasoning(renderer):
             session.warn(
-                f"warning: {survey.with_reasoning} conversations have reasoning, but with model.thinking=false a prompt "
-                "closes the think block, so the policy learns to open a second one; model.thinking=true leaves it open"
+                f"warning: {survey.with_reasoning} conversations have reasoning, but with model.thinking=false a "
+                "prompt closes the think block, so the policy learns to open a second one; model.thinking=true leaves "
+                "it open"
             )
     of_trainer = replace(trainer_config(config, examples), model=model)
     session.progress.state.total_steps = of_trainer.trainer.steps

@@ -4,7 +4,8 @@ Keys and their meaning are those of MLPerf Training 6.1, `qwen35_397b_grpo`. The
 
 Invariants:
 - Nothing is claimed that the run did not do: the division is open, caches stay, and values are the run's own.
-- `eval_accuracy` is the share of tasks that at least one attempt solved (pass@k, k is rollout.eval_n).
+- `eval_accuracy` is the share of tasks that at least one attempt solved (pass@k, k is rollout.eval_n). A task whose
+  attempts were all broken by infrastructure is not among them.
 - The log ends with the first evaluation above the target. The run itself goes on to trainer.steps.
 - A line is whole: one write each. The lines of a resumed run follow those of its earlier starts, and no checker takes
   such a log.
@@ -185,6 +186,6 @@ class MllogLogger:
 
 
 def _pass_at_k(evaluation: Mapping[str, Any]) -> tuple[float, int]:
-    """Returns the share of tasks that an attempt solved, and the number of tasks."""
-    solved = [counts[0] > 0 for counts in evaluation["by_instance"].values()]
+    """Returns the share of tasks that an attempt solved, and the number of tasks that have a valid attempt."""
+    solved = [counts[0] > 0 for counts in evaluation["by_instance"].values() if counts[1] > 0]
     return (sum(solved) / len(solved) if solved else 0.0), len(solved)

@@ -39,6 +39,13 @@ def evaluate(folder, logger, step, solved, tasks=4):
     logger.evaluated({}, step)
 
 
+def test_a_task_whose_attempts_were_all_broken_is_no_failure(logged, tmp_path):
+    event = {"step": 1, "split": "heldout", "eval_s": 30.0, "by_instance": {"a": [1, 4], "b": [0, 4], "c": [0, 0]}}
+    (tmp_path / "evals.jsonl").write_text(json.dumps(event) + "\n")
+    logged().evaluated({}, 1)
+    assert (value_of(tmp_path, "eval_accuracy"), value_of(tmp_path, "eval_samples")) == (0.5, 2)
+
+
 def lines_of(folder):
     lines = (folder / FILE).read_text().splitlines()
     assert all(line.startswith(":::MLLOG {") for line in lines)
