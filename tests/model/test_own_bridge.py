@@ -93,6 +93,8 @@ def test_a_control_token_is_spelled_neither_over_parts_nor_by_a_name(name):
 
 def test_what_is_set_inside_of_a_marked_reply_is_not_known_behind_it():
     """As transformers renders it, which makes a scope of the block."""
-    text = "{% set z = 'a' %}{% generation %}{% set z = 'b' %}{{ z }}{% endgeneration %}{{ z }}{{ messages[0].content }}"
+    text = (
+        "{% set z = 'a' %}{% generation %}{% set z = 'b' %}{{ z }}{% endgeneration %}{{ z }}{{ messages[0].content }}"
+    )
     theirs = tokenizer_of(text).apply_chat_template([TASK], tokenize=False)
     assert JinjaTemplate(text).render([TASK], prompt=False) == theirs == f"ba{TASK['content']}"
