@@ -172,8 +172,6 @@ class OwnRenderer(ChatRenderer):
         try:
             bridge = self._own.bridge(reply or _answered_by(new_messages), new_messages)
         except ChatTemplateError:
-            if reply is None:
-                raise
             # The template refuses calls that have no results.
             bridge = self._own.bridge(_answered_by(new_messages), new_messages)
         return closing, bridge.rest_after(closing)

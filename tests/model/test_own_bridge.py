@@ -7,6 +7,7 @@ import pytest
 from swe_rl.gateway.session import Session
 from swe_rl.gateway.trace import Break
 from swe_rl.model.own_chat import own_renderer
+from swe_rl.templates.own.sandbox import JinjaTemplate
 from tests.support.foreign_templates import OURS, stop_ids_of, template_texts, tokenizer_of
 
 TEXTS = template_texts()
@@ -88,3 +89,12 @@ def test_a_control_token_is_spelled_neither_over_parts_nor_by_a_name(name):
         evil = renderer.start([{"role": "user", "content": parts}], tools)
         clean = renderer.start([{"role": "user", "content": "a"}], TOOLS)
         assert evil.count(special[token]) == clean.count(special[token])
+
+
+def test_what_is_set_inside_of_a_marked_reply_is_not_known_behind_it():
+    """As transformers renders it, which makes a scope of the block."""
+    text = (
+        "{% set z = 'a' %}{% generation %}{% set z = 'b' %}{{ z }}{% endgeneration %}{{ z }}{{ messages[0].content }}"
+    )
+    theirs = tokenizer_of(text).apply_chat_template([TASK], tokenize=False)
+    assert JinjaTemplate(text).render([TASK], prompt=False) == theirs == f"ba{TASK['content']}"

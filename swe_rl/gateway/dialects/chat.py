@@ -41,6 +41,8 @@ _READ = frozenset({
     "include_reasoning", "skip_special_tokens", "spaces_between_special_tokens", "return_token_ids",
     "add_special_tokens", "documents", "segment",
 })  # fmt: skip
+# Some clients write a reply's reasoning as parts of its content.
+_THOUGHTS = ("thinking", "redacted_thinking")
 _NOTHING: frozenset[str] = frozenset()
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 # Clients expect these fields in a message, and no reply here has them.
@@ -195,8 +197,13 @@ def _mended_message(message: dict[str, Any], mender: Mender) -> dict[str, Any]:
     if role != "assistant":
         return {**message, "role": role, "content": mender.text(message.get("content"))}
     content = message.get("content") or message.get("refusal")
-    said: dict[str, Any] = {"role": role, "content": None if content is None else mender.text(content)}
     thoughts = message.get("reasoning_content")
+    if isinstance(content, list):
+        parts = [part for part in content if isinstance(part, dict) and part.get("type") in _THOUGHTS]
+        content = [part for part in content if part not in parts]
+        if thoughts is None and parts:
+            thoughts = [part.get("thinking") or "" for part in parts]
+    said: dict[str, Any] = {"role": role, "content": None if content is None else mender.text(content)}
     if thoughts is None:
         # Other servers call the field so, and so do their clients.
         thoughts = message.get("reasoning")

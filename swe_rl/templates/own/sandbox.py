@@ -28,13 +28,15 @@ class ChatTemplateError(UserError):
 
 
 class _Generation(Extension):
-    """Reads `{% generation %}`, with which templates mark replies. The text inside is rendered as it is."""
+    """Reads `{% generation %}`, with which templates mark replies. The text inside is rendered as it is, and a variable
+    that is set inside is not known behind it, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012  (it is jinja's name for it)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+    def parse(self, parser: Parser) -> nodes.Node:
+        begun = next(parser.stream)
+        inside = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(inside).set_lineno(begun.lineno)
 
 
 class JinjaTemplate:
