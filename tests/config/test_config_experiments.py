@@ -24,7 +24,9 @@ from tests.support.hub_configs import HUB_CONFIGS
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = Host(
-    environment={"WANDB_API_KEY": "x", "KUBECONFIG": "x"},
+    environment=dict.fromkeys(
+        ("WANDB_API_KEY", "KUBECONFIG", "E2B_API_KEY", "MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"), "x"
+    ),
     file_exists=lambda path: path == "/data/rows.jsonl",
     folder_writable=lambda _: True,
     exists=lambda path: path in ("/data/mine", "/data/rows.jsonl"),

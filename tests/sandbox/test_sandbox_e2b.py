@@ -132,7 +132,7 @@ async def test_a_service_that_stays_busy_is_given_up_in_time(service):
     service.faults["GET /sandboxes"] = 429
     requests = Requests(E2BService(KEY, None, "root"), KEY)
     with pytest.raises(OutsideError, match="a list .*RateLimitException"):
-        await requests.ask(lambda: requests.service.list_labels({}), "a list", limit_s=0.5)
+        await requests.ask(lambda: requests.service.list_labels({}), "a list", limit_s=2.0)
     assert service.requests.count("GET /sandboxes") > 1
 
 
