@@ -79,7 +79,11 @@ class Numbers:
         return self.ids(self._new_tokens)
 
     def extend(
-        self, sampled_ids: Sequence[int], new_messages: Sequence[Any], most_tokens: int | None = None
+        self,
+        sampled_ids: Sequence[int],
+        new_messages: Sequence[Any],
+        most_tokens: int | None = None,
+        reply: Any = None,
     ) -> list[int]:
         return self.ids(self._new_tokens)
 

@@ -1,3 +1,3 @@
 """The version of this package; pyproject.toml reads it from here."""
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"
