@@ -3,6 +3,8 @@
 Invariants:
 - What the model saw before its last reply is the last step's `query` (releases before 1.1 call it `messages`), and that
   reply is the step's `response`. A file without queries has all messages in `history`.
+- A reply that SWE-agent refused (it was malformed, or its command is blocked) ends the query that asks for another one,
+  with the words of the refusal, and is not learned: its calls are noted nowhere.
 - Steps have no calls of tools: those of the last reply are in `history`, where it is the last message of the assistant.
 - SWE-agent ends an attempt without the model by a step with words of its own, which no model said.
 """
@@ -61,12 +63,13 @@ def _messages_of(record: Mapping[str, Any], where: str) -> tuple[Sequence[Mappin
         steps = []
     listed = record.get("history")
     history: list[Any] = listed if isinstance(listed, list) else []
-    history = list(takewhile(lambda item: not _is_programs(as_mapping(item), "content"), history))
+    history = list(takewhile(lambda item: not _is_programs(as_mapping(item)), history))
     for number, step in reversed(list(enumerate(steps))):
         reply = _reply_of(step, history)
         query = next((name for name in _QUERIES if _is_query(step.get(name))), None)
-        if reply and query and not _is_programs(step, "response"):
-            return [*step[query], reply], f"trajectory[{number}].{query}"
+        # A reply without an action was refused, or SWE-agent wrote it itself.
+        if reply and query and step.get("action"):
+            return [*_mark_refused(step[query]), reply], f"trajectory[{number}].{query}"
     if history:
         return history, "history"
     raise wrong_field(where, "history", "is missing", "Give the file as SWE-agent wrote it")
@@ -77,9 +80,20 @@ def _is_query(value: Any) -> bool:
     return isinstance(value, list) and any(value)
 
 
-def _is_programs(item: Mapping[str, Any], key: str) -> bool:
-    """Tells whether SWE-agent wrote the text of a step, or of a message of its history, and no model."""
-    return not item.get("action") and str(item.get(key)).startswith(_OWN_WORDS)
+def _mark_refused(query: Sequence[Any]) -> Sequence[Any]:
+    """Returns a query in which the reply that SWE-agent refused before has the weight 0.
+
+    Every accepted reply has an action. A refused one has none, and is the last but one message.
+    """
+    refused = as_mapping(query[-2]) if len(query) > 1 else {}
+    if refused.get("role") != "assistant" or "action" in refused:
+        return query
+    return [*query[:-2], {**refused, "weight": 0}, query[-1]]
+
+
+def _is_programs(item: Mapping[str, Any]) -> bool:
+    """Tells whether SWE-agent wrote a message of its history, and no model."""
+    return not item.get("action") and str(item.get("content")).startswith(_OWN_WORDS)
 
 
 def _reply_of(step: Mapping[str, Any], history: Sequence[Any]) -> Mapping[str, Any] | None:

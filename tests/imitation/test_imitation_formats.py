@@ -118,6 +118,21 @@ def test_what_swe_agent_says_itself_at_an_end_is_no_reply(query):
     assert roles(read)[-1] == "assistant"
 
 
+def test_a_reply_that_swe_agent_refused_is_not_learned():
+    """It is in the query that asks for another reply, without its calls; no later query has it."""
+    refused = {"role": "assistant", "content": "I look: cat f.py", "agent": "main"}
+    told = {"role": "user", "content": "Your output was not formatted correctly.", "agent": "main"}
+    file = swe_agent_traj()
+    file["trajectory"][1]["query"] = [*file["trajectory"][1]["query"], refused, told]
+    read = read_record(file, "x.traj")
+    assert read.context == {4} and read.messages[-1]["content"] == "I hand it in."
+    malformed = file["trajectory"][1] | {"action": "", "response": "I look: cat f.py"}
+    ended = {"action": "", "observation": "", "response": "Exit due to repeated format errors", "query": [{}]}
+    file["trajectory"] = [file["trajectory"][0], malformed, ended]
+    read = read_record(file, "x.traj")
+    assert roles(read) == ["system", "user", "assistant"] and not read.context
+
+
 @pytest.mark.parametrize("made", [swe_agent_traj, mini_swe_traj])
 def test_attempts_at_all_tasks_are_not_at_one_instance_where_files_are_called_alike(made):
     read = read_record(made(), "jobs/one__x/agent/mini-swe-agent.trajectory.json")
