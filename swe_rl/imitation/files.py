@@ -3,8 +3,8 @@
 Invariants:
 - A folder stands for all files below it whose ending is known, in the order of their paths. A folder that is a run's is
   not looked into here.
-- An attempt that lies in a folder in two formats (`X.atif.json` beside `X.traj.json`, as `job=eval` writes it) is read
-  once.
+- An attempt that lies in a folder in two formats is read once: `X.atif.json` beside `X.traj.json`, as `job=eval` writes
+  it, and `trajectory.json` beside the file of an agent's own, as Harbor does.
 - A line ends with a newline alone: a message may hold any other character that Unicode counts as a line's end.
 - Parquet gives every object the fields of all rows' objects. Those that are null there are fields that an object does
   not have, and are left out. A null reward beside a status is kept: so we write an attempt that got none.
@@ -26,6 +26,10 @@ _ROWS_AT_ONCE = 256
 # Of an attempt in both formats the first one is read: every release wrote its reward there.
 _ATIF = ".atif.json"
 _MINI_SWE = ".traj.json"
+# Harbor's ATIF lies beside what the agent wrote. We read these agents' own files, which tell more: Harbor turns what
+# mini-swe-agent said into reasoning.
+_HARBOR_ATIF = "trajectory.json"
+_KNOWN_OWN = ("mini-swe-agent.trajectory.json", "swe-agent.trajectory.json")
 
 
 def list_files(entry: str) -> list[Path]:
@@ -46,6 +50,10 @@ def list_files(entry: str) -> list[Path]:
 
 def _is_repeated(file: Path, there: Collection[Path]) -> bool:
     """Tells whether the file beside it has the same attempt in the format that is preferred."""
+    if file.name == _HARBOR_ATIF:
+        return any(file.with_name(name) in there for name in _KNOWN_OWN)
+    if file.name.endswith(f".{_HARBOR_ATIF}") and file.name not in _KNOWN_OWN:
+        return file.with_name(_HARBOR_ATIF) in there
     if not file.name.endswith(_MINI_SWE):
         return False
     return file.with_name(file.name.removesuffix(_MINI_SWE) + _ATIF) in there

@@ -67,6 +67,16 @@ def test_a_folder_stands_for_its_files_whatever_their_format(write, tmp_path):
     assert survey_data(sft_of(f"sft.data=[{tmp_path / 'all'}]")).records == 9
 
 
+def test_an_attempt_that_harbor_wrote_in_two_formats_is_read_once(write, tmp_path):
+    write("a/agent/trajectory.json", atif())
+    write("a/agent/mini-swe-agent.trajectory.json", mini_swe_traj())
+    write("b/agent/trajectory.json", atif())
+    write("b/agent/gemini-cli.trajectory.json", {"messages": "in a format of its own"})
+    write("c/agent/trajectory.json", atif())
+    found = [str(file.relative_to(tmp_path)) for file in list_files(str(tmp_path))]
+    assert found == ["a/agent/mini-swe-agent.trajectory.json", "b/agent/trajectory.json", "c/agent/trajectory.json"]
+
+
 def write_evaluated(folder, sample, reward):
     """Writes one attempt of `agent=bash` as `job=eval` does. Returns the path of its ATIF."""
     turns = [
