@@ -50,3 +50,42 @@ def test_others_read_what_was_said_done_and_answered():
 def test_a_program_whose_conversation_nobody_has():
     theirs = read(AgentResult(Exit.SUBMITTED, [Turn(0, "", "run", "said", exit_code=0)], MESSAGES[1:2]))
     assert [str(step.source) for step in theirs.steps] == ["user", "agent"]
+
+
+def call(name, function, arguments):
+    return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+
+
+def test_calls_of_tools_are_written_as_they_were_made():
+    """`agent=pdb` has tools of other names. What answers a call names it."""
+    turns = [
+        Turn(0, "", 'view {"path": "f.py"}\nbash {"command": "ls"}', "1 x\nf.py", exit_code=0),
+        Turn(1, "So.", None, None, summary="accepted"),
+        Turn(2, "I try.", "edit {", "no JSON", exit_code=None),
+        Turn(3, "", "submit {}", None),
+    ]
+    messages = [
+        {"role": "user", "content": "t"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [call("a", "view", '{"path": "f.py"}'), call("b", "bash", '{"command": "ls"}')],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "1 x"},
+        {"role": "tool", "tool_call_id": "b", "content": "f.py"},
+        {"role": "assistant", "content": "I try.", "tool_calls": [call("c", "edit", "{")]},
+        {"role": "tool", "tool_call_id": "c", "content": "no JSON"},
+        {"role": "assistant", "content": "", "tool_calls": [call("d", "submit", "{}")]},
+    ]
+    tools = ({"type": "function", "function": {"name": "view", "parameters": {"type": "object"}}},)
+    theirs = read(AgentResult(Exit.SUBMITTED, turns, messages, tools))
+    made = [[(it.function_name, it.arguments) for it in step.tool_calls or ()] for step in theirs.steps[1:]]
+    assert made == [
+        [("view", {"path": "f.py"}), ("bash", {"command": "ls"})],
+        [],
+        [("edit", {"arguments": "{"})],
+        [("submit", {})],
+    ]
+    answers = [(it.source_call_id, it.content) for it in theirs.steps[1].observation.results]
+    assert answers == [("a", "1 x"), ("b", "f.py")]
+    assert theirs.agent.tool_definitions == list(tools)
