@@ -3,6 +3,8 @@
 Invariants:
 - Without MLFLOW_TRACKING_URI everything is in `mlflow.db` of the run's folder, and nobody is asked over the network.
 - MLflow's run id is kept in the run's folder: a resumed run goes on in it. A kill between the two leaves an empty run.
+- MLflow cannot take a point back. Of a step that was made twice it keeps both points, and the later one has the later
+  time.
 - The process-wide state of MLflow (the active run, the default address) is neither read nor changed.
 """
 
@@ -111,7 +113,8 @@ class MlflowLogger:
 
 
 def _legal_name(text: str) -> str:
-    return _NO_NAME.sub("_", text)
+    """Returns a name with the codes of the characters that MLflow refuses, so that different names stay different."""
+    return _NO_NAME.sub(lambda refused: f"_{ord(refused[0]):x}_", text)
 
 
 def _split_parts(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

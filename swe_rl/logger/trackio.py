@@ -4,6 +4,8 @@ Invariants:
 - The database is where Trackio has it (TRACKIO_DIR, else the Hugging Face cache): `trackio show` finds all runs there.
 - The run's name in the project is kept in the run's folder: a resumed run goes on under it, and two folders that are
   called alike are two runs.
+- Trackio deletes whole runs alone. Of a step that was made twice it keeps both points, and the later one has the later
+  time.
 - What the library prints is not shown; it watches neither GPUs nor CPUs.
 """
 

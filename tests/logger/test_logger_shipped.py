@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sqlite3
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from swe_rl.errors import UserError
 from swe_rl.logger.figures import flatten_record, numeric_figures
 from swe_rl.logger.folder import RunState
 from swe_rl.logger.foreign import Mirrors, make_loggers
+from swe_rl.logger.mlflow import _legal_name
 from swe_rl.run.session import open_session
 
 RECORD = {"step": 1, "reward": 0.25, "statuses": {"done": 3}, "compiled": True, "kind": "grpo", "nan": math.nan}
@@ -104,17 +106,25 @@ def test_mlflow_has_one_run_with_its_configuration_curves_and_end(tmp_path):
         return run
 
     assert (ended().info.run_name, ended().info.status) == ("night", "KILLED")
-    written(OF["mlflow"], folder, steps=(3,))
+    written(OF["mlflow"], folder, steps=(2, 3))
     run = ended()
     assert run.info.status == "FINISHED"
     assert run.data.params == {"trainer.lr": "1e-06", "agent._target_": "None", "hardware.env_vars.MY_KEY": "***"}
-    assert {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "reward")} == {
-        1: 0.25, 2: 0.5, 3: 0.75,
-    }  # fmt: skip
+    points = client.get_metric_history(run.info.run_id, "reward")
+    assert {metric.step: metric.value for metric in points} == {1: 0.25, 2: 0.5, 3: 0.75}
+    before, after = (metric for metric in points if metric.step == 2)
+    assert before.timestamp < after.timestamp, "the step was made twice, and the times tell the points apart"
     rates = client.get_metric_history(run.info.run_id, "eval/heldout/resolved_rate")
-    assert {metric.step: metric.value for metric in rates} == {0: 0.125, 2: 0.375}
+    assert {metric.step: metric.value for metric in rates} == {0: 0.125, 1: 0.25}
     assert {name for name in run.data.metrics if name.startswith("eval/")} == EVAL_NAMES
     assert run.data.metrics["statuses/done"] == 3 and run.data.metrics["summary/resolved_rate_after"] == 0.5
+
+
+def test_names_that_differ_only_in_what_mlflow_refuses_stay_apart():
+    names = ["env/a+b", "env/a=b", "env/a_b", "env/a[0]", "env/a(0)"]
+    legal = [_legal_name(name) for name in names]
+    assert len(set(legal)) == len(names) and legal[2] == "env/a_b"
+    assert all(re.fullmatch(r"[\w\-./ :]+", name) for name in legal)
 
 
 def test_mlflow_s_server_that_is_not_there_is_said_before_the_start(tmp_path, monkeypatch):
@@ -131,17 +141,21 @@ def test_trackio_s_database_has_each_folder_as_one_run(tmp_path, monkeypatch, ca
         monkeypatch.setattr(module, "TRACKIO_DIR", home)
     monkeypatch.setattr(trackio.utils, "MEDIA_DIR", home / "media")
     written(OF["trackio"], tmp_path / "a")
-    written(OF["trackio"], tmp_path / "a", steps=(3,))
+    written(OF["trackio"], tmp_path / "a", steps=(2, 3))
     written(OF["trackio"], tmp_path / "b", steps=(1,))
     assert capsys.readouterr().out == ""
     with sqlite3.connect(home / "tests.db") as database:
         rows = database.execute("select run_name, step, json_extract(metrics, '$.reward') from metrics").fetchall()
         lines = database.execute("select run_name, step, metrics from metrics").fetchall()
+        of_step = "step = 2 and json_extract(metrics, '$.reward') is not null"
+        twice = f"select timestamp from metrics where {of_step} order by id"
+        [before], [after] = database.execute(twice).fetchall()
+    assert before < after, "the step was made twice, and the times tell the points apart"
     names = {folder: (tmp_path / folder / "trackio_run.txt").read_text().strip() for folder in "ab"}
     assert names["a"] != names["b"] and all(name.startswith("night-") for name in names.values())
     rates = [(name, step, record) for name, step, line in lines if (record := json.loads(line)).keys() >= EVAL_NAMES]
     assert {(name, step, record["eval/heldout/resolved_rate"]) for name, step, record in rates} == {
-        (names["a"], 0, 0.125), (names["a"], 2, 0.375), (names["b"], 0, 0.125),
+        (names["a"], 0, 0.125), (names["a"], 1, 0.25), (names["b"], 0, 0.125),
     }  # fmt: skip
     curves = {(name, step): reward for name, step, reward in rows if reward is not None}
     assert curves == {
