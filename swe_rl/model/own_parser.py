@@ -5,18 +5,18 @@ Invariants:
 - A call is a call only if its name and its arguments are whole.
 """
 
-import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from swe_rl.model.python_calls import read_python_calls
 from swe_rl.model.tool_parser import (
     ParsedReply,
     ToolCall,
-    dump_arguments,
     finite,
+    make_call,
     parse_call,
     parse_qwen3_coder,
     parse_reply,
@@ -34,6 +34,10 @@ _HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>\s*\Z")
 _HARMONY_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _HARMONY_TO = re.compile(r"to=functions\.([^\s<|]+)")
 _BARE_KEY = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*:")
+# Calls without a mark begin a reply; behind the first one they may follow a text, too.
+_BARE_CALL = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=[\[{])")
+_LATER_BARE_CALL = re.compile(r"(?:<\|python_tag\|>\s*)?(?=\{\s*\"(?:name|type)\"\s*:)")
+_GAP = re.compile(r"(?:[\s,;\[]|<\|python_tag\|>)*(?=\{)")
 _DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite)
 
 
@@ -69,10 +73,9 @@ def split_reasoning(form: ReasoningForm | None, text: str) -> tuple[str | None, 
 
 def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:
     read = _reader(form, tools)
+    begin = _BARE_CALL
     if form.before:
-        begin = re.compile(_pattern(form.before))
-    else:
-        begin = re.compile(r"\A\s*(?:<\|python_tag\|>)?\s*(?=\{)")
+        begin = _find_pattern(form.before)
     calls: list[ToolCall] = []
     kept: list[str] = []
     done = 0
@@ -81,19 +84,29 @@ def _parse_marked(form: CallForm, content: str, tools: Tools) -> ParsedReply:
         if calls_here is None:
             kept.append(content[done : match.end()])
             done = match.end()
-            if not match[0]:
+            if not form.before:
                 break
             continue
-        kept.append(content[done : match.start()])
+        kept.append(content[done : match.start()].rstrip())
         calls += calls_here[0]
         done = calls_here[1]
+        if not form.before:
+            begin = _LATER_BARE_CALL
     if not calls:
         return ParsedReply(content)
     rest = "".join([*kept, content[done:]])
     for mark in (form.section, form.section_after):
         if mark:
-            rest = re.sub(_pattern(mark), "", rest, count=1)
+            rest = _remove_mark(rest, mark)
     return ParsedReply(rest.strip(), None, tuple(calls))
+
+
+def _remove_mark(text: str, mark: str) -> str:
+    """Returns the text without the first place of a mark, and without the blanks around it."""
+    match = _find_pattern(mark).search(text)
+    if match is None:
+        return text
+    return text[: match.start()].rstrip() + text[match.end() :]
 
 
 def _reader(form: CallForm, tools: Tools) -> _Read:
@@ -102,9 +115,12 @@ def _reader(form: CallForm, tools: Tools) -> _Read:
     else:
         after = re.compile("")
     names = {str(_function(tool).get("name")) for tool in tools}
+    keywords = {name for tool in tools for name in read_properties(_function(tool))}
     readers: dict[Arguments, Callable[[str, int], tuple[list[ToolCall], int] | None]] = {
         Arguments.object: lambda text, place: _read_objects(text, place, names if not form.before else None),
-        Arguments.python: lambda text, place: _read_python(text, place, form.after),
+        Arguments.python: lambda text, place: read_python_calls(
+            text, place, before=form.before, after=form.after, keywords=keywords
+        ),
         Arguments.json: _named(form, lambda text, place, name: _read_json(text, place)),
         Arguments.quoted: _named(form, lambda text, place, name: _read_quoted(text, place, form.quote)),
         Arguments.tags: _named(form, lambda text, place, name: _read_tags(text, place, form, _properties(tools, name))),
@@ -136,20 +152,12 @@ def _named(
             values = arguments(text, match.end(), match[1])
         call = None
         if match and values:
-            call = _call(match[1], values[0])
+            call = make_call(match[1].removeprefix("functions."), values[0])
         if values and call:
             return ([call], values[1])
         return None
 
     return read
-
-
-def _call(name: str, arguments: dict[str, Any]) -> ToolCall | None:
-    try:
-        name.encode()  # A lone surrogate cannot be sent on.
-        return ToolCall(name.removeprefix("functions."), dump_arguments(arguments))
-    except (UnicodeEncodeError, RecursionError):
-        return None
 
 
 def _read_json(text: str, place: int) -> tuple[dict[str, Any], int] | None:
@@ -164,11 +172,13 @@ def _read_json(text: str, place: int) -> tuple[dict[str, Any], int] | None:
 
 
 def _read_objects(text: str, place: int, names: set[str] | None) -> tuple[list[ToolCall], int] | None:
-    """Reads one object, or several with a comma or a semicolon between them. With `names`, only calls of these."""
+    """Reads one object, or several with a comma, a semicolon or Llama's mark between them.
+
+    With `names`, only calls of these.
+    """
     calls: list[ToolCall] = []
     end = place
-    gap = re.compile(r"[\s,;\[]*(?=\{)")
-    while match := gap.match(text, end):
+    while match := _GAP.match(text, end):
         try:
             _, stop = _DECODER.raw_decode(text, match.end())
         except (ValueError, RecursionError):
@@ -182,42 +192,6 @@ def _read_objects(text: str, place: int, names: set[str] | None) -> tuple[list[T
     if calls:
         return (calls, closing.end() if closing else end)
     return None
-
-
-def _read_python(text: str, place: int, after: str) -> tuple[list[ToolCall], int] | None:
-    """Reads a list of Python calls whose arguments are literals."""
-    if after:
-        end = text.find(after, place)
-    else:
-        end = len(text)
-    if end < 0:
-        end = len(text)
-    try:
-        body = ast.parse(text[place:end].strip(), mode="eval").body
-        if isinstance(body, ast.List):
-            nodes = body.elts
-        else:
-            nodes = [body]
-        calls = [_python_call(node) for node in nodes]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    whole = [call for call in calls if call is not None]
-    if whole and len(whole) == len(calls):
-        return (whole, end)
-    return None
-
-
-def _python_call(node: ast.expr) -> ToolCall | None:
-    if not isinstance(node, ast.Call) or node.args:
-        return None
-    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-    try:
-        if len(arguments) == len(node.keywords):
-            return _call(ast.unparse(node.func), arguments)
-        return None
-    except TypeError:
-        # Not all literals of Python are JSON.
-        return None
 
 
 def _read_quoted(text: str, place: int, quote: str) -> tuple[dict[str, Any], int] | None:
@@ -283,6 +257,15 @@ def _pattern(mark: str) -> str:
     return ""
 
 
+def _find_pattern(mark: str) -> re.Pattern[str]:
+    """Returns the pattern that finds a mark.
+
+    Blanks before it are left to whoever finds it: a search for them takes time that grows with the square of their
+    number.
+    """
+    return re.compile(_pattern(mark).removeprefix(r"\s*"))
+
+
 def _exact_end(mark: str) -> str:
     r"""Keeps blanks behind the mark for the value, but for the newline that the mark ends with."""
     return _pattern(mark).removesuffix(r"\s*") + (r"\n?" if mark.endswith("\n") else "")
@@ -324,7 +307,7 @@ def _parse_harmony(text: str, tools: Tools) -> ParsedReply:
             arguments = _read_json(body, 0)
         call = None
         if recipient and arguments and not body[arguments[1] :].strip():
-            call = _call(recipient[1], arguments[0])
+            call = make_call(recipient[1].removeprefix("functions."), arguments[0])
         if call is not None:
             calls.append(call)
         elif not begun or recipient is not None:

@@ -17,10 +17,9 @@ from swe_rl.errors import UserError
 from swe_rl.files.tables import as_mapping
 
 TOOL_PARSERS = ("hermes", "qwen3_coder", "own", "none")
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CALL_BEGIN = "<tool_call>"
 _CALL_END = "</tool_call>"
 _HALF_CHARACTERS = re.compile("[\ud800-\udfff]")
-_BLANKS = re.compile(r"\s*")
 # A call of these keys alone has no arguments.
 _NO_ARGUMENTS = frozenset({"name", "id", "type"})
 
@@ -72,34 +71,68 @@ def parse_reply(text: str, *, tools: bool, reasoning: str | None = None) -> Pars
         reasoning, content = split_reasoning(text)
     if not tools:
         return ParsedReply(content, reasoning)
+    begins = [match.start() for match in re.finditer(_CALL_BEGIN, content)]
+    closes = [match.start() for match in re.finditer(_CALL_END, content)]
+    tags = sorted(begins + closes)
     calls: list[ToolCall] = []
     kept: list[str] = []
     done = 0
-    while match := _CALL.search(content, done):
-        end = _end_behind_json(content, match)
-        call = parse_call(content[match.start(1) : end].removesuffix(_CALL_END))
-        kept.append(content[done : match.start()])
+    while (begin := _first_from(begins, done, -1)) >= 0:
+        call, end = _read_hermes_call(content, begin, tags, closes)
         if call is None:
-            end = match.end()
-            kept.append(match[0])
+            kept.append(content[done:end])
         else:
+            kept.append(content[done:begin])
             calls.append(call)
         done = end
     rest = "".join([*kept, content[done:]])
     return ParsedReply(rest.strip() if calls else content, reasoning, tuple(calls))
 
 
-def _end_behind_json(content: str, match: re.Match[str]) -> int:
-    """Returns where a call's `</tool_call>` ends: that behind its JSON, for a text in the JSON may hold one as well."""
-    start = match.end() - len(match[0]) + len("<tool_call>")
-    try:
-        _, end = json.JSONDecoder().raw_decode(content, _BLANKS.match(content, start).end())  # type: ignore[union-attr]
-    except (ValueError, RecursionError):
-        return match.end()
-    closed = content.find(_CALL_END, end)
-    if closed < 0:
-        return len(content)
-    return closed + len(_CALL_END)
+def _read_hermes_call(
+    content: str, begin: int, tags: Sequence[int], closes: Sequence[int]
+) -> tuple[ToolCall | None, int]:
+    """Returns the call at a `<tool_call>` and where it ends, or None and where the text ends that is no call.
+
+    `tags` has the places of all tags, `closes` those of `</tool_call>`. A call without one ends before the next call.
+    """
+    inside = begin + len(_CALL_BEGIN)
+    start = inside
+    while start < len(content) and content[start].isspace():
+        start += 1
+    if not content.startswith("{", start):
+        # A text names the tag.
+        return None, inside
+    json_end = _find_json_end(content, start, tags)
+    if json_end is not None:
+        next_tag = _first_from(tags, json_end, len(content))
+        end = json_end if content.startswith(_CALL_BEGIN, next_tag) else next_tag
+        call = parse_call(content[start:end])
+        if call is not None:
+            return call, end + len(_CALL_END) * content.startswith(_CALL_END, end)
+    close = _first_from(closes, inside, len(content))
+    return None, min(close + len(_CALL_END), len(content))
+
+
+def _find_json_end(content: str, start: int, tags: Sequence[int]) -> int | None:
+    """Returns where the JSON object at `start` ends, or None if there is none. Tags before that end are in its texts:
+    what is read has twice as many with each try, for an error takes time for all that was read."""
+    first = bisect_left(tags, start)
+    num_tags = 0
+    while True:
+        limit = len(content)
+        if first + num_tags < len(tags):
+            limit = tags[first + num_tags]
+        try:
+            _, length = json.JSONDecoder().raw_decode(content[start:limit])
+        except json.JSONDecodeError as error:
+            if limit == len(content) or not error.msg.startswith("Unterminated string"):
+                return None
+        except (ValueError, RecursionError):
+            return None
+        else:
+            return start + length
+        num_tags = 2 * num_tags + 1
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
@@ -120,17 +153,22 @@ def parse_call(block: str) -> ToolCall | None:
         if len(given) > 1 or (not given and not _NO_ARGUMENTS.issuperset(call)):
             # Without its arguments it would be another call.
             return None
-        if given:
-            arguments = call[given[0]]
-        else:
-            arguments = {}
+        arguments = call[given[0]] if given else {}
         if isinstance(arguments, str):
             arguments = json.loads(arguments, parse_constant=refuse_constant, parse_float=finite)
         if not isinstance(arguments, dict):
             return None
-        call["name"].encode()  # A lone surrogate cannot be sent on.
-        return ToolCall(call["name"], dump_arguments(arguments))
+        return make_call(call["name"], arguments)
     except (ValueError, RecursionError):
+        return None
+
+
+def make_call(name: str, arguments: dict[str, Any]) -> ToolCall | None:
+    """Returns the call, or None if it cannot be sent on: for a lone surrogate in its name, or what JSON cannot hold."""
+    try:
+        name.encode()
+        return ToolCall(name, dump_arguments(arguments))
+    except (TypeError, UnicodeEncodeError, RecursionError):
         return None
 
 
@@ -272,11 +310,7 @@ def _call(function: str, schemas: Mapping[str, Any]) -> ToolCall | None:
     if written is None:
         return None
     arguments = {key: typed_value(_trimmed(value), properties.get(key)) for key, value in written.items()}
-    try:
-        name.encode()  # A lone surrogate cannot be sent on.
-        return ToolCall(name, dump_arguments(arguments))
-    except (UnicodeEncodeError, RecursionError):
-        return None
+    return make_call(name, arguments)
 
 
 def _parameters(body: str, properties: Mapping[str, Any]) -> dict[str, str] | None:

@@ -44,14 +44,13 @@ SYSTEM = {"role": "system", "content": "Fix bugs."}
 TASK = {"role": "user", "content": "The größe is wrong <here>."}
 KINDS = ("text", "call", "text and call", "two calls", "error", "reasoning and call", "reasoning and text")
 ONE_CALL = {"two calls", "text and call"}
-# The template has no way to say these: one call and no text in a reply, no reasoning beside a text, no quotes in a call
-# (lfm2), or names of calls in two places (muse_glimmer, whose calls stay text).
+# The template has no way to say these: one call and no text in a reply, no reasoning beside a text, or names of calls
+# in two places (muse_glimmer, whose calls stay text).
 CANNOT = {
     "alternating": {"text and call"},
     "channels": ONE_CALL | {"reasoning and text"},
     "gemma4": {"reasoning and text"},
     "gptoss": ONE_CALL,
-    "lfm2_2_5_v2": {kind for kind in KINDS if "call" in kind or kind == "error"},
     "llama3_2": ONE_CALL,
     "muse_glimmer": set(KINDS) - {"text"},
 }

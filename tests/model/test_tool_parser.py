@@ -1,4 +1,5 @@
 import json
+import time
 
 import orjson
 import pytest
@@ -18,6 +19,30 @@ def test_calls_are_taken_out_of_the_content():
 
 def test_a_call_without_its_end_mark_counts():
     assert len(parse_reply(_CALL.removesuffix("</tool_call>"), tools=True).tool_calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "between"),
+    [("", "\n"), ("I see.\n", "\nThen this.\n"), ("`<tool_call>` and `</tool_call>` it is: ", "")],
+)
+def test_a_first_call_without_its_end_mark_hides_no_other(before, between):
+    text = f"{before}{_CALL.removesuffix('</tool_call>')}{between}{_CALL}"
+    reply = parse_reply(text, tools=True)
+    assert len(reply.tool_calls) == 2 and reply.content == f"{before}\n{between}".strip()
+
+
+def test_a_tag_that_a_text_names_hides_no_call():
+    reply = parse_reply(f"I use <tool_call> now.\n{_CALL}", tools=True)
+    assert len(reply.tool_calls) == 1 and reply.content == "I use <tool_call> now."
+
+
+@pytest.mark.parametrize(
+    "piece", ["<tool_call>", "<tool_call> x", '<tool_call>{"name":"b"}', "<tool_call>{</tool_call>", '<tool_call>{"']
+)
+def test_the_time_grows_with_the_length(piece):
+    began_s = time.process_time()
+    parse_reply(piece * 20_000, tools=True)
+    assert time.process_time() - began_s < 2
 
 
 @pytest.mark.parametrize(
