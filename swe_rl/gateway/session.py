@@ -10,7 +10,7 @@ Invariants:
   their numbers, and nothing that one of them asked is taken for another one's, whatever the words.
 - A request can go on from every reply. A request that is sent again once it was answered, while no other call with it
   is under way, is a retry: the reply before is superseded until something goes on from it. If calls ask the same at
-  once, none supersedes another.
+  once, or a turn apart stands between, none supersedes another.
 - Chain and turn numbers are given when a completion is recorded, not when it is planned: of two calls in flight from
   the same reply, the first to finish extends the chain.
 - A session does no I/O and reads no clock. What it holds grows with the new tokens, not with the prompts.
@@ -324,7 +324,7 @@ class Session:
         if known is not None:
             # Only the newest reply is superseded: whoever makes rows finds it right before this one, at the end of its
             # chain. That need not be the newest chain: an agent goes on after its sub-agent.
-            if retried is known is self._newest:
+            if retried is known and self._stands_last(known):
                 return Break.duplicate
             if retried is not None and not self._is_tip(known):
                 return Break.truncated
@@ -342,9 +342,13 @@ class Session:
         """Says how a segment begins that was meant: anew, or by a retry of its first call. An agent that repeats itself
         may be left by its next compaction with the very messages of the one before. Only the number tells the two
         apart."""
-        if retried is not None and retried is self._newest and retried.beginning == purpose.beginning:
+        if retried is not None and self._stands_last(retried) and retried.beginning == purpose.beginning:
             return Break.duplicate
         return Break.sub_agent if purpose.delegates else Break.compacted
+
+    def _stands_last(self, node: Node) -> bool:
+        """Tells whether no turn was recorded after this reply, not even one apart."""
+        return node is self._newest and node.turn == self._turn - 1
 
     def _goes_on_elsewhere(self, again: Node, parent: Node | None) -> bool:
         """Tells whether a request that was sent before now goes on from a newer reply of the same words. That happens

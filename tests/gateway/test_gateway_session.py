@@ -123,6 +123,19 @@ def test_an_agent_may_go_on_from_the_reply_that_it_asked_for_anew(client):
     client.check()
 
 
+def test_no_turn_apart_is_taken_for_the_reply_that_a_retry_supersedes(client):
+    """Rows drop the turn right before a retry. A client of token ids may have come in between."""
+    client.ask([SYSTEM, USER], sampled=(290, 291, 2))
+    plan = client.session.plan_apart((1, 2))
+    client.turns.append((client.session.record_apart(), tuple(plan.prompt_ids), (5,)))
+    _, recorded = client.ask([SYSTEM, USER])
+    assert (recorded.turn, recorded.break_kind) == (2, Break.branch)
+    client.check_superseded()
+    client.ask([SYSTEM, USER])
+    assert client.session.superseded == (1, 2)
+    client.check_superseded()
+
+
 def test_each_retry_supersedes_the_one_before(client):
     replies = [client.ask([SYSTEM, USER], sampled=(300 + i, 2))[0] for i in range(4)]
     assert client.session.superseded == (3, 6)
