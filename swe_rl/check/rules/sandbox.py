@@ -12,7 +12,7 @@ from swe_rl.check.findings import Finding, Host, error, error_if, is_below, rule
 from swe_rl.check.rules.agent import PROGRAMS
 from swe_rl.config.choices import Isolation, RolloutMode, RuntimeKind, RuntimeProtocol, SandboxKind
 from swe_rl.config.parts import Part, started_parts
-from swe_rl.config.schema import Config
+from swe_rl.config.schema import Config, SandboxConfig
 from swe_rl.facts.concurrency import adapts_concurrency
 from swe_rl.facts.sizes import holds_container, most_at_once, sandbox_slots, trajectories_per_step
 from swe_rl.host.addresses import base_address, is_loopback
@@ -23,11 +23,18 @@ ENGINES = (SandboxKind.docker, SandboxKind.podman)
 FOLDERS = ("bugs",)  # the instances of these environments are folders of this machine
 # A run may be busy for so long (an update, a checkpoint), and would lose its sandboxes with a shorter lease.
 SHORTEST_LEASE_S = 60.0
+_DEFAULTS = SandboxConfig()
 _ENGINE_KEYS = ("host", "warm_pool")  # only container engines read these
 # Sandboxes of these services need keys of the environment. A key of `params` may name another variable.
 _SERVICE_KEYS = {
     "e2b": {"key_env": "E2B_API_KEY"},
     "modal": {"id_env": "MODAL_TOKEN_ID", "secret_env": "MODAL_TOKEN_SECRET"},
+}
+# Sandboxes of others that ship read the sizes of theirs from these keys, but for those named here.
+_UNREAD_OF_OTHERS = {
+    "e2b": ("cpus", "memory_gb", "disk_gb"),  # A template has sizes of its own.
+    "modal": ("disk_gb",),
+    "swe_rex": ("disk_gb",),
 }
 _MOUNT = re.compile(r"/[^:]*:/[^:]*(:r[ow])?")
 
@@ -289,11 +296,13 @@ def container_keys(config: Config, host: Host) -> Iterator[Finding]:
             "ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, and sandbox.host=unix:///tmp/engine.sock",
         )
     if sandbox.kind not in ENGINES:
-        for name in (*_ENGINE_KEYS, "image" if sandbox.kind is SandboxKind.process else "disk_gb"):
-            if getattr(sandbox, name):
-                why = f"nothing reads it with sandbox.kind={sandbox.kind}"
+        chosen = f"sandbox.kind={sandbox.kind}"
+        if sandbox.kind is SandboxKind.custom:
+            chosen = f"sandbox={sandbox.name}"
+        for name in _list_unread(sandbox):
+            if getattr(sandbox, name) != getattr(_DEFAULTS, name):
                 fix = f"leave sandbox.{name} out, or sandbox=docker or sandbox=podman"
-                yield warning("sandbox_unused", f"sandbox.{name}", why, fix)
+                yield warning("sandbox_unused", f"sandbox.{name}", f"nothing reads it with {chosen}", fix)
     elif sandbox.warm_pool > sandbox.concurrency:
         yield warning(
             "sandbox_warm_pool",
@@ -302,6 +311,15 @@ def container_keys(config: Config, host: Host) -> Iterator[Finding]:
             f"(sandbox.concurrency={sandbox.concurrency})",
             f"sandbox.warm_pool={min(8, sandbox.concurrency)}",
         )
+
+
+def _list_unread(sandbox: SandboxConfig) -> tuple[str, ...]:
+    """Returns the keys that a kind of sandbox other than the engines' does not read."""
+    if sandbox.kind is SandboxKind.process:
+        return (*_ENGINE_KEYS, "image")
+    if sandbox.kind is SandboxKind.custom:
+        return (*_ENGINE_KEYS, *_UNREAD_OF_OTHERS.get(sandbox.name, ()))
+    return (*_ENGINE_KEYS, "disk_gb")
 
 
 def _as_itself(mount: str) -> bool:
