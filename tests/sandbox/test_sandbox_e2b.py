@@ -11,7 +11,7 @@ from swe_rl.sandbox.confined_path import MissingFileError
 from swe_rl.sandbox.hosted.e2b import E2BService
 from swe_rl.sandbox.hosted.service import Requests
 from swe_rl.sandbox.provider import make_provider
-from swe_rl.sandbox.sandbox import OutsideError, SandboxError, Workspace
+from swe_rl.sandbox.sandbox import USED_TOO_MUCH, OutsideError, SandboxError, Workspace
 from swe_rl.testing import check_sandbox
 from tests.support.fake_e2b import KEY, FakeE2B
 from tests.support.fake_machine import CAN_RUN
@@ -180,6 +180,39 @@ async def test_a_sandbox_that_ends_while_a_command_runs_is_an_error_and_no_exit_
     with pytest.raises(SandboxError):
         await sandbox.read_file("x")
     await sandbox.close()
+
+
+@needs_machines
+async def test_a_command_that_ends_what_serves_its_sandbox_is_no_failure_of_infrastructure(service, provide):
+    sandbox = await provide().create(Workspace(image="a"), owner="o")
+    (there,) = service.sandboxes.values()
+    there.has_envd = False
+    for _ in range(2):
+        result = await sandbox.exec("ls", timeout_s=9)
+        assert result.exit_code == 137 and USED_TOO_MUCH in result.output
+    assert list(service.sandboxes.values()) == [there], "what was started to find out has ended"
+    assert service.requests.count("POST /sandboxes") == 2, "once known, it is not asked again"
+
+
+@needs_machines
+@pytest.mark.parametrize("fault", ["POST /process.Process/Start", "GET /sandboxes", "POST /sandboxes"])
+async def test_a_service_that_answers_nobody_is_at_fault_itself(service, provide, fault):
+    sandbox = await provide().create(Workspace(image="a"), owner="o")
+    (there,) = service.sandboxes.values()
+    there.has_envd = False
+    service.faults[fault] = 400
+    with pytest.raises(SandboxError):
+        await sandbox.exec("ls", timeout_s=9)
+
+
+@needs_machines
+async def test_a_sandbox_that_is_silent_once_goes_on(service, provide):
+    sandbox = await provide().create(Workspace(image="a"), owner="o")
+    service.busy_status = 400
+    service.busy = {"POST /process.Process/Start": 1}
+    with pytest.raises(SandboxError):
+        await sandbox.exec("ls", timeout_s=9)
+    assert (await sandbox.exec("echo alive", timeout_s=9)).output == "alive\n"
 
 
 @needs_machines

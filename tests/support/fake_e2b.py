@@ -32,6 +32,7 @@ class FakeSandbox:
     described: dict[str, Any]
     ends_at_s: float
     running: dict[int, asyncio.subprocess.Process] = field(default_factory=dict)
+    has_envd: bool = True  # a command that is root's can end it
 
 
 class FakeE2B(FakeService):
@@ -131,7 +132,8 @@ class FakeE2B(FakeService):
         return web.Response(status=204 if self._meant(request) else 502)
 
     def _meant(self, request: web.Request) -> FakeSandbox | None:
-        return self.sandboxes.get(request.headers.get("E2b-Sandbox-Id", ""))
+        sandbox = self.sandboxes.get(request.headers.get("E2b-Sandbox-Id", ""))
+        return sandbox if sandbox is not None and sandbox.has_envd else None
 
     async def _write(self, request: web.Request) -> web.Response:
         sandbox = self._meant(request)

@@ -7,6 +7,8 @@ Invariants:
   that may have been carried out is made again only where that does no harm.
 - Every sandbox has labels with its name and the process that asked for it. What a killed process of this host left is
   removed by the next run; elsewhere the service ends a sandbox that got no sign of life for sandbox.lease_s.
+- A sandbox whose inside is silent, though the service lists it and another one of the same image answers, was broken by
+  its own commands (they may be root's): that is the agent's doing, and no failure of infrastructure.
 - The key comes from a variable of the environment, and is in no message.
 """
 
@@ -14,29 +16,22 @@ import asyncio
 import contextlib
 import os
 import random
-import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from swe_rl.config.schema import SandboxConfig
 from swe_rl.errors import UserError, one_line
-from swe_rl.host.process_identity import ProcessIdentity
-from swe_rl.sandbox.base import image_of, safe_name
+from swe_rl.sandbox.base import image_of
+from swe_rl.sandbox.hosted.labels import is_left, label_of_host, label_of_name, make_labels
 from swe_rl.sandbox.sandbox import Door, OutsideError, SandboxError, Workspace
 from swe_rl.sandbox.shell import MARGIN_S, ShellSandbox
 
-_PREFIX = "swe_rl."  # Every label of ours begins so.
-_NAME = f"{_PREFIX}sandbox"
-_OWNER = f"{_PREFIX}owner"
-_HOST = f"{_PREFIX}host"
-_MAX_LABEL_CHARS = 63  # No service takes less.
-_ENCODED = "x-"  # A value with other characters than any service takes is this and their bytes as hexadecimal digits.
-_PLAIN = re.compile(r"(?!x-)[A-Za-z0-9._-]{1,63}")
 _REQUEST_S = 60.0  # A request has so long in all, with its repetitions.
 _FILE_S = 120.0
 _SHARE_OF_START = 0.9  # The rest of sandbox.start_timeout_s is for what is done in the sandbox.
@@ -202,9 +197,18 @@ class HostedSandbox(ShellSandbox):
     wait_s = 20.0  # Each call goes through the service.
 
     def __init__(
-        self, name: str, workdir: str, scratch: Path, config: SandboxConfig, requests: Requests, machine: Any
+        self,
+        name: str,
+        workdir: str,
+        scratch: Path,
+        config: SandboxConfig,
+        requests: Requests,
+        machine: Any,
+        serves: Callable[[str], Awaitable[bool]],
     ) -> None:
+        """`serves` tells whether the service lists the sandbox of a name, and starts others that answer."""
         super().__init__(name, workdir, scratch, config)
+        self._serves = serves
         self._requests = requests
         self._service = requests.service
         self._machine = machine
@@ -223,6 +227,19 @@ class HostedSandbox(ShellSandbox):
         self._stop_signs()
         machine_id = self._service.id_of(self._machine)
         await self._requests.ask(lambda: self._service.end(machine_id), "its end", fine=(Trouble.gone,))
+
+    async def _find_exceeded(self, error: SandboxError) -> str:
+        try:
+            if isinstance(error, OutsideError) or not await self._serves(self.sandbox_id):
+                return ""
+        except (SandboxError, UserError):
+            return ""
+        try:
+            # It may have been silent for a while only.
+            await self._ran("true", (), MARGIN_S)
+        except SandboxError:
+            return "a command that ended what serves it"
+        return ""
 
     async def _give_sign_of_life(self) -> None:
         await self._requests.ask(
@@ -292,12 +309,20 @@ class HostedSandboxes:
         image = image_of(workspace, self._config, owner)
         await self._remove_left_once()
         name = f"swe-rl-{uuid.uuid4().hex[:16]}"
-        request = Request(image, self._labels(name, owner), self._config.lease_s, self._config)
+        request = Request(image, make_labels(name, owner), self._config.lease_s, self._config)
         # The request goes on where its caller is cancelled: its machine is known, and can be ended, only by its answer.
         starting = asyncio.ensure_future(self._start(request))
         try:
             machine = await asyncio.shield(starting)
-            sandbox = HostedSandbox(name, workspace.workdir, self._scratch, self._config, self._requests, machine)
+            sandbox = HostedSandbox(
+                name,
+                workspace.workdir,
+                self._scratch,
+                self._config,
+                self._requests,
+                machine,
+                partial(self._serves, replace(workspace, path=None), owner),
+            )
             await sandbox.start(workspace.path)
         except BaseException:
             await asyncio.shield(self._undo(starting, name))
@@ -307,6 +332,14 @@ class HostedSandboxes:
     async def is_there(self, sandbox_id: str) -> bool:
         """Tells whether a sandbox is there that has not ended."""
         return bool(await self._ids_named(sandbox_id))
+
+    async def _serves(self, workspace: Workspace, owner: str, sandbox_id: str) -> bool:
+        """Tells whether a sandbox is there, and whether a new one like it answers. Raises SandboxError, UserError."""
+        if not await self.is_there(sandbox_id):
+            return False
+        another = await self.create(workspace, owner, None)
+        await another.close()
+        return True
 
     async def close(self) -> None:
         await self._service.close()
@@ -334,7 +367,7 @@ class HostedSandboxes:
         return await self._requests.ask(lambda: self._service.list_labels(wanted), "a list of sandboxes") or {}
 
     async def _ids_named(self, name: str) -> list[str]:
-        return list(await self._list({_NAME: name}))
+        return list(await self._list(label_of_name(name)))
 
     async def _remove_left_once(self) -> None:
         """Removes what killed processes of this host left, once for this provider. Raises what the list raises."""
@@ -343,36 +376,6 @@ class HostedSandboxes:
         await asyncio.shield(self._cleaning)
 
     async def _remove_left(self) -> None:
-        here = {_HOST: _encode(ProcessIdentity.mine().host)}
-        for machine_id, labels in (await self._list(here)).items():
-            if _is_left(labels):
+        for machine_id, labels in (await self._list(label_of_host())).items():
+            if is_left(labels):
                 await self._end(machine_id)
-
-    def _labels(self, name: str, owner: str) -> dict[str, str]:
-        process = ProcessIdentity.mine().record()
-        labels = {f"{_PREFIX}{key}": _encode(str(value)) for key, value in process.items()}
-        return {_NAME: name, _OWNER: safe_name(owner)[:_MAX_LABEL_CHARS], **labels}
-
-
-def _is_left(labels: Mapping[str, str]) -> bool:
-    """Tells whether the process that asked for a sandbox has ended, as far as this host knows."""
-    try:
-        process = {
-            key.removeprefix(_PREFIX): _decode(value) for key, value in labels.items() if key.startswith(_PREFIX)
-        }
-        return ProcessIdentity.read(process).is_gone()
-    except (KeyError, ValueError):
-        return False
-
-
-def _encode(value: str) -> str:
-    if _PLAIN.fullmatch(value):
-        return value
-    return _ENCODED + value.encode().hex()
-
-
-def _decode(value: str) -> str:
-    """Returns what `_encode` was given. Raises ValueError."""
-    if not value.startswith(_ENCODED):
-        return value
-    return bytes.fromhex(value.removeprefix(_ENCODED)).decode()
