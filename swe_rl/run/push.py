@@ -3,13 +3,14 @@
 Invariants:
 - Nothing is pushed of a run that is not over.
 - Everything is written into the run's `exports/` first. A dry run stops there.
-- A repository that is not there is made, and is private. In one that is there, files get new versions, and no file is
-  removed.
+- A repository that is not there is made, and is private. In one that is there, files get new versions. No file is
+  removed but those of an earlier model that readers would take in place of the new one's, or beside them.
 - The token comes from the environment (`HF_TOKEN`) and is in no file and no message.
 - What was pushed already is not sent again: the hub compares hashes.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,8 @@ _ENDPOINT_VARIABLE = "HF_ENDPOINT"
 _HUB = "https://huggingface.co"
 _DATASET_FOLDER = "trajectories"
 _DATASET_SUFFIX = "-trajectories"
+# An export writes these files, or none of them: names of weights and of their index, the template, the adapter.
+_OF_A_MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|chat_template\.jinja|adapter/[^/]+")
 
 
 class PushError(RunError):
@@ -48,6 +51,15 @@ class Push:
     folder: Path
     complete: Callable[[Sequence[str]], None] | None = None
 
+    def outdated(self, repository: Sequence[str]) -> list[str]:
+        """Returns the files of the repository `repository` that are of an earlier model and not of this one.
+
+        A whole `model.safetensors` hides newer weights in parts, and a template or an adapter would be used with them.
+        """
+        if self.kind != "model":
+            return []
+        return [file for file in repository if _OF_A_MODEL.fullmatch(file) and not (self.folder / file).exists()]
+
     @property
     def address(self) -> str:
         prefix = ""
@@ -63,7 +75,9 @@ class Hub(Protocol):
 
     def list_repo_files(self, repo_id: str, *, repo_type: str) -> list[str]: ...
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, repo_type: str, commit_message: str) -> Any: ...
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, repo_type: str, commit_message: str, delete_patterns: list[str] | None
+    ) -> Any: ...
 
 
 def hub_address(environment: Mapping[str, str] = os.environ) -> str:
@@ -160,13 +174,16 @@ def _open_hub() -> Hub:
 def _upload(hub: Hub, push: Push) -> None:
     try:
         hub.create_repo(push.repository, repo_type=push.kind, private=True, exist_ok=True)
+        there = hub.list_repo_files(push.repository, repo_type=push.kind)
         if push.complete is not None:
-            push.complete(hub.list_repo_files(push.repository, repo_type=push.kind))
+            push.complete(there)
         hub.upload_folder(
             repo_id=push.repository,
             folder_path=push.folder,
             repo_type=push.kind,
             commit_message=f"Add {push.folder.name} by swe_rl {__version__}",
+            # The hub's client takes no empty list for nothing.
+            delete_patterns=push.outdated(there) or None,
         )
     except DiskError:
         raise
