@@ -61,7 +61,7 @@ def use(sessions, name):
 def test_a_session_tells_how_many_of_its_replies_were_recalled(sessions):
     sessions.open("a", SessionSettings(16, 64))
     sessions.recall_first("a", Recall([Trace("a", 0, 0, [1], [2], [-1.0], [0], "stop")]))
-    live = sessions.find("a")[0]
+    live = sessions.find("a", sessions.secret("a"))
     assert live.summary().recalled_turns == 0
     assert live.recall.take(TokenIds((1,))) is not None
     assert live.summary().recalled_turns == 1
