@@ -157,6 +157,15 @@ def test_a_run_whose_evaluations_the_other_has_not_made_yet_is_not_compared():
     assert two_runs(trained((2, 4), (0.1,) * 2, status="done"), late).pairs[0].held_out is None
 
 
+def test_gains_since_different_steps_are_not_compared():
+    """The second run was first evaluated after two steps, when it had learned most of what it learns."""
+    whole = trained((2, 4, 6), (0.1,) * 4, status="done")
+    late = replace(whole.held_out, counts={step: whole.held_out.counts[step] for step in (2, 4)})
+    pair = two_runs(whole, replace(whole, held_out=late)).pairs[0]
+    assert pair.gain is None and (pair.held_out.baseline, pair.held_out.candidate) == (60.0, 60.0)
+    assert two_runs(replace(whole, held_out=late), replace(whole, held_out=late)).pairs[0].gain.candidate == pytest.approx(20.0)
+
+
 def test_seeds_that_agree_by_chance_have_no_interval():
     runs = {f"seed={seed}": trained((2, 4), (0.25, 0.25)) for seed in range(3)}
     better = {f"seed={seed}": trained((2, 5), (0.5, 0.5)) for seed in range(3)}

@@ -100,7 +100,8 @@ def compare_held_out(
     """Returns the pairs of gains and of rates, for runs that belong together, each with whether both are over.
 
     Runs that are over are compared by what came of them: by the latest evaluation of each. A run that is not over has
-    had less training by then than one that is. So it is compared at the last step that both evaluated.
+    had less training by then than one that is. So it is compared at the last step that both evaluated. Gains are of
+    runs whose first evaluations are of one step: a gain since a later one lacks what was learned before it.
     """
     gains: list[tuple[Counts, ...]] = []
     rates: list[tuple[Counts, ...]] = []
@@ -113,7 +114,8 @@ def compare_held_out(
             steps |= {last} & common
             sides = [{step: counts for step, counts in side.items() if step <= last} for side in sides]
         ordered = [[*side.values()] for side in sides]
-        if all(len(side) > 1 for side in ordered):
+        is_gained = all(len(side) > 1 for side in ordered) and min(sides[0]) == min(sides[1])
+        if is_gained:
             gains.append(tuple(side[place] for side in ordered for place in (0, -1)))
         if all(ordered):
             rates.append((ordered[0][-1], ordered[1][-1]))
