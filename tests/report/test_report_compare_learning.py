@@ -163,7 +163,8 @@ def test_gains_since_different_steps_are_not_compared():
     late = replace(whole.held_out, counts={step: whole.held_out.counts[step] for step in (2, 4)})
     pair = two_runs(whole, replace(whole, held_out=late)).pairs[0]
     assert pair.gain is None and (pair.held_out.baseline, pair.held_out.candidate) == (60.0, 60.0)
-    assert two_runs(replace(whole, held_out=late), replace(whole, held_out=late)).pairs[0].gain.candidate == pytest.approx(20.0)
+    both_late = replace(whole, held_out=late)
+    assert two_runs(both_late, both_late).pairs[0].gain.candidate == pytest.approx(20.0)
 
 
 def test_seeds_that_agree_by_chance_have_no_interval():
