@@ -53,15 +53,23 @@ def _parse_load(load: Mapping[str, Any]) -> Load:
 
 
 def away_of(events: Iterable[Mapping[str, Any]], origin_s: float) -> list[Away]:
-    """From `engine_lost` to the next `engine_back` of the same engine; what cannot be read is left out."""
+    """From `engine_lost` to the next `engine_back` of the same engine; what cannot be read is left out.
+
+    Engines that were away when a run ended do not come back: a resumed run has others.
+    """
     losses: list[Away] = []
+    of_earlier = 0
     for event in events:
+        if event.get("event") == "resumed":
+            of_earlier = len(losses)
         try:
             name = str(event["engine"])[:MAX_NAME_CHARS]
             at_ms = round(1000 * (float(event["time"]) - origin_s))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
-        open_loss = next((i for i, loss in enumerate(losses) if loss.engine == name and loss.to_ms is None), None)
+        open_loss = next(
+            (i for i, loss in enumerate(losses) if i >= of_earlier and loss.engine == name and loss.to_ms is None), None
+        )
         if event.get("event") == "engine_lost" and open_loss is None:
             losses.append(Away(name, at_ms, None))
         elif event.get("event") == "engine_back" and open_loss is not None:
