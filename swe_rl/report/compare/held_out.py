@@ -60,7 +60,7 @@ class HeldOutPair:
     # It is that of the difference: over pairs of runs, or over the instances of the only one. None stands for pairs of
     # runs that all differ by as much.
     interval: Interval | None
-    # Of runs that are not over, these are the steps that were compared; empty where each run's latest evaluation was.
+    # These are the steps that were compared if a run is not over; empty where each run's latest evaluation was.
     steps: tuple[int, ...] = ()
 
 
@@ -111,7 +111,6 @@ def compare_held_out(
         if not are_over:
             common = before.counts.keys() & after.counts.keys()
             last = max(common, default=-1)
-            steps |= {last} & common
             sides = [{step: counts for step, counts in side.items() if step <= last} for side in sides]
         ordered = [[*side.values()] for side in sides]
         is_gained = all(len(side) > 1 for side in ordered) and min(sides[0]) == min(sides[1])
@@ -119,7 +118,9 @@ def compare_held_out(
             gains.append(tuple(side[place] for side in ordered for place in (0, -1)))
         if all(ordered):
             rates.append((ordered[0][-1], ordered[1][-1]))
-    compared_steps = tuple(sorted(steps))
+            steps |= {max(side) for side in sides}
+    all_over = all(are_over for _, _, are_over in runs)
+    compared_steps = () if all_over else tuple(sorted(steps))
     gain = pair_held_out(gains, compared_steps)
     if gain and not gain.runs:
         gain = None
@@ -174,7 +175,7 @@ def _compared_text(pair: HeldOutPair) -> str:
     if len(pair.steps) == 1:
         return f"{text}, both after step {pair.steps[0]}"
     if pair.steps:
-        return f"{text}, each pair after the last step that both evaluated"
+        return f"{text}, each pair of runs that are not both over after the last step that both evaluated"
     return text
 
 
