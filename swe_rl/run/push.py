@@ -5,13 +5,14 @@ Invariants:
 - Everything is written into the run's `exports/` first. A dry run stops there.
 - A repository that is not there is made, and is private. In one that is there, files get new versions. No file is
   removed but those of an earlier model that readers would take in place of the new one's, or beside them.
+- Where on this machine a model lay is in no file of its repository.
 - The token comes from the environment (`HF_TOKEN`) and is in no file and no message.
 - What was pushed already is not sent again: the hub compares hashes.
 """
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,10 @@ from typing import Any, Protocol
 
 from swe_rl.config.schema import JobConfig
 from swe_rl.errors import RunError, UserError, not_installed, one_line
-from swe_rl.files.disk import DiskError
+from swe_rl.files.disk import DiskError, read_json, write_json_atomic
 from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder, RunState, read_status
+from swe_rl.report.card import is_hub_name, recorded_hub_names
 from swe_rl.rollout.published import write_card, write_dataset
 from swe_rl.run.which_folder import place_of_checkpoint
 from swe_rl.version import __version__
@@ -29,6 +31,9 @@ from swe_rl.version import __version__
 _TOKEN_VARIABLE = "HF_TOKEN"
 _ENDPOINT_VARIABLE = "HF_ENDPOINT"
 _HUB = "https://huggingface.co"
+# These keys have a model's name on the hub, or its folder. The adapter's is as the run had it, perhaps a folder.
+_OF_ADAPTER = "base_model_name_or_path"
+_PLACES = ("_name_or_path", "name_or_path", _OF_ADAPTER)
 _DATASET_FOLDER = "trajectories"
 _DATASET_SUFFIX = "-trajectories"
 # An export writes these files, or none of them: names of weights and of their index, the template, the adapter.
@@ -139,7 +144,9 @@ def _write_pushes(
     pushes: list[Push] = []
     dataset = repository
     if checkpoint is not None:
-        pushes.append(Push("model", repository, export_model(checkpoint)))
+        model = export_model(checkpoint)
+        _forget_places(model, frozenset() if run is None else recorded_hub_names(run))
+        pushes.append(Push("model", repository, model))
         dataset = f"{repository}{_DATASET_SUFFIX}"
     if run is not None:
         target = run.exports / _DATASET_FOLDER
@@ -149,6 +156,20 @@ def _write_pushes(
         complete = partial(write_card, run, target, published)
         pushes.append(Push("dataset", dataset, target, complete))
     return pushes
+
+
+def _forget_places(model: Path, on_hub: Collection[str]) -> None:
+    """Takes paths of this machine out of the files that describe an exported model. Raises DiskError.
+
+    `on_hub` has what the run read from the hub. Libraries note beside a model where they loaded it.
+    """
+    for file in model.rglob("*config.json"):
+        described = read_json(file)
+        places = {key: described[key] for key in _PLACES if isinstance(described.get(key), str)}
+        known = {key for key, name in places.items() if name in on_hub or (key != _OF_ADAPTER and is_hub_name(name))}
+        unknown = places.keys() - known
+        if unknown:
+            write_json_atomic(file, {key: value for key, value in described.items() if key not in unknown})
 
 
 def _describe(push: Push) -> None:
