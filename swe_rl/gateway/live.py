@@ -176,13 +176,11 @@ class LiveSession:
             self.refused = error.message
 
     def summary(self) -> SessionSummary:
-        breaks = dict(self.breaks)
-        times_s = dict(self.times_s)
         return SessionSummary(
             self.num_calls,
             self.sampled_tokens,
-            breaks,
-            times_s,
+            dict(self.breaks),
+            dict(self.times_s),
             self.overflowed,
             *self.state.superseded,
             had_all_calls=self.had_all_calls,
