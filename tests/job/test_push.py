@@ -307,7 +307,7 @@ def test_a_model_replaces_the_earlier_one_whose_files_have_other_names(run, hub,
     assert len(hub.commits) == 2, "one for the model, one for the attempts"
 
 
-@pytest.mark.parametrize("base", ["/home/somebody/models/base", "models/base", "org/base"])
+@pytest.mark.parametrize("base", ["/home/me/models/base", "models/base", "org/base"])
 def test_no_path_of_this_machine_is_in_a_pushed_model(run, hub, monkeypatch, base):
     """The adapter names its base, and libraries note where they loaded a model. What is on the hub stays named."""
     checkpoint = run.checkpoints / "step_000001"
@@ -318,7 +318,7 @@ def test_no_path_of_this_machine_is_in_a_pushed_model(run, hub, monkeypatch, bas
     def write_model(found, target, model, dtype, *, key):
         (target / "adapter").mkdir(parents=True)
         (target / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 8, "base_model_name_or_path": base}))
-        (target / "config.json").write_text('{"_name_or_path": "/scratch/somebody/base", "vocab_size": 7}')
+        (target / "config.json").write_text('{"_name_or_path": "/scratch/me/base", "vocab_size": 7}')
         (target / "tokenizer_config.json").write_text('{"name_or_path": "org/tokenizer"}')
 
     monkeypatch.setattr(export, "_require_checkpoint", lambda _: checkpoint)
