@@ -114,8 +114,6 @@ def write_adapter(stored: StoredTensors, adapter: Mapping[str, Any], folder: Pat
 
 # A part of 4 GiB is what readers of the hub expect, and it bounds the memory of an export: one part at a time is held.
 MAX_FILE_BYTES = 4 * 2**30
-# These types are for whole models: what is in one of them may be in the other.
-_HALVES = ("F16", "BF16")
 _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # What describes a model beside its weights; code (*.py) and pickles are left behind.
 _COPIED = ("*.json", "*.txt", "*.jinja", "*.model")
@@ -240,14 +238,15 @@ def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | 
 
 
 def _exact_types(base: Mapping[str, Any]) -> dict[str, torch.dtype]:
-    """Returns the types of tensors that open files hold in float32, or as integers, beside less exact ones."""
+    """Returns the types of the tensors that open files hold in float32, where most numbers are less exact."""
     slices = {name: file.get_slice(name) for name, file in base.items()}
     sizes = Counter[str]()
     for part in slices.values():
         sizes[part.get_dtype()] += prod(part.get_shape())
-    common = next((code for code, _ in sizes.most_common(1)), "")
-    exact = {code: dtype for dtype, code in DTYPES.items() if code != common and code not in _HALVES}
-    return {name: exact[code] for name, part in slices.items() if (code := part.get_dtype()) in exact}
+    exact = DTYPES[torch.float32]
+    if not sizes or sizes.most_common(1)[0][0] == exact:
+        return {}
+    return {name: torch.float32 for name, part in slices.items() if part.get_dtype() == exact}
 
 
 def _names_in_memory(model: Any, layout: StoredLayout) -> dict[str, str]:
