@@ -198,13 +198,16 @@ def _upload(hub: Hub, push: Push) -> None:
         there = hub.list_repo_files(push.repository, repo_type=push.kind)
         if push.complete is not None:
             push.complete(there)
+        outdated = push.outdated(there)
+        if outdated:
+            print(f"removing from {push.address}, as of an earlier model: {', '.join(outdated)}", flush=True)
         hub.upload_folder(
             repo_id=push.repository,
             folder_path=push.folder,
             repo_type=push.kind,
             commit_message=f"Add {push.folder.name} by swe_rl {__version__}",
             # The hub's client takes no empty list for nothing.
-            delete_patterns=push.outdated(there) or None,
+            delete_patterns=outdated or None,
         )
     except DiskError:
         raise

@@ -285,7 +285,7 @@ IN_PARTS = {"model.safetensors.index.json", "model-00001-of-00002.safetensors", 
 
 
 @pytest.mark.parametrize(("before", "after"), [(WHOLE, IN_PARTS), (IN_PARTS, WHOLE)])
-def test_a_model_replaces_the_earlier_one_whose_files_have_other_names(run, hub, monkeypatch, before, after):
+def test_a_model_replaces_the_earlier_one_whose_files_have_other_names(run, hub, monkeypatch, capsys, before, after):
     """As float32 after bfloat16: a reader takes a whole `model.safetensors` before any parts."""
     checkpoint = run.checkpoints / "step_000001"
     checkpoint.mkdir(parents=True)
@@ -305,6 +305,8 @@ def test_a_model_replaces_the_earlier_one_whose_files_have_other_names(run, hub,
     push(checkpoint=str(run.path))
     assert set(hub.repositories["models/org/name"]) == {*after, *theirs, "config.json"}
     assert len(hub.commits) == 2, "one for the model, one for the attempts"
+    said = capsys.readouterr().out
+    assert said.count("as of an earlier model: ") == 1 and "chat_template.jinja" in said
 
 
 @pytest.mark.parametrize("base", ["/home/me/models/base", "models/base", "org/base"])
