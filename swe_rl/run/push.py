@@ -169,7 +169,10 @@ def _forget_places(model: Path, on_hub: Collection[str]) -> None:
         known = {key for key, name in places.items() if name in on_hub or (key != _OF_ADAPTER and is_hub_name(name))}
         unknown = places.keys() - known
         if unknown:
+            written = file.stat()
             write_json_atomic(file, {key: value for key, value in described.items() if key not in unknown})
+            # Of several exports of a step the one that was written last counts.
+            os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
 
 
 def _describe(push: Push) -> None:
