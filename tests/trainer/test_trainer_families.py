@@ -272,6 +272,21 @@ def test_the_text_of_a_multimodal_checkpoint_is_trained(ranks, mesh, monkeypatch
     assert {name for name in names_in(folder) if ".visual." not in name} == sent.keys()
 
 
+def test_the_type_of_a_multimodal_model_may_be_said_of_its_text_alone(tmp_path):
+    folder = tmp_path / "model"
+    multimodal_qwen3_5().to(torch.bfloat16).save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text())
+    del described["dtype"]
+    described["text_config"]["dtype"] = "bfloat16"
+    (folder / "config.json").write_text(json.dumps(described))
+    checkpoint = trainer_of(folder, "whole").save(tmp_path, **SAVED)
+    for asked, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
+        target = tmp_path / str(expected)
+        export_checkpoint(checkpoint, folder, target, dtype=asked)
+        assert {tensor.dtype for tensor in load_file(target / "model.safetensors").values()} == {expected}
+        assert AutoModelForCausalLM.from_pretrained(target).dtype == expected
+
+
 def refused(folder, *overrides):
     """The rule and the key of what the check refuses of this model."""
     host = Host(environment={}, read_text=lambda path: Path(path).read_text() if Path(path).is_file() else None)

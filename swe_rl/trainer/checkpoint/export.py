@@ -333,7 +333,10 @@ def _write_description(described_by: Path, aside: Path, chat_template: str | Non
             if path.name not in (INDEX_FILE, "config.json"):
                 shutil.copyfile(path, aside / path.name)
     config: dict[str, Any] = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
+    for described in (config, _text_config(config)):
+        described.pop("torch_dtype", None)
+    if "dtype" in facts and _text_config(config):
+        config["text_config"]["dtype"] = facts["dtype"]
     # The weights are written as they were trained, in no quantized form.
     config.pop("quantization_config", None)
     config |= facts
@@ -356,7 +359,16 @@ def _has_chat_template(folder: Path) -> bool:
 
 def _type_of(described_by: Path) -> torch.dtype:
     config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
+    names = (part.get(key) for part in (config, _text_config(config)) for key in ("dtype", "torch_dtype"))
+    dtype = getattr(torch, str(next(filter(None, names), "float32")), None)
     if isinstance(dtype, torch.dtype):
         return dtype
     return torch.float32
+
+
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a multimodal model's configuration that is about text, which may have the type of its own."""
+    part = config.get("text_config")
+    if isinstance(part, dict):
+        return part
+    return {}
