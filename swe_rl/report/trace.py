@@ -104,8 +104,7 @@ def _run_events(folder: RunFolder, origin_s: float) -> Iterator[Event]:
         name = f"{away.engine} away"
         lane = lanes.setdefault(name, len(lanes))
         yield _name_event("thread_name", RUN, lane, name)
-        to_ms = away.from_ms if away.to_ms is None else away.to_ms
-        yield _slice_event(name, "run", (1000 * away.from_ms, 1000 * to_ms), RUN, lane, {})
+        yield _slice_event(name, "run", (1000 * away.from_ms, 1000 * away.to_ms), RUN, lane, {})
 
 
 def _update_s(event: Mapping[str, Any]) -> float:
