@@ -65,7 +65,7 @@ class SessionSummary:
     `times_s` sums over the session's calls: queue (held by the router or waiting in the engine), prefill, decode.
     `superseded_replies` are in no row. `cut_replies` counts the replies that a limit of their length cut, and
     `cut_last` tells whether the last reply is one of them. `notes` counts the calls in which something was mended, by
-    its kind.
+    its kind. The replies of the first `recalled_turns` calls were recorded before; `times_s` has their time, too.
 
     These tell how the last call ended: `overflowed`, if it was refused because its prompt left no room to answer;
     `had_all_calls`, if it was one more than the session may have; `failed`, why the engines or the gateway could not
@@ -88,6 +88,7 @@ class SessionSummary:
     notes: dict[str, int] = field(default_factory=dict)
     cut_replies: int = 0
     cut_last: bool = False
+    recalled_turns: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -175,13 +176,11 @@ class LiveSession:
             self.refused = error.message
 
     def summary(self) -> SessionSummary:
-        breaks = dict(self.breaks)
-        times_s = dict(self.times_s)
         return SessionSummary(
             self.num_calls,
             self.sampled_tokens,
-            breaks,
-            times_s,
+            dict(self.breaks),
+            dict(self.times_s),
             self.overflowed,
             *self.state.superseded,
             had_all_calls=self.had_all_calls,
@@ -190,6 +189,7 @@ class LiveSession:
             notes=dict(self.notes),
             cut_replies=self.cut_replies,
             cut_last=self.cut_last,
+            recalled_turns=self.recall.recalled_turns if self.recall is not None else 0,
         )
 
     async def cancel_calls(self) -> None:

@@ -29,6 +29,7 @@ from swe_rl.run.which_folder import place_of_checkpoint
 
 _CHECKPOINTS = "checkpoints"
 _EXPORTS = "exports"
+_TYPE_SUFFIXES = tuple(f"-{dtype.value}" for dtype in ExportType if dtype is not ExportType.model)
 _SHAPE = ("hidden_size", "num_layers", "vocab_size", "intermediate_size")
 
 
@@ -192,7 +193,9 @@ def _list_exports(path: str) -> list[Path]:
         return []
     root, name, wanted = (whole, "*", "step_*") if is_run else (whole.parent.parent, f"{whole.name}-*", whole.name)
     files = (root / _EXPORTS).glob(f"{name}/config.json")
-    there = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+    newest = [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)]
+    # What was exported in another type, to be published, is rounded.
+    there = [export for export in newest if not export.name.endswith(_TYPE_SUFFIXES)]
     checkpoints = (path for path in (root / _CHECKPOINTS).glob(wanted) if checkpoint_in(path) == path)
     return [*dict.fromkeys([*there, *map(_export_folder, checkpoints)])]
 

@@ -6,7 +6,8 @@ Invariants:
 - A trajectory is a trace of its own, linked to the span of its step: no trace grows with the size of a step.
 - A receiver that does not answer neither ends nor delays the run: it is asked once a minute, in this logger's thread.
   The spans of that time are counted and left out.
-- What an earlier start of a resumed run recorded was sent by that one.
+- What an earlier start of a resumed run recorded was sent by that one. So were the trajectories that a later evaluation
+  of the same step takes over from an earlier one.
 """
 
 import logging
@@ -83,21 +84,26 @@ class OtelLogger:
 
     def _evaluations(self) -> None:
         """Sends evaluations. A line is written after its trajectories: where it stands, they are whole."""
+        sent_s: dict[int, float] = {}
         for record in read_jsonl(self._folder.evals_jsonl):
+            step = record["step"]
             if record["time"] >= self._started_s and record["time"] not in self._evaluated:
                 self._evaluated.add(record["time"])
-                step = record["step"]
                 paths = self._folder.eval_trajectories(step), self._folder.eval_spans(step)
-                self._write(evaluation_span(record), *paths, {})
+                self._write(evaluation_span(record), *paths, {}, sent_s.get(step, 0.0))
+            sent_s[step] = record["time"]
 
-    def _write(self, root: Span, trajectories: Path, spans: Path, programs: Mapping[str, Any]) -> None:
+    def _write(
+        self, root: Span, trajectories: Path, spans: Path, programs: Mapping[str, Any], sent_s: float = 0.0
+    ) -> None:
+        """Sends a span and those of its trajectories, without those that ended before `sent_s` (unix)."""
         origin_s = next(iter_jsonl(self._folder.events_jsonl), {}).get("time", 0.0)
         with self._sink(spans) as send:
             about = self._maker.add(root)
             count = 1
             for record in iter_jsonl(trajectories):
                 span = trajectory_span(record, programs.get(record["trajectory_id"]), origin_s)
-                if span is None:
+                if span is None or span.end_s <= sent_s:
                     continue
                 self._maker.add(span, linked=about)
                 count += span.size

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every key is always there; what was not measured is null, never zero.
-- `resolved_rate_before` is the held-out evaluation before the first step, `_after` that of the latest step.
+- `resolved_rate_before` is the first held-out evaluation, `_after` that of the latest step, where there is another.
 """
 
 import json

@@ -209,7 +209,12 @@ def mean_context_tokens(config: Config) -> float:
     them."""
     mean_square = capped_mean(config.rollout.workload.turns, _most_turns(config), power=2)
     of_turns = (mean_square + mean_turns(config)) / 2 / mean_turns(config)
-    return _prompt_tokens(config) + (of_turns - 1) * _turn_tokens(config) + _sampled_tokens(config)
+    return _prompt_tokens(config) + (of_turns - 1) * _turn_tokens(config) + mean_sampled_tokens(config)
+
+
+def mean_sampled_tokens(config: Config) -> float:
+    """Returns what a turn samples, averaged over all turns."""
+    return max(1.0, capped_mean(config.rollout.workload.sampled_tokens, config.rollout.max_turn_tokens))
 
 
 def lognormal_mean(pair: Pair) -> float:
@@ -241,7 +246,7 @@ def _engines_s(config: Config, speed: EngineSpeed, count: int) -> float:
     capacity = memory.kv_tokens_per_engine(config) or inf
     places = sizes.trajectories_at_once(config) / engines
     batch = max(1.0, min(places, config.engine.max_num_seqs, capacity / context))
-    sampled = mean_turns(config) * _sampled_tokens(config) * count / engines
+    sampled = mean_turns(config) * mean_sampled_tokens(config) * count / engines
     return sampled / batch * speed.step_s(ceil(batch), int(batch * context))
 
 
@@ -250,7 +255,7 @@ def _trajectory_s(config: Config, speed: EngineSpeed, turns: float) -> float:
     rollout = config.rollout
     workload = config.rollout.workload
     context = _prompt_tokens(config) + turns / 2 * _turn_tokens(config)
-    engine_s = _sampled_tokens(config) * speed.step_s(1, int(context)) + speed.call_s
+    engine_s = mean_sampled_tokens(config) * speed.step_s(1, int(context)) + speed.call_s
     tool_s = capped_mean(workload.tool_s, rollout.command_timeout_s)
     grade_s = capped_mean(workload.grade_s, rollout.grade_timeout_s)
     return lognormal_mean(workload.boot_s) + turns * (engine_s + tool_s) + grade_s
@@ -282,9 +287,5 @@ def _prompt_tokens(config: Config) -> float:
     return min(config.rollout.max_prompt_tokens, workload.shared_prompt_tokens + lognormal_mean(workload.issue_tokens))
 
 
-def _sampled_tokens(config: Config) -> float:
-    return max(1.0, capped_mean(config.rollout.workload.sampled_tokens, config.rollout.max_turn_tokens))
-
-
 def _turn_tokens(config: Config) -> float:
-    return _sampled_tokens(config) + lognormal_mean(config.rollout.workload.observation_tokens)
+    return mean_sampled_tokens(config) + lognormal_mean(config.rollout.workload.observation_tokens)

@@ -1,6 +1,7 @@
 """Estimates what an evaluation asks of an endpoint: tokens and money of an attempt.
 
 Invariants:
+- Figures are means over attempts: a few long ones cost more than all that are typical.
 - Nothing is taken for cached: each call reads the whole conversation once more, and costs it.
 """
 
@@ -8,19 +9,18 @@ from typing import Any
 
 from swe_rl.config.choices import EngineKind
 from swe_rl.config.schema import Config
+from swe_rl.plan.duration import mean_context_tokens, mean_sampled_tokens, mean_turns
 
 
 def attempt_figures(config: Config) -> dict[str, Any]:
-    """Returns the calls, tokens and cost of a typical attempt, and how many of them the budget pays for. Nothing
+    """Returns the calls, tokens and cost of an attempt on average, and how many of them the budgets pay for. Nothing
     without an endpoint."""
     engine = config.engine
     if engine.kind is not EngineKind.endpoint:
         return {}
-    rollout = config.rollout
-    calls = min(rollout.workload.turns[0], float(rollout.max_turns))
-    turn_tokens = min(rollout.workload.sampled_tokens[0], float(rollout.max_turn_tokens))
-    sampled = min(calls * turn_tokens, float(rollout.max_trajectory_tokens))
-    read = calls * min(rollout.typical_trajectory_tokens, rollout.max_trajectory_tokens) / 2
+    calls = mean_turns(config)
+    sampled = calls * mean_sampled_tokens(config)
+    read = calls * mean_context_tokens(config) - sampled
     cost = (read * engine.price_in + sampled * engine.price_out) / 1_000_000
     figures: dict[str, Any] = {
         "model_there": engine.model,
@@ -30,8 +30,10 @@ def attempt_figures(config: Config) -> dict[str, Any]:
     }
     if cost:
         figures["cost_per_1000_attempts"] = float(f"{1000 * cost:.3g}")
-    if engine.budget and cost:
-        figures["attempts_within_budget"] = int(engine.budget / cost)
+    budgets = ((engine.budget, cost), (engine.budget_tokens, read + sampled))
+    paid_attempts = [budget / of_one for budget, of_one in budgets if budget and of_one]
+    if paid_attempts:
+        figures["attempts_within_budget"] = int(min(paid_attempts))
     return figures
 
 

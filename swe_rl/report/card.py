@@ -65,11 +65,12 @@ def names_on_hub(config: Record, exists: Callable[[str], bool] = os.path.exists)
     `config` has keys with dots.
     """
     values = [config.get(key) for key in _READ]
-    return [
-        value
-        for value in dict.fromkeys(values)
-        if isinstance(value, str) and _HUB_ID.fullmatch(value) and not exists(value)
-    ]
+    return [value for value in dict.fromkeys(values) if isinstance(value, str) and is_hub_name(value, exists)]
+
+
+def is_hub_name(value: str, exists: Callable[[str], bool] = os.path.exists) -> bool:
+    """Tells whether a name is read from the hub: it has the form of its names, and nothing here has that path."""
+    return _HUB_ID.fullmatch(value) is not None and not exists(value)
 
 
 def recorded_hub_names(run: RunFolder) -> frozenset[str]:

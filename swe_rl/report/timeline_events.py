@@ -29,11 +29,11 @@ class Sample:
 
 
 class Away(NamedTuple):
-    """`to_ms` None: it did not come back."""
+    """Of an engine that did not come back, `to_ms` is the last event of that start of the run."""
 
     engine: str
     from_ms: int
-    to_ms: int | None
+    to_ms: int
 
 
 def sample_of(event: Mapping[str, Any], origin_s: float) -> Sample:
@@ -53,19 +53,28 @@ def _parse_load(load: Mapping[str, Any]) -> Load:
 
 
 def away_of(events: Iterable[Mapping[str, Any]], origin_s: float) -> list[Away]:
-    """From `engine_lost` to the next `engine_back` of the same engine; what cannot be read is left out."""
+    """From `engine_lost` to the next `engine_back` of the same engine; what cannot be read is left out.
+
+    Engines that were away when a run ended do not come back: a resumed run has others.
+    """
     losses: list[Away] = []
+    # These are away, by their places in the list.
+    open_losses: dict[str, int] = {}
     for event in events:
+        if event.get("event") == "resumed":
+            open_losses.clear()
         try:
-            name = str(event["engine"])[:MAX_NAME_CHARS]
+            name = str(event.get("engine"))[:MAX_NAME_CHARS]
             at_ms = round(1000 * (float(event["time"]) - origin_s))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
-        open_loss = next((i for i, loss in enumerate(losses) if loss.engine == name and loss.to_ms is None), None)
-        if event.get("event") == "engine_lost" and open_loss is None:
-            losses.append(Away(name, at_ms, None))
-        elif event.get("event") == "engine_back" and open_loss is not None:
-            losses[open_loss] = losses[open_loss]._replace(to_ms=at_ms)
+        for place in open_losses.values():
+            losses[place] = losses[place]._replace(to_ms=max(losses[place].from_ms, at_ms))
+        if event.get("event") == "engine_lost" and "engine" in event and name not in open_losses:
+            open_losses[name] = len(losses)
+            losses.append(Away(name, at_ms, at_ms))
+        elif event.get("event") == "engine_back":
+            open_losses.pop(name, None)
     return losses
 
 

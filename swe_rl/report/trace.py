@@ -37,7 +37,8 @@ Event = dict[str, Any]
 RUN = 1
 ENGINES = 2
 FIRST_STEP = 10
-_WEIGHTS_S = ("gather_s", "load_s", "sleep_s", "wake_s", "check_s")
+# Older runs have these parts of an update alone.
+_SYNC_PARTS_S = ("gather_s", "load_s")
 
 
 def trace_lines(folder: RunFolder, step: int | None = None) -> Iterator[bytes]:
@@ -90,7 +91,7 @@ def _run_events(folder: RunFolder, origin_s: float) -> Iterator[Event]:
             args = {}
         elif event["event"] == "weights":
             name = "weights"
-            took_s = sum(event[key] for key in _WEIGHTS_S if _is_number(event.get(key)))
+            took_s = _update_s(event)
             args = {key: value for key, value in event.items() if key not in ("time", "event")}
         else:
             continue
@@ -103,8 +104,15 @@ def _run_events(folder: RunFolder, origin_s: float) -> Iterator[Event]:
         name = f"{away.engine} away"
         lane = lanes.setdefault(name, len(lanes))
         yield _name_event("thread_name", RUN, lane, name)
-        to_ms = away.from_ms if away.to_ms is None else away.to_ms
-        yield _slice_event(name, "run", (1000 * away.from_ms, 1000 * to_ms), RUN, lane, {})
+        yield _slice_event(name, "run", (1000 * away.from_ms, 1000 * away.to_ms), RUN, lane, {})
+
+
+def _update_s(event: Mapping[str, Any]) -> float:
+    """Returns the time of an update of weights up to its event. The engines fell asleep before it, and its parts may
+    be side by side."""
+    known = {key: value for key, value in event.items() if _is_number(value)}
+    sync_s = known.get("sync_s", sum(known.get(key, 0.0) for key in _SYNC_PARTS_S))
+    return float(sync_s + known.get("check_s", 0.0))
 
 
 def _step_events(folder: RunFolder, step: int, origin_s: float) -> Iterator[Event]:

@@ -98,6 +98,7 @@ def count_calls(trajectory: Trajectory, summary: SessionSummary) -> None:
     model.
     """
     trajectory.num_calls = summary.num_calls
+    trajectory.recalled_turns = summary.recalled_turns
     trajectory.sampled_tokens = summary.sampled_tokens
     trajectory.prefix_breaks = sum(number for kind, number in summary.breaks.items() if kind not in MEANT_BREAKS)
     trajectory.request_notes = dict(summary.notes)

@@ -3,8 +3,9 @@
 Invariants:
 - Phases of one trajectory are in order and never overlap; times between them are nobody's (parsing, waiting for a place
   to run a command, taking the patch, a call that came to nothing).
-- The seconds of each kind add up to the trajectory's `times_s` (hold and queue together to its `queue`): a phase may be
-  moved by a clock that was set, or by calls made at the same time, but is never cut.
+- The seconds of each kind add up to the trajectory's `times_s` (hold and queue together to its `queue`), less those of
+  recalled replies, which passed before it began: a phase may be moved by a clock that was set, or by calls made at the
+  same time, but is never cut.
 - A held call counts for the engine that it was placed on in the end.
 - A trajectory without time stamps has no phases.
 """
@@ -67,11 +68,13 @@ def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[ProfilePh
         return []
     lane = _Lane(began_s["boot"])
     lane.add(began_s["boot"], times_s.get("boot", 0.0), PhaseKind.boot)
-    starts_s = [call.created_s - call.queue_s - call.prefill_s - call.decode_s for call in traces]
+    starts_s = asked_times_s(traces, trajectory.recalled_turns)
     agent_end_s = began_s.get("agent", began_s["boot"]) + times_s.get("agent", 0.0)
     commands_s = _commands_s(trajectory.turns, traces)
     for place, trace in enumerate(traces):
-        end_s = _add_call(lane, trace, starts_s[place], place)
+        end_s = starts_s[place]
+        if place >= trajectory.recalled_turns:
+            end_s = _add_call(lane, trace, starts_s[place], place)
         command_s = commands_s[place]
         next_s = starts_s[place + 1] if place + 1 < len(traces) else agent_end_s
         lane.add(max(end_s, next_s - command_s), command_s, PhaseKind.tool, None, place)
@@ -80,6 +83,13 @@ def phases_of(trajectory: Trajectory, traces: Sequence[Trace]) -> list[ProfilePh
     if "grade" in began_s:
         lane.add(began_s["grade"], times_s.get("grade", 0.0), PhaseKind.grade)
     return lane.phases
+
+
+def asked_times_s(traces: Sequence[Trace], recalled_turns: int) -> list[float]:
+    """Returns when each call was made, in unix seconds. The first `recalled_turns` were answered at once."""
+    spent_s = [call.queue_s + call.prefill_s + call.decode_s for call in traces]
+    spent_s[:recalled_turns] = [0.0] * len(traces[:recalled_turns])
+    return [call.created_s - call_s for call, call_s in zip(traces, spent_s, strict=True)]
 
 
 def _add_call(lane: _Lane, trace: Trace, start_s: float, place: int) -> float:

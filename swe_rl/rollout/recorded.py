@@ -5,6 +5,7 @@ from pathlib import Path
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
+from swe_rl.rollout.profile import asked_times_s
 from swe_rl.router.simulation.workload import RecordedTurn, SimulatedProgram, WorkloadError, program_of, shared_tokens
 
 
@@ -38,14 +39,10 @@ def recorded_programs(folder: RunFolder, step: int) -> tuple[SimulatedProgram, .
     prompts = []
     for record in read_jsonl(folder.trajectories(step)):
         traces = read_traces(folder.traces_db, record["trajectory_id"], in_use=folder.is_locked())
+        asked_s_of_traces = asked_times_s(traces, record.get("recalled_turns", 0))
         turns = [
-            RecordedTurn(
-                trace.prompt_tokens,
-                len(trace.sampled_ids),
-                trace.created_s - trace.queue_s - trace.prefill_s - trace.decode_s,
-                trace.created_s,
-            )
-            for trace in traces
+            RecordedTurn(trace.prompt_tokens, len(trace.sampled_ids), asked_s, trace.created_s)
+            for trace, asked_s in zip(traces, asked_s_of_traces, strict=True)
         ]
         times_s = record["times_s"]
         boot_s = times_s.get("boot", 0.0)

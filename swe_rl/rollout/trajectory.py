@@ -119,6 +119,8 @@ class Trajectory:
     tests: dict[str, bool] = field(default_factory=dict)
     error: str | None = None
     num_calls: int = 0
+    # So many of the first calls were answered by replies that an attempt before this one had sampled.
+    recalled_turns: int = 0
     # These are the tokens of the first call's prompt.
     prompt_tokens: int = 0
     sampled_tokens: int = 0

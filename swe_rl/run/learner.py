@@ -113,7 +113,7 @@ class Learner:
             times = await self._hand_over(step)
         self.served = step  # This holds whatever the comparison says: where they disagree the run ends.
         sync_s = time.monotonic() - started_s
-        event: dict[str, Any] = {"step": step, **times, **self._turns.times()}
+        event: dict[str, Any] = {"step": step, "sync_s": sync_s, **times, **self._turns.times()}
         if config.trainer.check_weights:
             agreed = await require_agreement(
                 engines, self._trainer, step, vocab_size=config.model.vocab_size, limit=explained_difference(config)

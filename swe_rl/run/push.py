@@ -3,14 +3,16 @@
 Invariants:
 - Nothing is pushed of a run that is not over.
 - Everything is written into the run's `exports/` first. A dry run stops there.
-- A repository that is not there is made, and is private. In one that is there, files get new versions, and no file is
-  removed.
+- A repository that is not there is made, and is private. In one that is there, files get new versions. No file is
+  removed but those of an earlier model that readers would take in place of the new one's, or beside them.
+- Where on this machine a model lay is in no file of its repository.
 - The token comes from the environment (`HF_TOKEN`) and is in no file and no message.
 - What was pushed already is not sent again: the hub compares hashes.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,10 @@ from typing import Any, Protocol
 
 from swe_rl.config.schema import JobConfig
 from swe_rl.errors import RunError, UserError, not_installed, one_line
-from swe_rl.files.disk import DiskError
+from swe_rl.files.disk import DiskError, read_json, write_json_atomic
 from swe_rl.files.redactor import Redactor
 from swe_rl.logger.folder import RunFolder, RunState, read_status
+from swe_rl.report.card import is_hub_name, recorded_hub_names
 from swe_rl.rollout.published import write_card, write_dataset
 from swe_rl.run.which_folder import place_of_checkpoint
 from swe_rl.version import __version__
@@ -28,8 +31,13 @@ from swe_rl.version import __version__
 _TOKEN_VARIABLE = "HF_TOKEN"
 _ENDPOINT_VARIABLE = "HF_ENDPOINT"
 _HUB = "https://huggingface.co"
+# These keys have a model's name on the hub, or its folder. The adapter's is as the run had it, perhaps a folder.
+_OF_ADAPTER = "base_model_name_or_path"
+_PLACES = ("_name_or_path", "name_or_path", _OF_ADAPTER)
 _DATASET_FOLDER = "trajectories"
 _DATASET_SUFFIX = "-trajectories"
+# An export writes these files, or none of them: names of weights and of their index, the template, the adapter.
+_OF_A_MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|chat_template\.jinja|adapter/[^/]+")
 
 
 class PushError(RunError):
@@ -48,6 +56,15 @@ class Push:
     folder: Path
     complete: Callable[[Sequence[str]], None] | None = None
 
+    def outdated(self, repository: Sequence[str]) -> list[str]:
+        """Returns the files of the repository `repository` that are of an earlier model and not of this one.
+
+        A whole `model.safetensors` hides newer weights in parts, and a template or an adapter would be used with them.
+        """
+        if self.kind != "model":
+            return []
+        return [file for file in repository if _OF_A_MODEL.fullmatch(file) and not (self.folder / file).exists()]
+
     @property
     def address(self) -> str:
         prefix = ""
@@ -63,7 +80,9 @@ class Hub(Protocol):
 
     def list_repo_files(self, repo_id: str, *, repo_type: str) -> list[str]: ...
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, repo_type: str, commit_message: str) -> Any: ...
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, repo_type: str, commit_message: str, delete_patterns: list[str] | None
+    ) -> Any: ...
 
 
 def hub_address(environment: Mapping[str, str] = os.environ) -> str:
@@ -125,7 +144,9 @@ def _write_pushes(
     pushes: list[Push] = []
     dataset = repository
     if checkpoint is not None:
-        pushes.append(Push("model", repository, export_model(checkpoint)))
+        model = export_model(checkpoint)
+        _forget_places(model, frozenset() if run is None else recorded_hub_names(run))
+        pushes.append(Push("model", repository, model))
         dataset = f"{repository}{_DATASET_SUFFIX}"
     if run is not None:
         target = run.exports / _DATASET_FOLDER
@@ -135,6 +156,23 @@ def _write_pushes(
         complete = partial(write_card, run, target, published)
         pushes.append(Push("dataset", dataset, target, complete))
     return pushes
+
+
+def _forget_places(model: Path, on_hub: Collection[str]) -> None:
+    """Takes paths of this machine out of the files that describe an exported model. Raises DiskError.
+
+    `on_hub` has what the run read from the hub. Libraries note beside a model where they loaded it.
+    """
+    for file in model.rglob("*config.json"):
+        described = read_json(file)
+        places = {key: described[key] for key in _PLACES if isinstance(described.get(key), str)}
+        known = {key for key, name in places.items() if name in on_hub or (key != _OF_ADAPTER and is_hub_name(name))}
+        unknown = places.keys() - known
+        if unknown:
+            written = file.stat()
+            write_json_atomic(file, {key: value for key, value in described.items() if key not in unknown})
+            # Of several exports of a step the one that was written last counts.
+            os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
 
 
 def _describe(push: Push) -> None:
@@ -160,13 +198,19 @@ def _open_hub() -> Hub:
 def _upload(hub: Hub, push: Push) -> None:
     try:
         hub.create_repo(push.repository, repo_type=push.kind, private=True, exist_ok=True)
+        there = hub.list_repo_files(push.repository, repo_type=push.kind)
         if push.complete is not None:
-            push.complete(hub.list_repo_files(push.repository, repo_type=push.kind))
+            push.complete(there)
+        outdated = push.outdated(there)
+        if outdated:
+            print(f"removing from {push.address}, as of an earlier model: {', '.join(outdated)}", flush=True)
         hub.upload_folder(
             repo_id=push.repository,
             folder_path=push.folder,
             repo_type=push.kind,
             commit_message=f"Add {push.folder.name} by swe_rl {__version__}",
+            # The hub's client takes no empty list for nothing.
+            delete_patterns=outdated or None,
         )
     except DiskError:
         raise

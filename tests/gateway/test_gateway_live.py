@@ -4,11 +4,14 @@ import pytest
 
 from swe_rl.config.schema import GatewayConfig, RouterConfig
 from swe_rl.engine.scripted import ScriptedEngine
+from swe_rl.engine.token_ids import TokenIds
+from swe_rl.gateway.chains.recall import Recall
 from swe_rl.gateway.errors import ApiError, GatewayError
 from swe_rl.gateway.live import LiveSessions
 from swe_rl.gateway.placement import Placement
 from swe_rl.gateway.session import SessionSettings
 from swe_rl.gateway.store.traces import TraceStore
+from swe_rl.gateway.trace import Trace
 from swe_rl.router.make import make_router
 
 
@@ -53,6 +56,15 @@ def use(sessions, name):
     sessions.began(live, call)
     sessions.ended(live, call)
     return live
+
+
+def test_a_session_tells_how_many_of_its_replies_were_recalled(sessions):
+    sessions.open("a", SessionSettings(16, 64))
+    sessions.recall_first("a", Recall([Trace("a", 0, 0, [1], [2], [-1.0], [0], "stop")]))
+    live = sessions.find("a", sessions.secret("a"))
+    assert live.summary().recalled_turns == 0
+    assert live.recall.take(TokenIds((1,))) is not None
+    assert live.summary().recalled_turns == 1
 
 
 def test_idle_sessions_are_let_go_oldest_first(sessions, released):

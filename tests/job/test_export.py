@@ -264,6 +264,18 @@ def test_a_checkpoint_that_its_run_has_removed_is_what_was_exported_of_it(run_fo
     assert export.with_model_folder(again) is again and "the run has the checkpoints step_000002" in refusals(again)[0]
 
 
+def test_an_export_in_another_type_is_no_start_of_a_run(config, run_folder, made):
+    """It was made to be published, later than the exact one. Then the run removed its checkpoint."""
+    checkpoint = run_folder / "checkpoints" / "step_000002"
+    began = export.with_model_folder(at(config, checkpoint)).model.path
+    rounded = export._export_once(checkpoint, config.model, ExportType.bfloat16, key="job.push")
+    shutil.rmtree(checkpoint)
+    assert Path(rounded, "config.json").is_file() and str(rounded) != began
+    assert export.with_model_folder(at(config, checkpoint)).model.path == began
+    shutil.rmtree(began)
+    assert export.with_model_folder(at(config, checkpoint)).model.path == str(checkpoint), "nothing exact is left"
+
+
 def test_a_continued_run_keeps_the_export_that_it_began_with(run_folder, tmp_path):
     """`model.path=RUN` names another checkpoint once that run went on; a start of its own takes the newer one."""
     command = ["model=folder", f"model.path={run_folder}", f"paths.outputs={tmp_path}", "trainer.resume=auto"]

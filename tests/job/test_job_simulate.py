@@ -13,7 +13,7 @@ from swe_rl.gateway.trace import Trace
 from swe_rl.job import simulate as job
 from swe_rl.job.plan import make_plan
 from swe_rl.logger.folder import RunFolder
-from swe_rl.logger.jsonl import JsonlWriter
+from swe_rl.logger.jsonl import JsonlWriter, read_jsonl
 from swe_rl.plan.engine_speed import SpeedError
 from swe_rl.report.simulation_table import print_table
 from swe_rl.rollout.recorded import recorded_programs
@@ -144,6 +144,17 @@ def test_a_recorded_step_is_read_and_its_folder_is_not_written(recorded):
         SimulatedProgram("train.1.i.1.0", "train.1.i", TURNS, 2.0, 3.0, 3),
     )
     assert {path: path.stat().st_mtime_ns for path in recorded.path.rglob("*")} == before
+
+
+def test_a_tool_after_a_recalled_reply_took_its_own_time(recorded):
+    """The second reply was given at once, so that all of the 10 s between both were the tool's."""
+    records = [record | {"recalled_turns": 2} for record in read_jsonl(recorded.trajectories(1))]
+    recorded.trajectories(1).unlink()
+    with JsonlWriter(recorded.trajectories(1)) as writer:
+        for record in records:
+            writer.append(record)
+    [first, _] = recorded_programs(recorded, 1)
+    assert [turn.tool_s for turn in first.turns] == [10.0, 0.0]
 
 
 def test_a_run_is_simulated_and_planned_in_place_of_the_workload(recorded, capsys):

@@ -796,6 +796,7 @@ async def test_an_update_is_timed_and_engines_that_disagree_stop_the_run(started
         await run.loop.run()
         events = read_events(run.folder.events_jsonl, "weights")
     assert [event["step"] for event in events] == [0, 1]
+    assert all(event["sync_s"] >= event["gather_s"] + event["load_s"] for event in events)
     assert all(event["gather_s"] >= 0 and event["load_s"] >= 0 and "check_s" not in event for event in events)
     with started("trainer.steps=1", "trainer.check_weights=true", f"model.vocab_size={VOCAB}") as run:
         with pytest.raises(WeightSyncError, match=r"weights of step 0, 1 of 1 engines do not give .*scripted: "):

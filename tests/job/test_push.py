@@ -280,6 +280,59 @@ def test_a_checkpoints_model_and_its_runs_attempts_are_two_repositories(run, hub
     assert "pushed: " in capsys.readouterr().out
 
 
+WHOLE = {"model.safetensors"}
+IN_PARTS = {"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+
+
+@pytest.mark.parametrize(("before", "after"), [(WHOLE, IN_PARTS), (IN_PARTS, WHOLE)])
+def test_a_model_replaces_the_earlier_one_whose_files_have_other_names(run, hub, monkeypatch, capsys, before, after):
+    """As float32 after bfloat16: a reader takes a whole `model.safetensors` before any parts."""
+    checkpoint = run.checkpoints / "step_000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+
+    def write_model(found, target, model, dtype, *, key):
+        target.mkdir(parents=True)
+        for name in ("config.json", *after):
+            (target / name).write_text("{}")
+
+    monkeypatch.setattr(export, "_require_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(export, "_write_model", write_model)
+    theirs = {"notes.txt", "other/model.safetensors", "tokenizer.json", ".gitattributes"}
+    earlier = {*before, *theirs, "adapter/adapter_config.json", "chat_template.jinja", "config.json"}
+    hub.repositories["models/org/name"] = dict.fromkeys(earlier, b"old")
+    push(checkpoint=str(run.path))
+    push(checkpoint=str(run.path))
+    assert set(hub.repositories["models/org/name"]) == {*after, *theirs, "config.json"}
+    assert len(hub.commits) == 2, "one for the model, one for the attempts"
+    said = capsys.readouterr().out
+    assert said.count("as of an earlier model: ") == 1 and "chat_template.jinja" in said
+
+
+@pytest.mark.parametrize("base", ["/home/me/models/base", "models/base", "org/base"])
+def test_no_path_of_this_machine_is_in_a_pushed_model(run, hub, monkeypatch, base):
+    """The adapter names its base, and libraries note where they loaded a model. What is on the hub stays named."""
+    checkpoint = run.checkpoints / "step_000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    run.events_jsonl.write_text('{"time": 1.0, "event": "started", "hub": ["org/base"]}\n')
+
+    def write_model(found, target, model, dtype, *, key):
+        (target / "adapter").mkdir(parents=True)
+        (target / "adapter" / "adapter_config.json").write_text(json.dumps({"r": 8, "base_model_name_or_path": base}))
+        (target / "config.json").write_text('{"_name_or_path": "/scratch/me/base", "vocab_size": 7}')
+        (target / "tokenizer_config.json").write_text('{"name_or_path": "org/tokenizer"}')
+
+    monkeypatch.setattr(export, "_require_checkpoint", lambda _: checkpoint)
+    monkeypatch.setattr(export, "_write_model", write_model)
+    push(checkpoint=str(run.path))
+    pushed = {name: json.loads(data) for name, data in hub.repositories["models/org/name"].items()}
+    named = {"base_model_name_or_path": base} if base == "org/base" else {}
+    assert pushed["adapter/adapter_config.json"] == {"r": 8, **named}
+    assert pushed["config.json"] == {"vocab_size": 7}
+    assert pushed["tokenizer_config.json"] == {"name_or_path": "org/tokenizer"}
+
+
 def test_without_a_token_nothing_is_asked(run, hub, monkeypatch):
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UserError, match="set HF_TOKEN in the environment"):

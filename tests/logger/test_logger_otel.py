@@ -194,6 +194,22 @@ def test_evaluations_come_once_and_those_of_an_earlier_start_not_again(folder):
     assert not folder.eval_spans(7).exists()
 
 
+def test_an_evaluation_that_went_on_sends_what_it_took_over_no_second_time(folder):
+    """The first start ended with too many failures of infrastructure; the second made the missing attempt."""
+    now_s = time.time()
+    later_s = {"boot": now_s + 70, "agent": now_s + 71, "end": now_s + 80}
+    attempts = [trajectory(0, split="eval-heldout"), trajectory(1, split="eval-heldout", began_s=later_s)]
+    for line_s, attempt in zip((now_s + 60, now_s + 90), attempts, strict=True):
+        with JsonlWriter(folder.eval_trajectories(0)) as writer:
+            writer.append(attempt)
+        with JsonlWriter(folder.evals_jsonl) as writer:
+            writer.append({"time": line_s, "step": 0, "split": "heldout", "eval_s": 2.0})
+        written(folder, "file")
+        folder.evals_jsonl.write_text(folder.evals_jsonl.read_text().replace(str(now_s + 60), "2000.0"))
+    found = Counter(span["name"] for span in read_spans(folder.eval_spans(0)))
+    assert (found["evaluation"], found["trajectory"]) == (2, 2)
+
+
 def test_a_step_of_a_warm_start_has_no_spans(tmp_path):
     written(RunFolder(tmp_path / "night").create(), "file")
     assert not (tmp_path / "night" / "spans").exists()

@@ -157,6 +157,29 @@ def test_a_run_whose_evaluations_the_other_has_not_made_yet_is_not_compared():
     assert two_runs(trained((2, 4), (0.1,) * 2, status="done"), late).pairs[0].held_out is None
 
 
+def test_a_seed_that_ended_early_is_no_step_of_the_others():
+    """The second seed of one arm failed after step 2: its pair alone is compared there, and the mean lacks it later."""
+    whole = trained((2, 4, 6), (0.1,) * 4, status="done")
+    failed = trained((2, 3), (0.1,) * 2, status="failed")
+    arms = [Arm("a", "a", {"seed=0": whole, "seed=1": whole}), Arm("b", "b", {"seed=0": whole, "seed=1": failed})]
+    made = compare_arms(arms)
+    assert made.pairs[0].held_out.steps == (2, 4)
+    printed = learning_text(made)
+    assert "both after step 2" not in printed and "both over after the last step that both evaluated" in printed
+    [last_line] = [line for line in printed.splitlines() if line.startswith("4 ") and "60.0" in line]
+    assert last_line.endswith("60.0, 1 of 2 runs")
+
+
+def test_gains_since_different_steps_are_not_compared():
+    """The second run was first evaluated after two steps, when it had learned most of what it learns."""
+    whole = trained((2, 4, 6), (0.1,) * 4, status="done")
+    late = replace(whole.held_out, counts={step: whole.held_out.counts[step] for step in (2, 4)})
+    pair = two_runs(whole, replace(whole, held_out=late)).pairs[0]
+    assert pair.gain is None and (pair.held_out.baseline, pair.held_out.candidate) == (60.0, 60.0)
+    both_late = replace(whole, held_out=late)
+    assert two_runs(both_late, both_late).pairs[0].gain.candidate == pytest.approx(20.0)
+
+
 def test_seeds_that_agree_by_chance_have_no_interval():
     runs = {f"seed={seed}": trained((2, 4), (0.25, 0.25)) for seed in range(3)}
     better = {f"seed={seed}": trained((2, 5), (0.5, 0.5)) for seed in range(3)}

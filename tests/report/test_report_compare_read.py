@@ -45,6 +45,14 @@ def test_incomplete_steps_are_left_out_and_the_last_line_of_a_step_counts(make_r
     assert run.incomplete == 3 and run.num_trajectories is None
 
 
+@pytest.mark.parametrize("state", [RunState.failed, RunState.interrupted, RunState.requeued])
+def test_a_run_that_ended_early_has_no_wall_time(make_run, state):
+    """It would be the faster arm by all that it did not do."""
+    folder = make_run(steps=2, state=state)
+    write_summary(folder, wall_s=3.0)
+    assert read(folder.path).wall_s is None and len(read(folder.path).steps) == 2
+
+
 def test_a_run_under_way_gives_what_it_has(make_run):
     folder = make_run(steps=1, state=RunState.running)
     run = read(folder.path)

@@ -48,7 +48,16 @@ def back(time_s, engine="engine0", away_s=1.0):
 def test_times_away():
     events = [loss(12.0), loss(13.0, "engine1"), back(14.5), loss(20.0), {"event": "engine_lost"}, back(21.0, "other")]
     away = away_of(events, 10.0)
-    assert away == [("engine0", 2000, 4500), ("engine1", 3000, None), ("engine0", 10000, None)]
+    assert away == [("engine0", 2000, 4500), ("engine1", 3000, 11000), ("engine0", 10000, 11000)], "to the last event"
+
+
+def test_an_engine_that_was_away_at_the_end_of_a_start_is_another_one_in_the_next():
+    """The second start loses it after 90 s and has it back after 2 s: nothing was away for 92 s."""
+    phase = {"time": 12.0, "event": "phase"}
+    events = [loss(10.0), phase, {"time": 50.0, "event": "resumed"}, loss(100.0), back(102.0)]
+    assert away_of(events, 0.0) == [("engine0", 10_000, 12_000), ("engine0", 100_000, 102_000)]
+    rows = lost_engines(events)
+    assert [row["away_s"] for row in rows] == [None, 1.0]
 
 
 def test_losses_and_what_they_cost():

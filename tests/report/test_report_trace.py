@@ -111,6 +111,17 @@ def test_every_lane_has_what_its_files_say(folder):
     assert loads["args"] == {"running": 3, "waiting": 1, "KV cache %": 25.0}
 
 
+def test_an_update_of_weights_is_as_long_as_it_took(tmp_path):
+    """Engines loaded while the trainer gathered, and had fallen asleep before it trained."""
+    folder = RunFolder(tmp_path / "run").create()
+    clock = iter((0.0, 100.0))
+    with EventLog(folder.events_jsonl, lambda: next(clock)) as events:
+        events.write("started", name="train")
+        events.write("weights", sync_s=6.0, gather_s=5.0, load_s=5.5, wake_s=1.0, sleep_s=2.0, check_s=0.5)
+    [update] = [one for one in events_of(folder) if one["ph"] == "X"]
+    assert (update["ts"], update["dur"]) == (93_500_000, 6_500_000)
+
+
 def test_one_step_has_no_other_s_lanes(folder):
     processes = {event["pid"] for event in events_of(folder, 2)}
     assert processes == {ENGINES, FIRST_STEP + 2}

@@ -134,6 +134,21 @@ def test_the_event_keeps_order_and_sums_within_its_rounding(calls, skew_s):
     assert event["span_s"][0] == 60.0 and event["step"] == 1 and event["status"] == "resolved"
 
 
+def test_what_was_sampled_before_the_attempt_began_takes_none_of_its_time():
+    """A run that was killed goes on: two replies of 40 s are recalled at once, and only then is one sampled."""
+    sampled = NO_TIME | {"engine": "engine0", "decode": 40.0, "command": 1.0}
+    recalled = sampled | {"decode": 0.0}
+    trajectory, traces, truth = program([recalled, recalled, sampled])
+    traces = [dataclasses.replace(trace, decode_s=40.0) for trace in traces]
+    trajectory.recalled_turns = 2
+    trajectory.times_s["decode"] = 120.0
+    found = phases_of(trajectory, traces)
+    assert [phase[2:] for phase in found] == [phase[2:] for phase in truth]
+    for ours, theirs in zip(found, truth, strict=True):
+        assert ours[:2] == pytest.approx(theirs[:2], abs=1e-4)
+    assert found[-1].end_s == pytest.approx(trajectory.began_s["end"])
+
+
 def test_an_answer_that_was_lost_has_no_command():
     call = NO_TIME | {"decode": 1.0, "command": 0.5, "engine": "e"}
     trajectory, traces, _ = program([call, call, call])

@@ -83,8 +83,10 @@ class FakeHub:
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.uploads[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
             elif line["key"] != "header":
-                raise AssertionError(f"a push may add files only: {line['key']}")
+                raise AssertionError(f"a push does nothing of this kind: {line['key']}")
         self.commits.append((repository, [line["value"].get("path") for line in lines[1:]]))
         return 200, {"commitUrl": f"{self.address}/{repository}/commit/1", "commitOid": "1" * 40}
 

@@ -3,6 +3,7 @@
 docs/engineering/models.md shows what is asked here of each family, as a table.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swe_rl.algo.row import Row
@@ -26,6 +27,7 @@ from swe_rl.model.experts import HubNamed
 from swe_rl.model.load import load_shape
 from swe_rl.model.stored_names import model_without_weights, stored_names
 from swe_rl.model.twin import write_twin
+from swe_rl.trainer.checkpoint import export
 from swe_rl.trainer.checkpoint.export import export_checkpoint
 from swe_rl.trainer.critic import attach_value_head
 from swe_rl.trainer.lora import base_of, with_adapter
@@ -171,6 +173,36 @@ def test_it_learns_resumes_and_leaves(family, variant, folder_of, tmp_path):
     assert other.train_step(rows(), 3).grad_norm == trainer.train_step(rows(), 3).grad_norm
 
 
+def test_an_export_rounds_nothing_that_the_models_files_have_exactly(tmp_path, monkeypatch):
+    """Experts are chosen by a bias in float32 beside weights in bfloat16: its last bits change the choice."""
+    folder = tmp_path / "model"
+    model = tiny_of_family("glm4_moe")
+    model.config.dtype = torch.bfloat16
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    exact = 7.0 + torch.arange(4) / 1000
+    model.state_dict()[bias].copy_(exact)
+    weights = HubNamed(model.state_dict(), stored_names(model))
+    model.config.save_pretrained(folder)
+    save_file(
+        {name: (tensor if name == bias else tensor.bfloat16()).contiguous() for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    trainer = trainer_of(folder, "whole")
+    checkpoint = trainer.save(tmp_path, **SAVED)
+    monkeypatch.setattr(export, "MAX_FILE_BYTES", 60_000)
+    export_checkpoint(checkpoint, folder, tmp_path / "export", dtype=None)
+    index = json.loads((tmp_path / "export/model.safetensors.index.json").read_text())
+    sent = {}
+    for file in set(index["weight_map"].values()):
+        sent |= load_file(tmp_path / "export" / file)
+    assert torch.equal(sent[bias], exact)
+    assert {tensor.dtype for name, tensor in sent.items() if name != bias} == {torch.bfloat16}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in sent.values())
+    loaded_bias = AutoModelForCausalLM.from_pretrained(tmp_path / "export").state_dict()[bias]
+    assert torch.equal(loaded_bias, exact)
+
+
 @pytest.mark.parametrize("family", FAMILY)
 def test_ranks_learn_what_one_process_learns(family, folder_of, mesh, monkeypatch, capsys):
     folder = folder_of(family)
@@ -238,6 +270,21 @@ def test_the_text_of_a_multimodal_checkpoint_is_trained(ranks, mesh, monkeypatch
     for name, tensor in load_file(tmp_path / "export/model.safetensors").items():
         assert torch.equal(tensor, sent.get(name, old[name])), name
     assert {name for name in names_in(folder) if ".visual." not in name} == sent.keys()
+
+
+def test_the_type_of_a_multimodal_model_may_be_said_of_its_text_alone(tmp_path):
+    folder = tmp_path / "model"
+    multimodal_qwen3_5().to(torch.bfloat16).save_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text())
+    del described["dtype"]
+    described["text_config"]["dtype"] = "bfloat16"
+    (folder / "config.json").write_text(json.dumps(described))
+    checkpoint = trainer_of(folder, "whole").save(tmp_path, **SAVED)
+    for asked, expected in ((None, torch.bfloat16), (torch.float32, torch.float32)):
+        target = tmp_path / str(expected)
+        export_checkpoint(checkpoint, folder, target, dtype=asked)
+        assert {tensor.dtype for tensor in load_file(target / "model.safetensors").values()} == {expected}
+        assert AutoModelForCausalLM.from_pretrained(target).dtype == expected
 
 
 def refused(folder, *overrides):

@@ -60,7 +60,7 @@ class HeldOutPair:
     # It is that of the difference: over pairs of runs, or over the instances of the only one. None stands for pairs of
     # runs that all differ by as much.
     interval: Interval | None
-    # Of runs that are not over, these are the steps that were compared; empty where each run's latest evaluation was.
+    # These are the steps that were compared if a run is not over; empty where each run's latest evaluation was.
     steps: tuple[int, ...] = ()
 
 
@@ -100,7 +100,8 @@ def compare_held_out(
     """Returns the pairs of gains and of rates, for runs that belong together, each with whether both are over.
 
     Runs that are over are compared by what came of them: by the latest evaluation of each. A run that is not over has
-    had less training by then than one that is. So it is compared at the last step that both evaluated.
+    had less training by then than one that is. So it is compared at the last step that both evaluated. Gains are of
+    runs whose first evaluations are of one step: a gain since a later one lacks what was learned before it.
     """
     gains: list[tuple[Counts, ...]] = []
     rates: list[tuple[Counts, ...]] = []
@@ -110,14 +111,16 @@ def compare_held_out(
         if not are_over:
             common = before.counts.keys() & after.counts.keys()
             last = max(common, default=-1)
-            steps |= {last} & common
             sides = [{step: counts for step, counts in side.items() if step <= last} for side in sides]
         ordered = [[*side.values()] for side in sides]
-        if all(len(side) > 1 for side in ordered):
+        is_gained = all(len(side) > 1 for side in ordered) and min(sides[0]) == min(sides[1])
+        if is_gained:
             gains.append(tuple(side[place] for side in ordered for place in (0, -1)))
         if all(ordered):
             rates.append((ordered[0][-1], ordered[1][-1]))
-    compared_steps = tuple(sorted(steps))
+            steps |= {max(side) for side in sides}
+    all_over = all(are_over for _, _, are_over in runs)
+    compared_steps = () if all_over else tuple(sorted(steps))
     gain = pair_held_out(gains, compared_steps)
     if gain and not gain.runs:
         gain = None
@@ -172,7 +175,7 @@ def _compared_text(pair: HeldOutPair) -> str:
     if len(pair.steps) == 1:
         return f"{text}, both after step {pair.steps[0]}"
     if pair.steps:
-        return f"{text}, each pair after the last step that both evaluated"
+        return f"{text}, each pair of runs that are not both over after the last step that both evaluated"
     return text
 
 

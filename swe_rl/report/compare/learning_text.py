@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from swe_rl.report.compare.compare import Comparison, parts_of_arms
 from swe_rl.report.compare.held_out import gain_line, pair_line
-from swe_rl.report.compare.learning import LearningCurve, LearningPoint, held_out_curve, reward_curve
+from swe_rl.report.compare.learning import LearningCurve, held_out_curve, reward_curve
 from swe_rl.report.compare.text import (
     NOTHING,
     describe_runs,
@@ -61,7 +61,7 @@ def _curve_lines(
     if not steps:
         return
     shown = _thin_out(steps)
-    rows = [[str(step), *(_point_text(curve.points.get(step), write) for curve in curves)] for step in shown]
+    rows = [[str(step), *(_point_text(curve, step, write) for curve in curves)] for step in shown]
     left_out = ""
     if len(shown) < len(steps):
         left_out = f", {len(shown)} of {len(steps)} steps"
@@ -88,13 +88,18 @@ def _thin_out(steps: Sequence[int]) -> list[int]:
     return [steps[place] for place in places]
 
 
-def _point_text(point: LearningPoint | None, write: Callable[[float], str]) -> str:
+def _point_text(curve: LearningCurve, step: int, write: Callable[[float], str]) -> str:
+    """Returns a cell. It names how many runs are in the mean if others of the arm have not got as far."""
+    point = curve.points.get(step)
     if point is None:
         return NOTHING
-    if point.interval is None:
-        return write(point.mean)
-    low, high = point.interval
-    return f"{write(point.mean)} ({write(low)} to {write(high)})"
+    text = write(point.mean)
+    if point.interval is not None:
+        low, high = point.interval
+        text = f"{text} ({write(low)} to {write(high)})"
+    if point.runs < len(curve.arm.runs):
+        text = f"{text}, {point.runs} of {len(curve.arm.runs)} runs"
+    return text
 
 
 def _difference_lines(made: Comparison) -> Iterator[str]:

@@ -97,15 +97,15 @@ def _read_run(folder: RunFolder) -> MeasuredRun:
     measured_steps = zip(records.items(), tokens_per_s, strict=True)
     rates = {step: rate for (step, record), mean in measured_steps if (rate := _step_rate(record, mean)) is not None}
     status = folder.status()
-    # Its summary is that of an earlier start then.
-    under_way = status is not None and status.status is RunState.running
+    # The summary is else that of an earlier start, or of as much as there was before the run failed.
+    is_over = status is None or status.status is RunState.done
     evals = read_evals(folder)
     return MeasuredRun(
         source=str(folder.path),
         steps=rates,
         incomplete=len(records) - len(rates),
         num_trajectories=_only_value(records[step].get("num_trajectories") for step in rates),
-        wall_s=None if under_way else finite_number(read_json(folder.summary_json).get("wall_s")),
+        wall_s=finite_number(read_json(folder.summary_json).get("wall_s")) if is_over else None,
         held_out=held_out(evals),
         evaluations=evaluations_by_step(evals),
         parts={

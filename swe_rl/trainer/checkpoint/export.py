@@ -4,6 +4,7 @@ Invariants:
 - It is written aside, then renamed: the folder is whole or not there; an existing one is never overwritten.
 - One file's tensors at a time are in memory, whichever number of ranks wrote the checkpoint; no model is built.
 - Names are the hub's; each expert of a mixture is read alone.
+- Tensors that the model's own files hold more exactly than the rest (the bias of a router's choice) stay as exact.
 - `transformers`, vLLM and this trainer load the result; nothing of it has to be unpickled.
 - An adapter is exported as the merged model, and `adapter/` has the adapter alone.
 - The base is read from its own folder, which must be the one that the adapter was trained on.
@@ -15,9 +16,10 @@ import json
 import os
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -44,6 +46,7 @@ from swe_rl.trainer.checkpoint.folder import (
 )
 from swe_rl.trainer.checkpoint.stored import MODEL, StoredTensors, open_stored
 from swe_rl.trainer.checkpoint.tensor_file import (
+    DTYPES,
     INDEX_FILE,
     SINGLE_FILE,
     index_content,
@@ -126,6 +129,8 @@ class _Source:
 
     shapes: dict[str, tuple[int, ...]]
     read: Callable[[str], Tensor]
+    # These tensors have other types than the rest.
+    types: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 def export_checkpoint(
@@ -213,9 +218,10 @@ def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | 
         if model is not None:
             base = open_files(described_by, stack)
             layout = stored_names(model, base)
+        types = _exact_types(base)
         if adapter:
             with merged_files(described_by, stored, adapter, _names_in_memory(model, layout)) as files:
-                yield _Source(files.shapes, files.read)
+                yield _Source(files.shapes, files.read, types)
             return
         source = _stored_source(stored, layout)
         if model is None:
@@ -225,8 +231,22 @@ def _open_source(folder: Path, described_by: Path, adapter: Mapping[str, Any] | 
         for name in untrained:
             source.shapes.setdefault(name, tuple(untrained[name].get_slice(name).get_shape()))
         yield _Source(
-            source.shapes, lambda name: untrained[name].get_tensor(name) if name in untrained else source.read(name)
+            source.shapes,
+            lambda name: untrained[name].get_tensor(name) if name in untrained else source.read(name),
+            types,
         )
+
+
+def _exact_types(base: Mapping[str, Any]) -> dict[str, torch.dtype]:
+    """Returns the types of the tensors that open files hold in float32, where most numbers are less exact."""
+    slices = {name: file.get_slice(name) for name, file in base.items()}
+    sizes = Counter[str]()
+    for part in slices.values():
+        sizes[part.get_dtype()] += prod(part.get_shape())
+    exact = DTYPES[torch.float32]
+    if not sizes or sizes.most_common(1)[0][0] == exact:
+        return {}
+    return {name: torch.float32 for name, part in slices.items() if part.get_dtype() == exact}
 
 
 def _names_in_memory(model: Any, layout: StoredLayout) -> dict[str, str]:
@@ -278,7 +298,8 @@ def _read_part(stored: StoredTensors, key: str, part: StoredPart) -> Tensor:
 
 
 def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
-    parts = _split_by_size(source.shapes, dtype.itemsize)
+    sizes = {name: prod(shape) * source.types.get(name, dtype).itemsize for name, shape in source.shapes.items()}
+    parts = _split_by_size(sizes)
     if len(parts) == 1:
         _write_part(source, parts[0], aside / SINGLE_FILE, dtype)
         return
@@ -287,19 +308,17 @@ def _write_weights(source: _Source, aside: Path, dtype: torch.dtype) -> None:
         file = part_name(number, len(parts))
         _write_part(source, names, aside / file, dtype)
         where |= dict.fromkeys(names, file)
-    sizes = (prod(shape) * dtype.itemsize for shape in source.shapes.values())
-    write_file(aside / INDEX_FILE, [index_content(where, sum(sizes))])
+    write_file(aside / INDEX_FILE, [index_content(where, sum(sizes.values()))])
 
 
 def _write_part(source: _Source, names: list[str], path: Path, dtype: torch.dtype) -> None:
-    write_file(path, safetensors_chunks({name: source.read(name).to(dtype) for name in names}))
+    write_file(path, safetensors_chunks({name: source.read(name).to(source.types.get(name, dtype)) for name in names}))
 
 
-def _split_by_size(shapes: dict[str, tuple[int, ...]], itemsize: int) -> list[list[str]]:
+def _split_by_size(sizes: Mapping[str, int]) -> list[list[str]]:
     parts: list[list[str]] = [[]]
     room = MAX_FILE_BYTES
-    for name, shape in shapes.items():
-        size = prod(shape) * itemsize
+    for name, size in sizes.items():
         if size > room and parts[-1]:
             parts.append([])
             room = MAX_FILE_BYTES
@@ -314,7 +333,10 @@ def _write_description(described_by: Path, aside: Path, chat_template: str | Non
             if path.name not in (INDEX_FILE, "config.json"):
                 shutil.copyfile(path, aside / path.name)
     config: dict[str, Any] = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)
+    for described in (config, _text_config(config)):
+        described.pop("torch_dtype", None)
+    if "dtype" in facts and _text_config(config):
+        config["text_config"]["dtype"] = facts["dtype"]
     # The weights are written as they were trained, in no quantized form.
     config.pop("quantization_config", None)
     config |= facts
@@ -337,7 +359,16 @@ def _has_chat_template(folder: Path) -> bool:
 
 def _type_of(described_by: Path) -> torch.dtype:
     config = json.loads((described_by / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"), None)
+    names = (part.get(key) for part in (config, _text_config(config)) for key in ("dtype", "torch_dtype"))
+    dtype = getattr(torch, str(next(filter(None, names), "float32")), None)
     if isinstance(dtype, torch.dtype):
         return dtype
     return torch.float32
+
+
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a multimodal model's configuration that is about text, which may have the type of its own."""
+    part = config.get("text_config")
+    if isinstance(part, dict):
+        return part
+    return {}
