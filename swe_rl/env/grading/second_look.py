@@ -174,8 +174,7 @@ def _grade_of_looks(grade: Grade, seen: Sequence[Grade], looks: Sequence[bool]) 
         if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
             broken = grade.worthless(*shown.session.findings)
             return replace(broken, timed_out=shown.timed_out, session=replace(grade.session, passed_twins=unfailed))
-    kept = grade.session if beside_twins else PytestSession(twinned=twinned)
-    return replace(grade, session=replace(kept, passed_twins=unfailed))
+    return replace(grade, session=replace(grade.session, twinned=twinned, passed_twins=unfailed))
 
 
 async def _side_by_side(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result | BaseException]:
