@@ -195,6 +195,11 @@ def test_lines_that_are_no_records_are_left_out():
     assert session.tests == {"1": "failed"} and session.findings == ()
 
 
+def test_a_name_that_tested_code_made_up_can_be_written_into_a_file():
+    session = session_of(0, READY, *told("\ud800", setup="passed"), {"finished": 0})
+    assert [name.encode() for name in session.tests] == ["\N{REPLACEMENT CHARACTER}".encode()]
+
+
 @pytest.mark.parametrize("finished", [1, 4])
 def test_a_session_that_did_not_end_as_it_says_passes_nothing(finished):
     status = 4 if finished == 4 else 0

@@ -1,9 +1,11 @@
 """Tricks against rows that name files of tests, or none: each test that pytest finds counts, and has twins."""
 
 import dataclasses
+import subprocess
 
 import pytest
 
+from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import grade_by_tests
 from swe_rl.env.grading.pytest import grade_by_pytest
 from tests.red_team.test_red_team_twins import CHOICES, CODE, READS_ALL, TRICKS, written
@@ -59,6 +61,24 @@ async def test_a_case_that_code_leaves_out_has_failed(victim, sandboxes, grader)
     for code, is_paid in zip(patches, (False, True), strict=True):
         grade = await grader(instance, victim.patch({CODE: code}), victim.workspace, sandboxes, 60)
         assert grade.resolved is is_paid, grade
+
+
+@pytest.mark.parametrize("grader", [grade_by_tests, grade_by_pytest])
+async def test_a_file_that_a_row_names_stays_as_it_is_wherever_it_lies(victim, sandboxes, grader):
+    rules = "from victim import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    with_rules = victim.patch({"checks/rules.py": rules})
+    subprocess.run(["git", "apply", "-"], cwd=victim.folder, input=with_rules, text=True, check=True)
+    base = commit_tree(victim.folder)
+    named = ("checks/rules.py",)
+    instance = dataclasses.replace(
+        victim.instance, base_commit=base, test_patch="", fail_to_pass=named, pass_to_pass=()
+    )
+    for change, is_paid in (
+        (instance.patch, True),
+        (victim.patch({"checks/rules.py": rules.replace("3", "-1")}), False),
+    ):
+        grade = await grader(instance, change, victim.workspace, sandboxes, 60)
+        assert grade.resolved is is_paid and grade.restored == ((), named)[not is_paid], grade
 
 
 @pytest.mark.parametrize("names", [(), ("tests/test_victim.py",)])

@@ -117,7 +117,9 @@ class _Sessions:
         """
         digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
         instance = self.instance
-        protected = protected_paths(instance, _TEST_FOLDERS, data_patterns(instance.test_patch))
+        names_none = not instance.fail_to_pass + instance.pass_to_pass
+        whole_files = [f":(top,literal){path}" for path in self.files if names_none]
+        protected = protected_paths(instance, _TEST_FOLDERS, [*whole_files, *data_patterns(instance.test_patch)])
         files = {**session_files(), **files_to_apply(patch, protected), "test.patch": bytes_of(instance.test_patch)}
         async with fresh_sandbox(instance, self.workspace, self.sandboxes, digest) as sandbox:
             folder = await put_files(sandbox, files)
