@@ -42,6 +42,25 @@ def test_a_script_says_how_its_tests_ended():
     assert status_of_tests(done.stdout, done.returncode) == 3
 
 
+@pytest.mark.parametrize(
+    ("tests", "end", "status"),
+    [
+        ("true", "false", 0),
+        ("(exit 3)", "true", 3),
+        ("(exit 3)", "exit 0", 3),
+        ("trap 'exit 0' EXIT\n(exit 3)", "true", 3),
+        ("(exit 3); status=$?", "exit $status", 3),
+        ("set -e\n(exit 3)", "true", 3),
+        ("exec bash -c 'exit 3'", "true", 3),
+        ("exit 3", "true", 3),
+    ],
+)
+def test_what_follows_the_tests_does_not_hide_that_they_failed(tests, end, status):
+    script = with_status(f"{SCRIPT.format(tests=tests)}{end}\n")
+    done = subprocess.run(["bash", "-c", script], capture_output=True)
+    assert done.returncode == status, done.stderr
+
+
 def test_a_script_that_says_its_status_itself_stays_as_it_is():
     script = SCRIPT.format(tests="true") + "echo '>>>>> Test Exit Code: 4'\n"
     assert with_status(script) == script

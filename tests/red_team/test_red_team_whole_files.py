@@ -1,7 +1,6 @@
 """Tricks against rows that name files of tests, or none: each test that pytest finds counts, and has twins."""
 
 import dataclasses
-import subprocess
 
 import pytest
 
@@ -65,18 +64,15 @@ async def test_a_case_that_code_leaves_out_has_failed(victim, sandboxes, grader)
 
 @pytest.mark.parametrize("grader", [grade_by_tests, grade_by_pytest])
 async def test_a_file_that_a_row_names_stays_as_it_is_wherever_it_lies(victim, sandboxes, grader):
-    rules = "from victim import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
-    with_rules = victim.patch({"checks/rules.py": rules})
-    subprocess.run(["git", "apply", "-"], cwd=victim.folder, input=with_rules, text=True, check=True)
-    base = commit_tree(victim.folder)
     named = ("checks/rules.py",)
-    instance = dataclasses.replace(
-        victim.instance, base_commit=base, test_patch="", fail_to_pass=named, pass_to_pass=()
-    )
-    for change, is_paid in (
-        (instance.patch, True),
-        (victim.patch({"checks/rules.py": rules.replace("3", "-1")}), False),
-    ):
+    rules = "from victim import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
+    (victim.folder / "checks").mkdir()
+    (victim.folder / named[0]).write_text(rules)
+    base = commit_tree(victim.folder)
+    own_rules = victim.patch({named[0]: rules.replace("3", "-1")})
+    row = dataclasses.replace(victim.instance, base_commit=base, test_patch="")
+    instance = dataclasses.replace(row, fail_to_pass=named, pass_to_pass=())
+    for change, is_paid in ((instance.patch, True), (own_rules, False)):
         grade = await grader(instance, change, victim.workspace, sandboxes, 60)
         assert grade.resolved is is_paid and grade.restored == ((), named)[not is_paid], grade
 

@@ -21,12 +21,13 @@ _HARNESS_STATUS = re.compile(rf"^{EXIT}: (-?\d{{1,9}})$", re.MULTILINE)
 def with_status(script: str) -> str:
     """Returns a script that ends with the exit status of its tests, whatever follows them.
 
-    A script without the harness's markers, or one that prints the status itself, stays as it is.
+    Only an `exit` of the script's own may still say that they failed. A script without the harness's markers, or one
+    that prints the status itself, stays as it is.
     """
     lines = script.split("\n")
     ends = [index for index, line in enumerate(lines) if END in line]
     if START in script and ends and EXIT not in script:
-        lines.insert(ends[-1], "swe_rl_status=$?")
+        lines.insert(ends[-1], "swe_rl_status=$?; trap 'exit $((swe_rl_status | $?))' EXIT")
         lines.append("exit $swe_rl_status")
     return "\n".join(lines)
 
