@@ -27,6 +27,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _WRAPPERS = frozenset({"sudo", "env", "time", "command", "exec", "nice", "then", "do", "else", "!", "{"})
 _INTERPRETERS = re.compile(r"(?:python[\d.]*|perl|ruby|node|(?:ba|da|z)?sh)")
 _SHELLS = re.compile(r"(?:ba|da|z)?sh")
+_OF_TIMEOUT = re.compile(r"-.*|[\d.]+[smhd]?|(?:SIG)?[A-Z]+\d?|\$.*")  # options, durations, signals, variables
 _MAX_DEPTH = 3
 
 
@@ -117,5 +118,7 @@ def _without_quotes(match: re.Match[str]) -> str:
 
 def _without_timeout(words: list[str]) -> list[str]:
     """Returns the words of the command that `timeout`, its options and its time stand before."""
-    first = next((index for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
-    return words[first + 1 :]
+    rest = words[1:]
+    while rest and _OF_TIMEOUT.fullmatch(rest[0]):
+        rest = rest[1:]
+    return rest

@@ -21,8 +21,8 @@ _MODULE = re.compile(
 _ASK_S = 60.0
 _SHOWN_CHARS = 300
 _SAYS = "swe_rl installed "
-# The modules are only looked for: none is imported, and what this program has imported is not asked, because it need not
-# have a specification (`__main__`). `-I` keeps the repository off the path.
+# The modules are only looked for, on the path: none is imported, and a module that this program has need not have a
+# specification (`__main__`). `-I` keeps the repository off the path.
 _PROGRAM = f"""
 import importlib.machinery, os, sys
 with open(sys.argv[1], encoding="utf-8") as file:
