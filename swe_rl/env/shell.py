@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# Neither `<<<` nor a shifted number begins a document. No more of the line behind such a mark is read: from each further
-# mark on, it would be read once more.
+# Neither `<<<` nor a shifted number begins a document. No more of the line behind such a mark is read: from each
+# further mark on, it would be read once more.
 _HEREDOC = re.compile(
     r"(?<!<)<<-?[ \t]*(['\"]?)(?P<end>[A-Za-z_]\w{0,99})\1(?P<rest>[^\n]{0,500})\n"
     r"(?P<body>.*?)(?:^[ \t]*(?P=end)[ \t]*$|\Z)",

@@ -307,4 +307,12 @@ async def test_a_row_that_names_thousands_of_paths(env, sandboxes):
 )
 def test_what_an_id_stands_for(test, passed):
     tests = {"t.py::T::a": "passed", "t.py::b[x y]": "passed", "t.py::b[x z]": "failed", "t.py::T::d": "xfailed"}
-    assert PytestSession(tests).passed(test) == passed
+    assert PytestSession(tests).passed([test]) == {test: passed}
+
+
+def test_made_up_tests_take_no_time_for_each_pair():
+    """It would take minutes."""
+    tests = {f"t.py::test_{number}": "passed" for number in range(50_000)} | {"t.py" + "::a" * 1_000_000: "passed"}
+    named = [f"u.py::test_{number}" for number in range(50_000)]
+    assert not any(PytestSession(tests).passed(named).values())
+    assert all(PytestSession(tests).passed(tests).values())

@@ -162,8 +162,8 @@ class _Sessions:
         return grade_of_poisoned(grade, doctests) if doctests else grade
 
     def _grade_of(self, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
-        fail_to_pass = {test: session.passed(test) for test in self._fail_to_pass(session)}
-        pass_to_pass = {test: session.passed(test) for test in self.instance.pass_to_pass}
+        fail_to_pass = session.passed(self._fail_to_pass(session))
+        pass_to_pass = session.passed(self.instance.pass_to_pass)
         return Grade(
             resolved=bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values()),
             patch_applied=applied.ok,
