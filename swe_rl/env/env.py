@@ -2,8 +2,9 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 from swe_rl.dataset.instance import Instance
@@ -32,6 +33,7 @@ class NotStartedError(GradeError):
 # An honest run cannot have this finding. A crash has others (`ended_early`, `not_started`, `timed_out`).
 TRICKS = frozenset({"twin_passed"})
 _PASSING = frozenset({"passed", "xfailed"})
+_DEEPEST_CLASS = 20
 # Rulers of more than 20 characters are cut: pytest's would take over half of a log's end.
 _RULER = re.compile(r"([-=_*#])\1{20,}")
 
@@ -41,13 +43,14 @@ def end_of(log: str, chars: int = 2000) -> str:
     return _RULER.sub(lambda ruler: ruler[1] * 20, log[-10 * chars :])[-chars:]
 
 
-def stands_for(test: str, name: str) -> bool:
-    """Tells whether an id that a row names means the test `name`.
+def _ids_of(name: str) -> Iterator[str]:
+    """Yields the ids by which a row may mean a test: its file or class, and what is left where it was cut at a blank.
 
-    It means the test itself, all tests of a file or class, and all tests whose ids begin so where it was cut at a
-    blank.
+    A longer path than any test has is not followed to its end: tested code may have made it up.
     """
-    return name == test or name.split(" ", 1)[0] == test or name.startswith(f"{test}::")
+    yield name.split(" ", 1)[0]
+    for separator in islice(re.finditer("::", name), _DEEPEST_CLASS):
+        yield name[: separator.start()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,17 @@ class PytestSession:
     # It ended among its tests, or tests and their copies disagree: something disturbed them.
     unclear: bool = False
 
-    def passed(self, test: str) -> bool:
-        """Tells whether all tests passed that an id stands for. There has to be at least one."""
-        outcomes = [outcome for name, outcome in self.tests.items() if stands_for(test, name)]
-        if test in self.tests:
-            outcomes = [self.tests[test]]
-        return bool(outcomes) and all(outcome in _PASSING for outcome in outcomes)
+    def passed(self, ids: Collection[str]) -> dict[str, bool]:
+        """Tells of each id whether all tests passed that it stands for. There has to be at least one.
+
+        It takes no time for each pair of an id and a test: tested code may make up as many tests as it likes.
+        """
+        outcomes = {test: {self.tests[test]} for test in ids if test in self.tests}
+        of_several = set(ids) - outcomes.keys()
+        for name, outcome in self.tests.items() if of_several else ():
+            for test in of_several.intersection(_ids_of(name)):
+                outcomes.setdefault(test, set()).add(outcome)
+        return {test: test in outcomes and outcomes[test] <= _PASSING for test in ids}
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,10 +143,9 @@ git add --all --ignore-errors . || {
   done < "$own/changed"
   add_batch
 }
-if [ -s "$own/new" ]; then
-  git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s > "$own/droppings"
-  forget "$own/droppings"
-fi
+# `new` says nothing of a folder that has the name of a file of the base commit.
+git diff --cached --name-only --no-renames --diff-filter=A -z "$base^{tree}" -- %(droppings)s > "$own/droppings"
+forget "$own/droppings"
 """
 
 # What a checkout converted is no change of the agent's. So the index gets each such file as git itself takes it

@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# No more of the line behind such a mark is read: from each further mark on, it would be read once more.
+# Neither `<<<` nor a shifted number begins a document. No more of the line behind such a mark is read: from each
+# further mark on, it would be read once more.
 _HEREDOC = re.compile(
-    r"<<-?[ \t]*(['\"]?)(?P<end>\w{1,100})\1(?P<rest>[^\n]{0,500})\n(?P<body>.*?)(?:^[ \t]*(?P=end)[ \t]*$|\Z)",
+    r"(?<!<)<<-?[ \t]*(['\"]?)(?P<end>[A-Za-z_]\w{0,99})\1(?P<rest>[^\n]{0,500})\n"
+    r"(?P<body>.*?)(?:^[ \t]*(?P=end)[ \t]*$|\Z)",
     re.MULTILINE | re.DOTALL,
 )
 _QUOTED = r"""'(?P<plain>[^']*+)'|"(?P<text>(?:[^"\\]|\\.)*+)"|\\(?P<escaped>.)"""
@@ -23,8 +25,11 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-# The program that a command really runs stands behind these words.
-_WRAPPERS = frozenset({"sudo", "env", "time", "command", "exec", "nice", "then", "do", "else", "!", "{"})
+# The program that a command really runs stands behind these words, and behind options of the programs among them.
+_KEYWORDS = frozenset({"if", "elif", "while", "until", "then", "do", "else", "!", "{"})
+_WRAPPERS = frozenset({"sudo", "env", "time", "command", "exec", "nice", "timeout"})
+# `command -v PROGRAM` runs nothing.
+_OF_WRAPPER = re.compile(r"-(?![vV]$).*|[\d.]+[smhd]?|(?:SIG)?(?:KILL|TERM|INT|HUP|QUIT)|\$\{?[A-Z_]+\}?")
 _INTERPRETERS = re.compile(r"(?:python[\d.]*|perl|ruby|node|(?:ba|da|z)?sh)")
 _SHELLS = re.compile(r"(?:ba|da|z)?sh")
 _MAX_DEPTH = 3
@@ -83,6 +88,7 @@ def _parse_call(tokens: list[re.Match[str]], documents: list[str]) -> ShellCall:
     """Returns what a simple command runs and writes. One that reads a here-document takes the first of `documents`."""
     call = ShellCall()
     document = ""
+    is_wrapped = False
     rest = iter(tokens)
     for token in rest:
         operator = token["operator"]
@@ -97,10 +103,10 @@ def _parse_call(tokens: list[re.Match[str]], documents: list[str]) -> ShellCall:
             call.words.append(word)
         elif _ASSIGNMENT.match(word):
             call.assigned.append(word)
-        elif word and word not in _WRAPPERS:
+        elif word in _WRAPPERS:
+            is_wrapped = True
+        elif word and word not in _KEYWORDS and not (is_wrapped and _OF_WRAPPER.fullmatch(word)):
             call.words.append(word)
-    if call.program == "timeout":
-        call.words = _without_timeout(call.words)
     if _INTERPRETERS.fullmatch(call.program):
         pairs = zip(call.words, call.words[1:], strict=False)
         given = [code for option, code in pairs if re.fullmatch("-[a-z]*[ce]", option)]
@@ -113,9 +119,3 @@ def _without_quotes(match: re.Match[str]) -> str:
     if match["text"] is not None:
         return re.sub(r"\\([\"\\$`])", r"\1", match["text"])
     return match["plain"] or match["escaped"] or ""
-
-
-def _without_timeout(words: list[str]) -> list[str]:
-    """Returns the words of the command that `timeout`, its options and its time stand before."""
-    first = next((index for index, word in enumerate(words) if index and not word.startswith("-")), len(words))
-    return words[first + 1 :]

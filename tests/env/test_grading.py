@@ -195,6 +195,11 @@ def test_lines_that_are_no_records_are_left_out():
     assert session.tests == {"1": "failed"} and session.findings == ()
 
 
+def test_a_name_that_tested_code_made_up_can_be_written_into_a_file():
+    session = session_of(0, READY, *told("\ud800", setup="passed"), {"finished": 0})
+    assert [name.encode() for name in session.tests] == ["\N{REPLACEMENT CHARACTER}".encode()]
+
+
 @pytest.mark.parametrize("finished", [1, 4])
 def test_a_session_that_did_not_end_as_it_says_passes_nothing(finished):
     status = 4 if finished == 4 else 0
@@ -302,4 +307,12 @@ async def test_a_row_that_names_thousands_of_paths(env, sandboxes):
 )
 def test_what_an_id_stands_for(test, passed):
     tests = {"t.py::T::a": "passed", "t.py::b[x y]": "passed", "t.py::b[x z]": "failed", "t.py::T::d": "xfailed"}
-    assert PytestSession(tests).passed(test) == passed
+    assert PytestSession(tests).passed([test]) == {test: passed}
+
+
+def test_made_up_tests_take_no_time_for_each_pair():
+    """It would take minutes."""
+    tests = {f"t.py::test_{number}": "passed" for number in range(50_000)} | {"t.py" + "::a" * 1_000_000: "passed"}
+    named = [f"u.py::test_{number}" for number in range(50_000)]
+    assert not any(PytestSession(tests).passed(named).values())
+    assert all(PytestSession(tests).passed(tests).values())

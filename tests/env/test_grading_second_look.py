@@ -230,6 +230,7 @@ FIX = """diff --git a/a.py b/a.py
  index 1..2
 """
 BY_GIT = FIX.replace("--- a/a.py", "index 3f73e30..4d3580b 100644\n--- a/a.py").replace("+1,3 @@", "+1,3 @@ class A:")
+OF_BYTES = f"diff --git a/a.mo b/a.mo\nindex {'1' * 40}..{'2' * 40} 100644\n"
 
 
 async def test_the_change_of_the_known_fix_is_not_looked_at_again_whoever_makes_it():
@@ -251,11 +252,23 @@ async def test_the_change_of_the_known_fix_is_not_looked_at_again_whoever_makes_
         (" index 1..2", "+index 1..2"),
         ("--- a/a.py", "old mode 100644\nnew mode 100755\n--- a/a.py"),
         ("diff", "index is no id of a version\ndiff"),
+        ("+    return 2", "index 1..2\n+    return 2"),
     ],
 )
 async def test_another_change_than_the_known_fix_is_looked_at(before, after):
     played = Played([False] * 5)
     await with_more_sessions(row(FIX), PASSED, BY_GIT.replace(before, after), played.sessions, "s", True)
+    assert played.order
+
+
+@pytest.mark.parametrize(
+    "rest", ["GIT binary patch\nliteral 0\nHcmV?d00001\n", "Binary files a/a.mo and b/a.mo differ\n"]
+)
+async def test_another_version_of_a_binary_file_than_that_of_the_fix_is_looked_at(rest):
+    """Git writes the version that the patch names, where the repository has it."""
+    played = Played([False] * 5)
+    patch = OF_BYTES.replace("2", "3") + rest
+    await with_more_sessions(row(OF_BYTES + rest), PASSED, patch, played.sessions, "s", True)
     assert played.order
 
 

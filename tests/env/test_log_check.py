@@ -39,18 +39,56 @@ def test_a_script_says_how_its_tests_ended():
     done = subprocess.run(["bash", "-c", marked], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     statuses = pytest_statuses(done.stdout)
     assert statuses == {"tests/t.py::test_a": "PASSED", "tests/t.py::test_b": "FAILED"}
-    assert status_of_tests(done.stdout, done.returncode) == 3
+    assert status_of_tests(marked, done.stdout, done.returncode) == 3
+
+
+@pytest.mark.parametrize(
+    ("tests", "end", "status"),
+    [
+        ("true", "false", 0),
+        ("(exit 3)", "true", 3),
+        ("(exit 3)", "exit 0", 3),
+        ("trap 'exit 0' EXIT\n(exit 3)", "true", 3),
+        ("(exit 3); status=$?", "exit $status", 3),
+        ("set -e\n(exit 3)", "true", 3),
+        ("exec bash -c 'exit 3'", "true", 3),
+        ("exit 3", "true", 3),
+    ],
+)
+def test_what_follows_the_tests_does_not_hide_that_they_failed(tests, end, status):
+    script = with_status(f"{SCRIPT.format(tests=tests)}{end}\n")
+    done = subprocess.run(["bash", "-c", script], capture_output=True)
+    assert done.returncode == status, done.stderr
 
 
 def test_a_script_that_says_its_status_itself_stays_as_it_is():
     script = SCRIPT.format(tests="true") + "echo '>>>>> Test Exit Code: 4'\n"
     assert with_status(script) == script
-    assert status_of_tests("x\n>>>>> Test Exit Code: 4\n", 0) == 4
+    assert status_of_tests(script, "x\n>>>>> Test Exit Code: 4\n", 0) == 4
+
+
+@pytest.mark.parametrize(
+    ("says_it", "said", "exit_code", "status"),
+    [
+        (True, (0,), 0, 0),
+        (True, (0, 1), 0, 1),
+        (True, (1, 0), 0, 1),
+        (True, (0,), 1, 0),  # what follows the tests
+        (True, (0,), 137, 137),
+        (True, (), 3, 3),
+        (False, (0,), 1, 1),
+        (False, (1,), 0, 0),
+    ],
+)
+def test_a_status_that_tested_code_says_hides_no_failure(says_it, said, exit_code, status):
+    script = SCRIPT.format(tests="true") + "echo '>>>>> Test Exit Code: '$x\n" * says_it
+    log = "".join(f">>>>> Test Exit Code: {one}\n" for one in said)
+    assert status_of_tests(script, log, exit_code) == status
 
 
 def test_a_script_without_marks_stays_as_it_is():
     assert with_status("make test\n") == "make test\n"
-    assert status_of_tests("whatever", 7) == 7
+    assert status_of_tests("make test\n", "whatever", 7) == 7
 
 
 def test_nothing_before_the_tests_looks_like_their_output():
@@ -94,6 +132,8 @@ NAMES = TwinnedTests(
         ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd\nFAIL Required test coverage of 90% not reached", 1, None),
         ("", 1, None),
         ("", 0, 0),
+        ("FAILED t.py::test_a_both\nFAILED t.py::test_a_odd", 0, None),
+        ("FAILED t.py::test_b", 0, 1),
         ("ERROR t.py", 2, 2),
     ],
 )

@@ -15,6 +15,11 @@ from swe_rl.env.pinning.named_files import command_patterns, data_patterns, file
         ("python3 -m checks.run", {"checks/run.py", "src/checks/run/__main__.py"}),
         ("bash ./scripts/test.sh; node run.mjs", {"scripts/test.sh", "run.mjs"}),
         ("mocha --config=ci/mocha.json", {"ci/mocha.json"}),
+        (
+            "if nice -n 5 ./one.sh; then env -i A=1 bash two.sh; fi <<< word\n./three.sh",
+            {"one.sh", "two.sh", "three.sh"},
+        ),
+        ("timeout 1h ./run.sh && timeout -k 5 -s KILL $LIMIT bash all.sh", {"run.sh", "all.sh"}),
     ],
 )
 def test_what_a_command_runs_or_reads(command, files):

@@ -87,6 +87,12 @@ async def state_of(sandbox) -> str:
     return (await sandbox.exec(hashed, timeout_s=30)).output
 
 
+async def test_what_tools_leave_behind_in_the_place_of_a_file_is_no_change(sandboxes, make_tree):
+    tree = make_tree({"other.py": b"x = 1\n"})
+    taken, _ = await tree.change(sandboxes, "rm other.py; mkdir -p other.py/__pycache__; echo > other.py/__pycache__/m")
+    assert taken.text.count("diff --git") == 1 and "deleted file" in taken.text, taken.text
+
+
 RULES = {"text": "text", "lf": "eol=lf", "auto": "text=auto eol=lf", "crlf": "eol=crlf", "raw": "-text"}
 CONTENTS = {
     "crlf.txt": b"a\r\nb\r\n",

@@ -1,11 +1,14 @@
 """Code that an installation runs writes over the grader's files: they are put back before the tests."""
 
 import dataclasses
+import shutil
 
 import pytest
 
+from swe_rl.env.bugs.workspace import commit_tree
 from swe_rl.env.grading.make import grade_by_eval_script
 from swe_rl.env.pinning.put_back import named_by_setup
+from tests.red_team.conftest import NEW_TEST, TESTS
 
 pytestmark = pytest.mark.slow
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -25,6 +28,10 @@ TRICKS = {
 
 @pytest.fixture
 def graded(victim, sandboxes):
+    return graded_in(victim, sandboxes)
+
+
+def graded_in(victim, sandboxes):
     tests = victim.instance.test_patch
     script = (
         f"#!/bin/bash\nset -uxo pipefail\ncd /testbed\ngit apply -v - <<'EOF_1'\n{tests}\nEOF_1\n"
@@ -51,6 +58,18 @@ async def test_what_an_installation_writes_over_is_put_back(graded, trick):
     assert not verdict.resolved, verdict.log_tail
     is_told = "could not be put back" in verdict.log_tail or "assert -1 == 3" in verdict.log_tail
     assert is_told, verdict.log_tail
+
+
+async def test_the_only_files_of_the_grader_may_be_those_that_a_row_brings(victim, sandboxes):
+    shutil.rmtree(victim.folder / "tests")
+    (victim.folder / "conftest.py").unlink()
+    base = commit_tree(victim.folder)
+    tests = victim.patch({"tests/test_victim.py": TESTS + NEW_TEST})
+    victim.instance = dataclasses.replace(victim.instance, base_commit=base, test_patch=tests)
+    run = graded_in(victim, sandboxes)
+    assert (await run({"victim/__init__.py": FIX})).resolved
+    verdict = await run({"victim/__init__.py": AT_THE_INSTALLATION.format(code=TRICKS["the tests"]) + WRONG})
+    assert not verdict.resolved, verdict.log_tail
 
 
 def test_what_the_rows_own_commands_change_is_its_affair():

@@ -45,6 +45,13 @@ async def test_a_project_may_have_the_name_of_a_package_that_is_installed(victim
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", ["__main__.py", "lib/__mp_main__.py", "src/builtins.py"])
+async def test_a_module_that_cannot_be_looked_for_hides_none(victim, sandboxes, path):
+    verdict = await grade(victim, sandboxes, victim.patch({**FIX, path: "x = 1\n", "pluggy.py": "x = 1\n"}))
+    assert verdict.findings == ("module_refused",)
+
+
+@pytest.mark.slow
 async def test_thousands_of_new_modules_hide_none(victim, sandboxes):
     many = {f"part_of_many_{number:06}_{'x' * 100}.py": "" for number in range(3000)}
     verdict = await grade(victim, sandboxes, victim.patch({**FIX, **many, "pluggy.py": "x = 1\n"}))

@@ -66,13 +66,19 @@ TRICKS = {
             return ast.literal_eval(line.replace("==", ",").rstrip(")").split(",")[-1].strip())
     """,
 }
+# Each says in the harness's words that the tests ended well, the second one after they ended.
+SAYS_THE_STATUS = (
+    'print(">>>>> Test Exit Code: 0", flush=True)\n',
+    "import subprocess\nsays = \"for i in $(seq 60); do sleep 0.02; echo '>>>>> Test Exit Code: 0'; done\"\n"
+    'subprocess.Popen(["bash", "-c", says])\n',
+)
 
 
 @pytest.fixture
 def graded(tmp_path, sandboxes):
     """The verdict on edits, or on the gold patch, of a row that is run by a script."""
 
-    async def run(row, edits):
+    async def run(row, edits, is_named=True):
         tests, command, parser, written = ROWS[row]
         base = REPLICAS["pytest"]
         files = {
@@ -84,7 +90,8 @@ def graded(tmp_path, sandboxes):
         replica = dataclasses.replace(base, files=files, tests=tests, command=command, parser=parser)
         instance = make(replica, tmp_path / "victim")
         ids = {"fail_to_pass": ("test_add",), "pass_to_pass": ("test_twice",)} if written else {}
-        ids = {"fail_to_pass": (), "pass_to_pass": ()} if row == "unittest's status" else ids
+        is_named = is_named and row != "unittest's status"
+        ids = ids if is_named else {"fail_to_pass": (), "pass_to_pass": ()}
         instance = dataclasses.replace(instance, instance_id=f"{row}-{len(edits or ())}", **ids)
         patch = instance.patch if edits is None else patch_of(tmp_path / "victim", edits)
         return await grade_by_eval_script(instance, patch, Workspace(path=tmp_path / "victim"), sandboxes, 60.0)
@@ -116,3 +123,9 @@ PAIRS = [
 async def test_no_trick_is_paid(graded, row, trick):
     verdict = await graded(row, [Edit("victim/__init__.py", textwrap.dedent(TRICKS[trick]), "after")])
     assert not verdict.resolved and not any(verdict.fail_to_pass.values()), verdict.log[-3000:]
+
+
+@pytest.mark.parametrize("code", SAYS_THE_STATUS)
+async def test_a_status_that_code_says_is_not_believed(graded, code):
+    verdict = await graded("pytest's status", [Edit("victim/__init__.py", code, "after")], is_named=False)
+    assert not verdict.resolved, verdict.log[-3000:]

@@ -21,15 +21,16 @@ _MODULE = re.compile(
 _ASK_S = 60.0
 _SHOWN_CHARS = 300
 _SAYS = "swe_rl installed "
-# The modules are only looked for: none is imported. `-I` keeps the repository off the path.
+# The modules are only looked for, on the path: none is imported, and a module that this program has need not have a
+# specification (`__main__`). `-I` keeps the repository off the path.
 _PROGRAM = f"""
-import importlib.util, os, sys
+import importlib.machinery, os, sys
 with open(sys.argv[1], encoding="utf-8") as file:
     names = file.read().split()
 for name in names:
     if any(os.path.exists(root + name + end) for root in sys.argv[2:] for end in ("", ".py")):
         continue
-    spec = importlib.util.find_spec(name)
+    spec = importlib.machinery.PathFinder.find_spec(name)
     if spec and "-packages" in (spec.origin or ""):
         print({_SAYS!r} + name)
 """

@@ -44,7 +44,7 @@ def _grade_of_run(instance: Instance, run: ScriptRun) -> Grade:
         read_log = _reader_of(instance)
         in_summary = read_log(log)
         statuses = _with_failed(in_summary, log)
-        status = status_of_tests(log, run.result.exit_code)
+        status = status_of_tests(instance.eval_script, log, run.result.exit_code)
         if instance.log_parser:
             passed = _by_log(tests, statuses)
             session = session_of(_with_failed(read_log(run.result.output), run.result.output), run)

@@ -1,15 +1,17 @@
-"""Decides what it means that the tests of a run did not start, and remembers what they do without any patch.
+"""Decides what it means that tests of a run did not start, and remembers what they do without a patch, or with the fix.
 
 Invariants:
 - Nothing that a patch prints or does makes its own run an infrastructure failure: that is decided by a run without it.
+- A patch does not choose which tests count: where a row does not name each of them, the known fix shows them.
 - The runs without a patch and with the known fix are made when needed, once for an instance; failed ones are not kept.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 
 from swe_rl.dataset.instance import Instance
-from swe_rl.env.env import Grade, NotStartedError
+from swe_rl.env.env import Grade, GradeError, NotStartedError
 from swe_rl.sandbox.sandbox import Workspace
 
 _WORDS = 300  # so many characters of a log are quoted
@@ -22,6 +24,7 @@ class Evidences:
 
     def __init__(self) -> None:
         self._started: set[tuple[str, ...]] = set()
+        self._tests: dict[tuple[str, ...], Counter[str]] = {}
         self._locks: dict[tuple[int | str, ...], asyncio.Lock] = {}
 
     async def judge(self, instance: Instance, workspace: Workspace, grade: Grade, run: RunTests) -> Grade:
@@ -40,6 +43,22 @@ class Evidences:
             grade.log,
         )
 
+    async def left_out_tests(
+        self, instance: Instance, workspace: Workspace, tests: Mapping[str, str], run: RunTests
+    ) -> list[str]:
+        """Returns the test functions of which fewer cases ran, and were not skipped, than do with the known fix.
+
+        `tests` are the outcomes of a session by id. A case may have another id with the fix. Raises GradeError.
+        """
+        key = _key_of(instance, workspace, "tests")
+        async with self._lock(key):
+            if key not in self._tests:
+                shown = await run(instance.patch)
+                if not shown.session.tests:
+                    raise GradeError(f"grading {instance.instance_id}: no test runs with its known fix to compare with")
+                self._tests[key] = _cases_of(shown.session.tests)
+        return sorted(self._tests[key] - _cases_of(tests))
+
     async def _printed_instead(
         self, instance: Instance, workspace: Workspace, change: str | None, run: RunTests
     ) -> str | None:
@@ -47,9 +66,8 @@ class Evidences:
 
         They are run once for an instance and workspace. That they did not start is not remembered.
         """
-        environment = workspace.toolchain.folder if workspace.toolchain else ""
-        key = (instance.instance_id, f"{workspace.image} {workspace.path} {environment}", "fix" if change else "")
-        async with self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock()):
+        key = _key_of(instance, workspace, "fix" if change else "")
+        async with self._lock(key):
             if key in self._started:
                 return None
             shown = await run(change)
@@ -57,6 +75,20 @@ class Evidences:
                 return shown.infra_hint or shown.log_tail[-_WORDS:]
             self._started.add(key)
             return None
+
+    def _lock(self, key: tuple[str, ...]) -> asyncio.Lock:
+        return self._locks.setdefault((id(asyncio.get_running_loop()), *key), asyncio.Lock())
+
+
+def _key_of(instance: Instance, workspace: Workspace, shown: str) -> tuple[str, ...]:
+    """Returns what a run's outcome is remembered by. `shown` says what the run is to show."""
+    environment = workspace.toolchain.folder if workspace.toolchain else ""
+    return (instance.instance_id, f"{workspace.image} {workspace.path} {environment}", shown)
+
+
+def _cases_of(tests: Mapping[str, str]) -> Counter[str]:
+    """Returns how many cases of each test function were not skipped."""
+    return Counter(test.partition("[")[0] for test, outcome in tests.items() if outcome != "skipped")
 
 
 EVIDENCES = Evidences()

@@ -15,26 +15,35 @@ EXIT = ">>>>> Test Exit Code"
 PASSING = frozenset({"PASSED", "XFAIL"})
 _SUMMARY = re.compile(r"^=+ short test summary info =+$", re.MULTILINE)
 _LINE = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) (\S[^\r\n]*)", re.MULTILINE)
+_LAST_STATUS = 128  # a shell says so by a higher one that a signal ended a program
 _HARNESS_STATUS = re.compile(rf"^{EXIT}: (-?\d{{1,9}})$", re.MULTILINE)
 
 
 def with_status(script: str) -> str:
     """Returns a script that ends with the exit status of its tests, whatever follows them.
 
-    A script without the harness's markers, or one that prints the status itself, stays as it is.
+    Only an `exit` of the script's own may still say that they failed. A script without the harness's markers, or one
+    that prints the status itself, stays as it is.
     """
     lines = script.split("\n")
     ends = [index for index, line in enumerate(lines) if END in line]
     if START in script and ends and EXIT not in script:
-        lines.insert(ends[-1], "swe_rl_status=$?")
+        lines.insert(ends[-1], "swe_rl_status=$?; trap 'exit $((swe_rl_status | $?))' EXIT")
         lines.append("exit $swe_rl_status")
     return "\n".join(lines)
 
 
-def status_of_tests(log: str, exit_code: int | None) -> int | None:
-    """Returns the exit status of a script's tests: what the harness's own line says, or that of the script."""
-    statuses = _HARNESS_STATUS.findall(log)
-    return int(statuses[-1]) if statuses else exit_code
+def status_of_tests(script: str, log: str, exit_code: int | None) -> int | None:
+    """Returns the exit status of a script's tests: what it prints itself, or else that with which it ended.
+
+    Tested code may print such a line, too. So one line that says a failure is enough, and a script that a signal ended
+    has failed.
+    """
+    is_ended_by_signal = exit_code is not None and exit_code > _LAST_STATUS
+    said = [int(status) for status in _HARNESS_STATUS.findall(log)] if EXIT in script else []
+    if not said or is_ended_by_signal:
+        return exit_code
+    return next(filter(None, said), 0)
 
 
 def commands_of_tests(script: str) -> str:

@@ -39,7 +39,7 @@ async def grade_by_eval_script(
 
 # This grades by an instance's own test file: the data set gives pytest source, not a list of test names.
 # - Where a row names files, or nothing, every test that pytest finds in them counts, and there must be at least one.
-# - A test that is skipped with the known solution, too, says nothing.
+# - As many tests have to run as with the known solution. One that is skipped there, too, says nothing.
 # - An instance that comes with a script of its own is graded by that script.
 @blames_the_attempt
 async def grade_by_tests(
@@ -55,22 +55,9 @@ async def grade_by_tests(
     if not files:
         raise GradeError(f"{instance.instance_id} has neither names of tests nor a test file to grade by")
 
-    async def graded(change: str) -> Grade:
-        whole = replace(instance, fail_to_pass=(), pass_to_pass=())
-        return await grade_session(whole, change, workspace, sandboxes, timeout_s, files)
-
-    verdict = await graded(patch)
-    skipped = _skipped_tests(verdict)
-    if skipped and verdict.resolved:
-        skipped -= _skipped_tests(await graded(instance.patch))
-    tests = {**verdict.fail_to_pass, **dict.fromkeys(skipped, False)}
-    resolved = verdict.resolved and not skipped
-    return replace(verdict, fail_to_pass=tests or dict.fromkeys(named, False), resolved=resolved)
-
-
-def _skipped_tests(verdict: Grade) -> frozenset[str]:
-    """Returns the tests that a session skipped."""
-    return frozenset(test for test, outcome in verdict.session.tests.items() if outcome == "skipped")
+    whole = replace(instance, fail_to_pass=(), pass_to_pass=())
+    verdict = await grade_session(whole, patch, workspace, sandboxes, timeout_s, files)
+    return replace(verdict, fail_to_pass=verdict.fail_to_pass or dict.fromkeys(named, False))
 
 
 GRADERS: dict[GradingKind, Grading] = {

@@ -19,6 +19,7 @@ from swe_rl.env.env import Grade, PytestSession, end_of
 from swe_rl.env.grading.alert import ALERT
 from swe_rl.env.grading.apply import Applied, apply_patch, files_to_apply, fresh_sandbox, with_the_attempt_inside
 from swe_rl.env.grading.blame import blames_the_attempt
+from swe_rl.env.grading.evidence import EVIDENCES
 from swe_rl.env.grading.second_look import Sessions, grade_of_poisoned, with_more_sessions
 from swe_rl.env.grading.session import run_session, session_files
 from swe_rl.env.grading.twin_trial import judge_with_twins
@@ -58,8 +59,9 @@ async def grade_session(
 ) -> Grade:
     """Returns the verdict of one session over `files`.
 
-    In a row that names no test, each test that pytest finds there counts, without those that are skipped. Others
-    follow where the first was killed, and where a twin did not fail. Raises GradeError.
+    In a row that names no test, each test that pytest finds there counts, without those that are skipped. Where a row
+    does not name each test, as many have to run as with the known fix. Other sessions follow where the first was
+    killed, and where a twin did not fail. Raises GradeError.
     """
     runs = _Sessions(instance, workspace, sandboxes, timeout_s, files)
     is_alert = ALERT.ask()
@@ -79,7 +81,22 @@ async def grade_session(
         sessions = Sessions(poisoned, None if verdict.session.twinned else plain)
         return await with_more_sessions(instance, verdict, change, sessions, draw.seed, is_alert)
 
-    return await judge_with_twins(instance, patch, with_twins)
+    async def without_twins_of(change: str | None) -> Grade:
+        return await runs.run(change or "", TwinDraw.none())
+
+    verdict = await judge_with_twins(instance, patch, with_twins)
+    gives_nothing = not any(verdict.fail_to_pass.values())
+    if gives_nothing or _names_each(instance, verdict) or not instance.patch.strip():
+        return verdict
+    left_out = await EVIDENCES.left_out_tests(instance, workspace, verdict.session.tests, without_twins_of)
+    fail_to_pass = {**verdict.fail_to_pass, **dict.fromkeys(left_out, False)}
+    return replace(verdict, fail_to_pass=fail_to_pass, resolved=verdict.resolved and not left_out)
+
+
+def _names_each(instance: Instance, grade: Grade) -> bool:
+    """Tells whether a row names each test that counts, not whole files or classes."""
+    named = instance.fail_to_pass + instance.pass_to_pass
+    return bool(named) and all(test in grade.session.tests for test in named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +117,9 @@ class _Sessions:
         """
         digest = hashlib.sha256(bytes_of(patch)).hexdigest()[:8]
         instance = self.instance
-        protected = protected_paths(instance, _TEST_FOLDERS, data_patterns(instance.test_patch))
+        names_none = not instance.fail_to_pass + instance.pass_to_pass
+        whole_files = [f":(top,literal){path}" for path in self.files if names_none]
+        protected = protected_paths(instance, _TEST_FOLDERS, [*whole_files, *data_patterns(instance.test_patch)])
         files = {**session_files(), **files_to_apply(patch, protected), "test.patch": bytes_of(instance.test_patch)}
         async with fresh_sandbox(instance, self.workspace, self.sandboxes, digest) as sandbox:
             folder = await put_files(sandbox, files)
@@ -143,8 +162,8 @@ class _Sessions:
         return grade_of_poisoned(grade, doctests) if doctests else grade
 
     def _grade_of(self, session: PytestSession, applied: Applied, tests_s: float) -> Grade:
-        fail_to_pass = {test: session.passed(test) for test in self._fail_to_pass(session)}
-        pass_to_pass = {test: session.passed(test) for test in self.instance.pass_to_pass}
+        fail_to_pass = session.passed(self._fail_to_pass(session))
+        pass_to_pass = session.passed(self.instance.pass_to_pass)
         return Grade(
             resolved=bool(fail_to_pass) and all((fail_to_pass | pass_to_pass).values()),
             patch_applied=applied.ok,

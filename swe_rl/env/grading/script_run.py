@@ -196,9 +196,10 @@ def log_as_expected(run: ScriptRun) -> str:
 def status_without_companions(output: str, status: int | None, names: TwinnedTests) -> int | None:
     """Returns the exit status that a lone pytest would have had without twins and copies.
 
-    Returns None where its output does not tell: twins are the reason for the status 1 only if each of them failed.
+    Returns None where its output does not tell: twins are the reason for the status 1 only if each of them failed, and
+    none of them fails where the status is 0.
     """
-    if status != 1:
+    if status not in (0, 1):
         return status
     region = region_of(output)
     companions = names.twin_of.keys() | names.copy_of.keys()
@@ -208,6 +209,8 @@ def status_without_companions(output: str, status: int | None, names: TwinnedTes
         if not of_line:
             return 1
         failed |= of_line
+    if status == 0:
+        return None if failed else 0
     is_told = names.twin_of.keys() <= failed and not _MORE_THAN_FAILURES.search(region)
     return 0 if is_told else None
 

@@ -39,8 +39,9 @@ _LOOKS_OF_NEW = (
 )
 _LOOKS_ON_ALERT = 5  # with so many further sessions in an unknown order, chance passes all of them once in 53 times
 _LOOKS_OF_TWINS_ON_ALERT = 3  # beside twins no session has to pass again, so fewer say as much
-_FILE_VERSIONS = re.compile(r"index [0-9a-f]+\.\.[0-9a-f]+(?: \d+)?")
-_HUNK_HEADING = re.compile(r"^(@@ -[\d,]+ \+[\d,]+ @@).*")
+# What no `---` follows may be a binary file, of which git takes the content that this id has in the repository.
+_FILE_VERSIONS = re.compile(r"^index [0-9a-f]+\.\.[0-9a-f]+(?: \d+)?\n(?=--- )", re.MULTILINE)
+_HUNK_HEADING = re.compile(r"^(@@ -[\d,]+ \+[\d,]+ @@).*", re.MULTILINE)
 
 Result = TypeVar("Result")
 
@@ -80,15 +81,15 @@ def draw_looks(is_alert: bool, is_cleared: bool, has_plain: bool, rng: random.Ra
 def is_change_of_fix(instance: Instance, patch: str) -> bool:
     """Tells whether a patch changes the same lines in the same way as the known fix.
 
-    Ids of file versions, and what git adds to the heading of a hunk, may differ: `git apply` does not heed them.
+    Ids of versions of text files, and what git adds to the heading of a hunk, may differ: `git apply` does not heed
+    them. Lines of files have a sign before them, and all others none.
     """
     return _changes_of(patch) == _changes_of(instance.patch)
 
 
-def _changes_of(patch: str) -> list[str]:
-    """Returns the lines of a patch that say what it changes. Lines of files have a sign before them, others none."""
-    lines = patch.rstrip("\n").split("\n")
-    return [_HUNK_HEADING.sub(r"\1", line) for line in lines if not _FILE_VERSIONS.fullmatch(line)]
+def _changes_of(patch: str) -> str:
+    """Returns the lines of a patch that say what it changes."""
+    return _HUNK_HEADING.sub(r"\1", _FILE_VERSIONS.sub("", patch.rstrip("\n")))
 
 
 async def with_more_sessions(
@@ -174,8 +175,7 @@ def _grade_of_looks(grade: Grade, seen: Sequence[Grade], looks: Sequence[bool]) 
         if is_poisoned and not beside_twins <= shown.session.twinned:  # this session did not come to its end
             broken = grade.worthless(*shown.session.findings)
             return replace(broken, timed_out=shown.timed_out, session=replace(grade.session, passed_twins=unfailed))
-    kept = grade.session if beside_twins else PytestSession(twinned=twinned)
-    return replace(grade, session=replace(kept, passed_twins=unfailed))
+    return replace(grade, session=replace(grade.session, twinned=twinned, passed_twins=unfailed))
 
 
 async def _side_by_side(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result | BaseException]:

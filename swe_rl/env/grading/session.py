@@ -17,6 +17,7 @@ from typing import Any
 
 from swe_rl.env.env import GradeError, PytestSession
 from swe_rl.env.grading import session_program
+from swe_rl.env.patch_files import readable_text
 from swe_rl.sandbox.sandbox import ExecResult, Sandbox
 
 _FINISHED = (0, 1)  # All tests passed, or some failed. A session with another status is not finished.
@@ -78,7 +79,7 @@ def read_session(result: ExecResult, end_of_log: str) -> PytestSession:
     finished = None
     for record in _records_of(results):
         if "test" in record:
-            of_test = phases.setdefault(str(record["test"]), {})
+            of_test = phases.setdefault(readable_text(str(record["test"])), {})
             when = str(record.get("when"))
             outcome = str(record.get("outcome", "failed"))
             of_test[when] = _outcome_of_both(of_test.get(when, outcome), outcome)

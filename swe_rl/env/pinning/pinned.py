@@ -40,7 +40,7 @@ def protected_paths(instance: Instance, folders: Sequence[str] = (), more: Seque
     changed = touched_paths(instance.test_patch)
     tests = [test.partition("::") for test in (*instance.fail_to_pass, *instance.pass_to_pass)]
     # A doctest is named by its module, with dots: it is part of the code that a patch may mend.
-    named = {path for path, _, name in tests if path.endswith(".py") and name and "." not in name.partition("[")[0]}
+    named = {path for path, _, name in tests if path.endswith(".py") and "." not in name.partition("[")[0]}
     # pytest calls the doctest of a text by the name of its file.
     texts = {path for path, _, name in tests if name and name == path.rpartition("/")[2]}
     files = sorted({*changed, *named, *texts})

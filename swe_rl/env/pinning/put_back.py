@@ -65,16 +65,17 @@ async def put_back(sandbox: Sandbox, folder: str, applied: str, instance: Instan
     return done.exit_code == 0
 
 
+# A repository in which nothing was the grader's before the patch has no index of it. Its tests are those of the row.
 _TREE = r"""
-if [ -e "$own/index" ]; then
-  cp "$own/index" "$own/tests"
-  tests() { GIT_INDEX_FILE="$own/tests" snapshot "$@"; }
-  if [ %(brings_tests)s = no ] || ! tests apply --cached --whitespace=nowarn "$d/test.patch" 2>/dev/null; then
-    tests=(%(tests)s); [ ${#tests[@]} -eq 0 ] || tests rm -r -q --cached --ignore-unmatch -- "${tests[@]}"
-  fi
-  tests rm -r -q --cached --ignore-unmatch -- %(own)s
-  echo "swe_rl tree $(tests write-tree) $(tests ls-files -s | sha256sum | head -c 64)"
+[ -e "$own/index" ] || snapshot read-tree --empty || exit 98
+cp "$own/index" "$own/tests"
+tests() { GIT_INDEX_FILE="$own/tests" snapshot "$@"; }
+if [ %(brings_tests)s = no ] || ! tests apply --cached --whitespace=nowarn "$d/test.patch" 2>/dev/null; then
+  tests=(%(tests)s); [ ${#tests[@]} -eq 0 ] || tests rm -r -q --cached --ignore-unmatch -- "${tests[@]}"
 fi
+tests rm -r -q --cached --ignore-unmatch -- %(own)s
+tree=$(tests write-tree) || exit 98
+echo "swe_rl tree $tree $(tests ls-files -s | sha256sum | head -c 64)"
 """
 _PUT_BACK = r"""
 export PATH=/usr/local/bin:/usr/bin:/bin HOME=/nonexistent LC_ALL=C
