@@ -5,7 +5,6 @@ from pathlib import Path
 
 from swe_rl.logger.folder import RunFolder
 from swe_rl.logger.jsonl import read_jsonl
-from swe_rl.rollout.profile import asked_times_s
 from swe_rl.router.simulation.workload import RecordedTurn, SimulatedProgram, WorkloadError, program_of, shared_tokens
 
 
@@ -34,6 +33,7 @@ def recorded_programs(folder: RunFolder, step: int) -> tuple[SimulatedProgram, .
     """Returns one step of a run, from its trajectories and traces. Raises TraceStoreError, DiskError."""
     from swe_rl.gateway.store.schema import read_traces
     from swe_rl.gateway.trace import whole_prompts
+    from swe_rl.rollout.profile import asked_times_s
 
     programs = []
     prompts = []
