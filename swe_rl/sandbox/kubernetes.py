@@ -163,10 +163,7 @@ class Pod(ShellSandbox):
         await self._in_thread(self._cluster.wait_until_runs, self.sandbox_id, limit_s, self._pull_tries)
         self._keep_alive(self._lease_s)
         await self._own_all_processes()
-        if folder is None:
-            await self._script('mkdir -p -- "$1"', self.workdir)
-        else:
-            await self._unpack(folder)
+        await self._make_workdir(folder)
 
     async def close(self) -> None:
         self._stop_signs()

@@ -244,6 +244,13 @@ class ShellSandbox(ABC):
     async def read_file(self, path: str) -> bytes:
         return base64.b64decode(await self._script(_READ, self.workdir, path, str(self._max_file_bytes)))
 
+    async def _make_workdir(self, folder: Path | None) -> None:
+        """Makes the working folder, with what is in `folder`. Raises SandboxError."""
+        if folder is None:
+            await self._script('mkdir -p -- "$1"', self.workdir)
+        else:
+            await self._unpack(folder)
+
     async def _unpack(self, folder: Path) -> None:
         """Copies a folder of this machine there as the working folder, as one archive."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as place:

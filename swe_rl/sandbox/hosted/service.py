@@ -218,10 +218,7 @@ class HostedSandbox(ShellSandbox):
         """Makes the working folder, with what is in `folder`. Raises SandboxError."""
         self._keep_alive(self._lease_s)
         await self._own_all_processes()
-        if folder is None:
-            await self._script('mkdir -p -- "$1"', self.workdir)
-        else:
-            await self._unpack(folder)
+        await self._make_workdir(folder)
 
     async def close(self) -> None:
         self._stop_signs()
